@@ -21,10 +21,11 @@ from slatemq._admin.tasks import TaskCalls
 from slatemq._checks import check_text, check_whole, iterable, moved
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
-from slatemq._consume.batches import BatchConsumer, claim, claim_request, raise_ingest_away
+from slatemq._consume.batches import BatchConsumer, claim_request
 from slatemq._consume.consumer import ConsumeOptions, Consumer
-from slatemq._consume.delivered import LeaseKeeper, Origin, Received, received
+from slatemq._consume.delivered import LeaseKeeper, Origin, Received
 from slatemq._consume.finishing import Finisher, nack_of
+from slatemq._consume.gathering import claim_from_all
 from slatemq._consume.processing import ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
@@ -365,8 +366,7 @@ class Client(
         )
         origin = self._origin(queue_id)
         began_ns = time.time_ns()
-        claimed = await claim(self._locations, request, self._peers.call_s, raise_ingest_away)
-        messages = received(claimed, origin)
+        messages = await claim_from_all(self._locations, request, origin, self._peers.call_s)
         if self._telemetry is not None:
             self._telemetry.received(queue_id, began_ns, messages)
         return messages

@@ -71,7 +71,7 @@ class JanitorProcess(Service[JanitorConfig]):
         super().__init__(config, config.shard, telemetry, root)
         objects = root.objects
         self._store = RunStore(objects)
-        self._archived = ArchivedDeadLetters(objects, self.directory, self.channels)
+        self._archived = ArchivedDeadLetters(objects, self.channels)
         self._queues = NamedQueues(self.directory, self.channels)
         self._relay: JanitorRelay | None = None
         if config.queue is not None:

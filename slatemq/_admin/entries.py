@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from typing import Final, TypeVar
 
 from slatemq._admin.entry_models import (
@@ -25,8 +26,12 @@ from slatemq._admin.entry_models import (
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
 from slatemq._checks import check_text, check_whole, iterable, message_of
-from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.peers import ATTEMPT_S, Method
+from slatemq._consume.handles import (
+    partition_of_handle,
+    queue_of_handle,
+    shard_of_handle,
+)
+from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError
@@ -74,26 +79,42 @@ class EntryCalls(Calls):
         """The entries of a queue in one state: waiting ones in their order, finished ones by time.
 
         The last three options are for done and failed entries: the time when they finished. Entries
-        that change their state meanwhile may be missing or come twice. Raises NotFound,
+        that change their state meanwhile may be missing or come twice. Of a partitioned queue,
+        finished ones are in one order of time, others partition by partition. Raises NotFound,
         InvalidArgument.
         """
+        page_of = partial(
+            self.entry_page,
+            queue_id,
+            state,
+            page_size=PAGE_SIZE,
+            view=view,
+            finished_from=finished_from,
+            finished_until=finished_until,
+            newest_first=newest_first,
+        )
+        if state_wire(state) in _FINISHED:
+            parts = [
+                _entries_of(page_of, f"{index}{PAGE_OF}" if index else "")
+                for index in range(await self._count_partitions(queue_id))
+            ]
+            async for entry in _by_time(parts, newest_first=newest_first):
+                yield entry
+            return
         token = ""
         while True:
-            page = await self.entry_page(
-                queue_id,
-                state,
-                page_size=PAGE_SIZE,
-                page_token=token,
-                view=view,
-                finished_from=finished_from,
-                finished_until=finished_until,
-                newest_first=newest_first,
-            )
+            page = await page_of(page_token=token)
             for entry in page.entries:
                 yield entry
             token = page.next_page_token
             if not token:
                 return
+
+    async def _count_partitions(self, queue_id: str) -> int:
+        async def count(_: float) -> int:
+            return await self._partitions_count(queue_id)
+
+        return await self._peers.call(count)
 
     async def entry_page(
         self,
@@ -107,24 +128,38 @@ class EntryCalls(Calls):
         finished_until: Time | None = None,
         newest_first: bool = False,
     ) -> EntryPage:
-        """One page of `list_entries`, at most 1,000 entries; any page may be short."""
+        """One page of `list_entries`, at most 1,000 entries; any page may be short.
+
+        Of a partitioned queue the pages of each partition follow those of the one before.
+        """
         request = message_of(
             entry_pb2.ListEntriesRequest,
             queue_id=queue_id,
             state=state_wire(state),
             page_size=page_size,
-            page_token=page_token,
             view=view_wire(view),
             finished_from_ms=optional_ms(finished_from, "finished_from"),
             finished_until_ms=optional_ms(finished_until, "finished_until"),
             newest_first=newest_first,
         )
+        check_text("page_token", page_token)
+        index, _, request.page_token = page_token.rpartition(PAGE_OF)
+        partition = int(index) if index.isdecimal() else 0
         page = await self._locations.ask(
-            queue_id, lambda channel: EntryServiceStub(channel).ListEntries, request
+            queue_id,
+            lambda channel: EntryServiceStub(channel).ListEntries,
+            request,
+            partition=partition,
         )
-        return EntryPage(
-            [entry_of(each, self._encryption) for each in page.entries], page.next_page_token
-        )
+        next_token, count = page.next_page_token, await self._partitions_count(queue_id)
+        if next_token and count > 1:
+            next_token = f"{partition}{PAGE_OF}{next_token}"
+        elif not next_token and partition + 1 < count:
+            next_token = f"{partition + 1}{PAGE_OF}"
+        return EntryPage([entry_of(each, self._encryption) for each in page.entries], next_token)
+
+    async def _partitions_count(self, queue_id: str) -> int:
+        return len(await self._locations.shards_of(queue_id))
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. A handle without a place makes this search the queue.
@@ -158,7 +193,7 @@ class EntryCalls(Calls):
         # A broker does not know whether another one has a queue.
         queues = QueueCalls(self._locations)
         named = [await queues.get_queue(queue_id) for queue_id in request.queue_ids]
-        shards = sorted({queue.broker_shard for queue in named})
+        shards = sorted({shard for queue in named for shard in queue.broker_shards})
         shards = shards or await self._peers.broker_shards()
         found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
         progress: dict[int, SearchProgress] = {}
@@ -365,14 +400,78 @@ class EntryCalls(Calls):
         request: Q,
         on_failure: Callable[[SlateMQError], None] | None = None,
     ) -> R:
-        """Calls a method of the broker that has the queue of this handle."""
+        """Calls a method of the broker that has the entry of this handle.
+
+        A handle that does not name its partition is shown to all of them.
+        """
+        queue_id = queue_of_handle(handle)
         has_place = handle.count("/") > 1
         wait_s = 0.0 if has_place else SEARCH_S
-        return await self._locations.ask(
-            queue_of_handle(handle),
-            method,
-            request,
-            attempt_s=ATTEMPT_S + wait_s,
-            wait_s=wait_s,
-            on_failure=on_failure,
-        )
+
+        async def attempt(_: int, shard: int, timeout: float) -> R:
+            return await method(await self._peers.broker(shard))(request, timeout=timeout)
+
+        options: CallOptions = {
+            "attempt_s": ATTEMPT_S + wait_s,
+            "wait_s": wait_s,
+            "on_failure": on_failure,
+        }
+        partition = await self._partition_of(handle)
+        if partition is not None:
+            call = partial(attempt, partition)
+            return await self._locations.call(queue_id, call, partition, **options)
+        outcomes = await self._locations.outcomes(queue_id, attempt, **options)
+        errors = [one for one in outcomes if isinstance(one, SlateMQError)]
+        for one in outcomes:
+            if not isinstance(one, SlateMQError):
+                return one
+        # One that does not answer may have it: the others do not.
+        raise next((one for one in errors if not isinstance(one, NotFound)), errors[0])
+
+    async def _partition_of(self, handle: str) -> int | None:
+        """The partition that a handle, or the lease in it, names; None where it names none."""
+        partition, shard = partition_of_handle(handle), shard_of_handle(handle)
+        if partition is None and shard is not None:
+            shards = await self._locations.shards_of(queue_of_handle(handle))
+            partition = shards.index(shard) if shard in shards else None
+        return partition
+
+
+PAGE_OF: Final = "/"
+"""Between the index of a partition and the token of its page."""
+
+_FINISHED: Final = frozenset(map(state_wire, ("done", "failed", "archived")))
+
+
+async def _entries_of(
+    page_of: Callable[..., Awaitable[EntryPage]], token: str
+) -> AsyncIterator[Entry]:
+    """The entries of one partition, whose pages begin with this token."""
+    index = token.partition(PAGE_OF)[0] or "0"
+    while True:
+        page = await page_of(page_token=token)
+        for entry in page.entries:
+            yield entry
+        token = page.next_page_token
+        if not token or (PAGE_OF in token and token.partition(PAGE_OF)[0] != index):
+            return
+
+
+async def _by_time(
+    parts: Sequence[AsyncIterator[Entry]], *, newest_first: bool
+) -> AsyncIterator[Entry]:
+    """The entries of several partitions, each in order of time, in one such order."""
+    heads: list[tuple[int, int, Entry]] = []
+
+    async def take(number: int) -> None:
+        entry = await anext(parts[number], None)
+        if entry is not None:
+            time_ms = entry.finished_at_ms
+            heappush(heads, (-time_ms if newest_first else time_ms, number, entry))
+
+    for number in range(len(parts)):
+        await take(number)
+    while heads:
+        _, number, entry = heappop(heads)
+        yield entry
+        await take(number)

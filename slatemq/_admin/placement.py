@@ -12,7 +12,13 @@ import random
 from typing import Final
 
 from slatemq._rpc.peers import Peers, errors_translated
-from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError, Unavailable
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.v1.queue_pb2 import GetShardLoadRequest, GetShardLoadResponse
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
@@ -50,6 +56,33 @@ async def least_loaded(peers: Peers) -> int:
         assert problem is not None, "some were asked"
         raise problem
     return min(found, key=lambda one: one[0])[1]  # of equal ones, any: they are shuffled
+
+
+async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
+    """Shards for the partitions of a new queue: of all, these have the least to do.
+
+    Raises InvalidArgument where there are fewer, Unavailable where fewer answer and take queues.
+    """
+    shards = await peers.broker_shards()
+    if count > len(shards):
+        raise InvalidArgument(
+            "partitions",
+            f"must be at most {len(shards)}, the number of broker shards, each of which has one",
+        )
+    asked = random.sample(shards, len(shards))
+    answers = await asyncio.gather(*(_load(peers, shard) for shard in asked))
+    loads = [
+        (answer.load, shard)
+        for shard, answer in zip(asked, answers, strict=True)
+        if isinstance(answer, GetShardLoadResponse) and not answer.draining
+    ]
+    if len(loads) < count:
+        raise Unavailable(
+            f"only {len(loads)} of {len(shards)} brokers answer and are not being drained; "
+            f"{count} partitions need as many",
+            reason="TOO_FEW_SHARDS",
+        )
+    return tuple(shard for _, shard in sorted(loads, key=lambda one: one[0])[:count])
 
 
 async def _load(peers: Peers, shard: int) -> GetShardLoadResponse | SlateMQError:

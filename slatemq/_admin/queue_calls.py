@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Literal, TypeVar, Unpack
 
 import grpc.aio
 
 from slatemq._admin.entry_models import EntryState, StateName, state_wire
-from slatemq._admin.placement import least_loaded
+from slatemq._admin.placement import least_loaded, least_loaded_of_all
 from slatemq._admin.queue_models import (
+    ETAGS_BETWEEN,
     Backoff,
     DeletedQueue,
     Queue,
     QueueDraft,
     QueueSettings,
     backoff_of,
+    joined,
     queue_of,
 )
-from slatemq._checks import check_field, fields_of, iterable, message_of, wrong
-from slatemq._rpc.peers import NOT_TAKEN, CallOptions, Method, errors_translated
-from slatemq._rpc.queue_locations import ANSWER_S, Calls
+from slatemq._checks import check_field, check_whole, fields_of, iterable, message_of, wrong
+from slatemq._rpc.peers import NOT_TAKEN, Method, errors_translated
+from slatemq._rpc.queue_locations import ANSWER_S, Calls, is_absent
 from slatemq.errors import (
+    Aborted,
     AlreadyExists,
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
+    SlateMQError,
     Unavailable,
 )
 from slatemq.models import (
@@ -60,6 +66,8 @@ class QueueCalls(Calls):
         *,
         with_queue: str = "",
         shard: int | None = None,
+        partitions: int | None = None,
+        ordering_header: str = "",
         start_from: Start = "now",
         **settings: Unpack[QueueSettings],
     ) -> Queue:
@@ -67,6 +75,8 @@ class QueueCalls(Calls):
 
         It goes to a broker shard that has little to do. `with_queue`: another queue whose shard it
         must share, so that commands on both can be executed together; `shard`: that broker shard.
+        `partitions`: spreads the queue over as many broker shards, by the value of the
+        `ordering_header` where messages have it, else evenly; repeat a creation that broke off.
         `start_from`: a time, or "beginning": older messages are brought in, back to the beginning
         of the instance's replay window; `Queue.replay` shows the progress. Raises AlreadyExists,
         InvalidArgument, NotFound (`with_queue`, or no such `shard`), Unavailable.
@@ -77,6 +87,23 @@ class QueueCalls(Calls):
         _fill(wire, settings)
         request = message_of(queue_pb2.CreateQueueRequest, queue=wire, with_queue_id=with_queue)
         _set_start(request, start_from)
+        if partitions is None:
+            if ordering_header:
+                raise InvalidArgument("ordering_header", "is for partitions: say how many")
+            return await self._create(request, with_queue, shard)
+        if shard is not None:
+            raise InvalidArgument("shard", "contradicts partitions, each of which has its own")
+        check_whole("partitions", partitions, 1)
+        request.queue.partition.MergeFrom(
+            message_of(queue_pb2.Partition, count=partitions, ordering_header=ordering_header)
+        )
+        return await self._create_partitions(request, with_queue)
+
+    async def _create(
+        self, request: queue_pb2.CreateQueueRequest, with_queue: str, shard: int | None
+    ) -> Queue:
+        """Creates a queue that is not partitioned."""
+        queue_id = request.queue.queue_id
         tries = 0
         chosen: int | None = None
 
@@ -98,9 +125,79 @@ class QueueCalls(Calls):
             return await self._peers.call(attempt)
         except AlreadyExists:
             # The first try may have created it, and its response got lost.
-            if tries > 1 and _is_as_asked(found := await self.get_queue(queue_id), wire):
+            if tries > 1 and _is_as_asked(found := await self.get_queue(queue_id), request.queue):
                 return found
             raise
+
+    async def _create_partitions(
+        self, request: queue_pb2.CreateQueueRequest, with_queue: str
+    ) -> Queue:
+        """Creates what is missing of a partitioned queue, then lets all partitions get messages.
+
+        A repeat after any step goes on with what was begun.
+        """
+        shards = await self._shards_for(request.queue.partition.count, with_queue)
+        try:
+            await self._create_partition(request, shards, 0)
+        except AlreadyExists:
+            # Begun before, or by a try whose response got lost: on the shards of its claim.
+            shards = await self._locations.shards_of(request.queue.queue_id, fresh=True)
+            if not await self._is_begun(request, shards[0]):
+                raise
+        others = range(1, len(shards))
+        await asyncio.gather(*(self._create_partition(request, shards, one) for one in others))
+        opened = await asyncio.gather(*(self._open(request, shards[one]) for one in others))
+        return joined([await self._open(request, shards[0]), *opened])
+
+    async def _is_begun(self, request: queue_pb2.CreateQueueRequest, shard: int) -> bool:
+        """Whether partition 0 is on this shard as wanted, and its queue not open yet."""
+        wanted = request.queue
+        try:
+            named = queue_pb2.GetQueueRequest(queue_id=wanted.queue_id)
+            first = (await self._peers.ask_broker(shard, _get_queue, named)).queue
+        except NotFound:
+            return False  # A deletion broke off.
+        return first.quarantine.being_created and _is_as_asked(joined([first]), wanted)
+
+    async def _create_partition(
+        self, request: queue_pb2.CreateQueueRequest, shards: Sequence[int], index: int
+    ) -> None:
+        """Creates a partition, unless it is there, as asked; partition 0 must not be there."""
+        mine = queue_pb2.CreateQueueRequest()
+        mine.CopyFrom(request)
+        mine.queue.partition.index = index
+        mine.broker_shards.extend(shards)
+        try:
+            await self._peers.ask_broker(
+                shards[index], lambda channel: QueueServiceStub(channel).CreateQueue, mine
+            )
+        except AlreadyExists:
+            if not index:
+                raise
+            named = queue_pb2.GetQueueRequest(queue_id=request.queue.queue_id)
+            found = (await self._peers.ask_broker(shards[index], _get_queue, named)).queue
+            if found.partition != mine.queue.partition:
+                raise
+
+    async def _open(self, request: queue_pb2.CreateQueueRequest, shard: int) -> queue_pb2.Queue:
+        """Ends the quarantine in which a partition begins."""
+        response = await self._peers.ask_broker(
+            shard,
+            lambda channel: QueueServiceStub(channel).LiftQuarantine,
+            queue_pb2.LiftQuarantineRequest(queue_id=request.queue.queue_id),
+        )
+        return response.queue
+
+    async def _shards_for(self, count: int, with_queue: str) -> tuple[int, ...]:
+        """The shards for the partitions of a new queue."""
+        if not with_queue:
+            return await least_loaded_of_all(self._peers, count)
+        shards = await self._locations.shards_of(with_queue)
+        if len(shards) != count:
+            raise InvalidArgument(
+                "partitions", f"must be {len(shards)}, as many as queue {with_queue!r} has"
+            )
+        return shards
 
     async def _shard_for(self, with_queue: str, shard: int | None) -> int:
         """The shard for a new queue. Raises NotFound for a shard or queue that does not exist."""
@@ -109,15 +206,39 @@ class QueueCalls(Calls):
                 raise NotFound("broker shard", str(shard))
             return shard
         if with_queue:
-            return await self._locations.shard_of(with_queue)
+            shards = await self._locations.shards_of(with_queue)
+            if len(shards) > 1:
+                raise InvalidArgument(
+                    "partitions", f"must be {len(shards)}, as many as queue {with_queue!r} has"
+                )
+            return shards[0]
         return await least_loaded(self._peers)
 
     async def get_queue(self, queue_id: str) -> Queue:
-        """Reads a queue, with the counts of its messages. Raises NotFound."""
+        """Reads a queue, with the counts of its messages. Raises NotFound.
+
+        Of a partitioned queue those partitions are left out whose brokers do not answer:
+        `missing_partitions` has them.
+        """
+        parts = await self._get_parts(queue_id)
+        if self._locations.note_count(queue_id, parts[0].partition.count):
+            parts = await self._get_parts(queue_id)
+        return joined(parts)
+
+    async def _get_parts(self, queue_id: str) -> list[queue_pb2.Queue]:
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
-        return await self._ask_queue(
-            queue_id, lambda channel: QueueServiceStub(channel).GetQueue, request
-        )
+
+        async def attempt(_: int, shard: int, timeout: float) -> queue_pb2.Queue:
+            stub = QueueServiceStub(await self._peers.broker(shard))
+            return (await stub.GetQueue(request, timeout=timeout)).queue
+
+        outcomes = await self._locations.outcomes(queue_id, attempt, patience_s=ANSWER_S)
+        found = [one for one in outcomes if isinstance(one, queue_pb2.Queue)]
+        for one in outcomes:
+            may_miss = isinstance(one, Unavailable | DeadlineExceeded) or is_absent(one, queue_id)
+            if isinstance(one, SlateMQError) and not (found and may_miss):
+                raise one
+        return found
 
     def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
         """All queues whose ID begins with `prefix`, by ID.
@@ -148,9 +269,12 @@ class QueueCalls(Calls):
         for shard in queues:
             await take(shard)
         while heads:
-            _, shard, queue = heappop(heads)
-            yield queue_of(queue)
-            await take(shard)
+            queue_id, parts = heads[0][0], []
+            while heads and heads[0][0] == queue_id:
+                _, shard, queue = heappop(heads)
+                parts.append(queue)
+                await take(shard)
+            yield joined(parts)
         first.check_complete()
 
     async def _pages(
@@ -182,41 +306,97 @@ class QueueCalls(Calls):
             raise InvalidArgument("update_mask", "name at least one setting to change")
         wire = message_of(queue_pb2.Queue, queue_id=queue_id, etag=etag)
         _fill(wire, settings)
-        request = queue_pb2.UpdateQueueRequest(queue=wire)
-        request.update_mask.paths.extend(_FIELDS[name] for name in settings)
-        return await self._ask_queue(
-            queue_id,
-            lambda channel: QueueServiceStub(channel).UpdateQueue,
-            request,
-            # With an etag a repeat would be refused for the change that the first try made.
-            repeat_unknown=not etag,
-        )
+        etags = await self._etags(queue_id, etag)
+        paths = [_FIELDS[name] for name in settings]
 
-    async def _ask_queue(
-        self, queue_id: str, method: Method[Q, Any], request: Q, **options: Unpack[CallOptions]
-    ) -> Queue:
-        """The queue that a method of its broker responds with."""
-        return queue_of((await self._locations.ask(queue_id, method, request, **options)).queue)
+        async def attempt(index: int, shard: int, timeout: float) -> queue_pb2.Queue:
+            request = queue_pb2.UpdateQueueRequest(queue=wire)
+            request.queue.etag = etags[index] if etags else ""
+            request.update_mask.paths.extend(paths)
+            stub = QueueServiceStub(await self._peers.broker(shard))
+            return (await stub.UpdateQueue(request, timeout=timeout)).queue
+
+        # With an etag a repeat would be refused for the change that the first try made.
+        updated = await self._locations.each(queue_id, attempt, repeat_unknown=not etag)
+        return joined(updated)
+
+    async def _etags(self, queue_id: str, etag: str) -> Sequence[str]:
+        """The etags of a queue's partitions, of which that of the queue is made; none of none.
+
+        Of several, all are compared before any partition changes. Raises Aborted.
+        """
+        etags = etag.split(ETAGS_BETWEEN) if etag else []
+        shards = await self._locations.shards_of(queue_id, fresh=True) if etag else ()
+        if len(shards) > 1 or len(etags) > 1:
+            current = (await self.get_queue(queue_id)).etag
+            if current != etag:
+                raise Aborted(f"queue {queue_id!r} was changed since", etag=current)
+        return etags
+
+    async def _ask_queue(self, queue_id: str, method: Method[Q, Any], request: Q) -> Queue:
+        """The queue that a method of its brokers responds with."""
+        responses = await self._locations.ask_each(queue_id, method, request)
+        return joined([response.queue for response in responses])
 
     async def delete_queue(self, queue_id: str, *, etag: str = "") -> None:
-        """Deletes a queue with everything in it. Raises NotFound, Aborted."""
+        """Deletes a queue with everything in it. Raises NotFound, Aborted.
+
+        Repeat a deletion of a partitioned queue that broke off.
+        """
         request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
+        etags = await self._etags(queue_id, etag)
+        await self._peers.call(partial(self._look_up, queue_id))
         tries = 0
 
-        async def attempt(shard: int, timeout: float) -> None:
+        async def attempt(_: int, shard: int, timeout: float) -> None:
             nonlocal tries
             stub = QueueServiceStub(await self._peers.broker(shard))
             tries += 1
             await stub.DeleteQueue(request, timeout=timeout)
 
+        async def delete_first(shard: int, timeout: float) -> None:
+            await attempt(0, shard, timeout)
+
         try:
-            await self._locations.call(queue_id, attempt)
-        except NotFound:
-            if tries < 2:
-                raise
-            # The first try deleted it, and its response got lost.
+            request.etag = etags[0] if etags else ""
+            first = await self._outcome(self._locations.call(queue_id, delete_first))
+            if isinstance(first, SlateMQError) and not is_absent(first, queue_id):
+                raise first
+            # Without partition 0 the queue is given up: the others follow, however they changed.
+            request.etag = ""
+            deleted = [first, *await self._delete_others(queue_id, attempt)]
+            problem = next((one for one in deleted if one and not is_absent(one, queue_id)), None)
+            if problem is not None:
+                raise problem
+            # A try whose response got lost may have deleted it.
+            if tries <= len(deleted) and all(deleted):
+                raise NotFound("queue", queue_id)
         finally:
             self._locations.forget(queue_id)
+
+    async def _look_up(self, queue_id: str, _: float) -> None:
+        """Looks up where a queue is, so that what follows misses no partition."""
+        await self._locations.shards_of(queue_id, fresh=True)
+
+    async def _delete_others(
+        self, queue_id: str, attempt: Callable[[int, int, float], Awaitable[None]]
+    ) -> list[SlateMQError | None]:
+        try:
+            shards = await self._locations.shards_of(queue_id)
+        except NotFound:
+            return []  # It had no partitions, or all of them are gone.
+        calls = (
+            self._outcome(self._locations.call(queue_id, partial(attempt, index), partition=index))
+            for index in range(1, len(shards))
+        )
+        return await asyncio.gather(*calls)
+
+    async def _outcome(self, call: Awaitable[None]) -> SlateMQError | None:
+        try:
+            await call
+        except SlateMQError as error:
+            return error
+        return None
 
     async def pause_queue(self, queue_id: str) -> Queue:
         """Stops deliveries: consumers wait. Does nothing to a paused queue. Raises NotFound."""
@@ -258,10 +438,10 @@ class QueueCalls(Calls):
             queue_id=queue_id,
             states=[state_wire(state, "states") for state in given],
         )
-        response = await self._locations.ask(
+        responses = await self._locations.ask_each(
             queue_id, lambda channel: QueueServiceStub(channel).PurgeQueue, request
         )
-        return response.purged_count
+        return sum(response.purged_count for response in responses)
 
     async def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
         """The queues of a broker shard, then every change, without end."""
@@ -313,6 +493,12 @@ class QueueCalls(Calls):
         return [Explanation(**fields_of(queue, Explanation)) for queue in response.queues]
 
 
+def _get_queue(
+    channel: grpc.aio.Channel,
+) -> grpc.aio.UnaryUnaryMultiCallable[queue_pb2.GetQueueRequest, queue_pb2.GetQueueResponse]:
+    return QueueServiceStub(channel).GetQueue
+
+
 def _list_queues(
     channel: grpc.aio.Channel,
 ) -> grpc.aio.UnaryUnaryMultiCallable[queue_pb2.ListQueuesRequest, queue_pb2.ListQueuesResponse]:
@@ -361,7 +547,16 @@ def _fill(wire: queue_pb2.Queue, settings: QueueSettings) -> None:
 def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:
     """Whether a queue has every setting that was asked for."""
     return all(
-        getattr(queue, field.name)
+        _has_partitions(queue, wire.partition)
+        if field.name == "partition"
+        else getattr(queue, field.name)
         == (backoff_of(wire.backoff) if field.name == "backoff" else value)
         for field, value in wire.ListFields()
+    )
+
+
+def _has_partitions(queue: Queue, wanted: queue_pb2.Partition) -> bool:
+    return (queue.partitions_count, queue.ordering_header) == (
+        wanted.count,
+        wanted.ordering_header,
     )

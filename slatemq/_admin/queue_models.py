@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import TypedDict
 
@@ -200,11 +200,30 @@ class QueueSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePartition:
+    """One partition of a queue, on a broker shard of its own."""
+
+    broker_shard: int
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """A queue and its settings; queue.proto has the limits of each.
 
     `replay` is None when the queue began with its creation, or there was nothing to replay;
     `quarantine` is None when the queue is routed.
+
+    A partitioned queue is shown as one: counts and totals are sums, `replay` is the one with the
+    most left. Its settings, `broker_shard` and `revision` are those of the first partition found.
+
+    Attributes:
+        partitions: By index, those that were found; empty where the queue is not partitioned.
+        partitions_count: How many it has; 0 where it is not partitioned.
+        ordering_header: Messages with the same value of it are in one partition; empty: none.
+        missing_partitions: The indexes of those that were not found: their broker is down, or a
+            creation or deletion broke off, which should be repeated. Counts are without them.
+        settings_differ: A change of the settings did not reach all partitions: repeat it.
     """
 
     queue_id: str
@@ -230,6 +249,16 @@ class Queue:
     paused: bool = False
     replay: Replay | None = None
     quarantine: Quarantine | None = None
+    partitions: Mapping[int, QueuePartition] = field(default_factory=dict)
+    partitions_count: int = 0
+    ordering_header: str = ""
+    missing_partitions: tuple[int, ...] = ()
+    settings_differ: bool = False
+
+    @property
+    def broker_shards(self) -> tuple[int, ...]:
+        """The broker shards that have the queue, by partition, as far as they were found."""
+        return tuple(one.broker_shard for one in self.partitions.values()) or (self.broker_shard,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +281,74 @@ class DeletedQueue:
     queue_id: str
 
 
+ETAGS_BETWEEN = "."
+"""Between the etags of partitions in that of their queue."""
+
+_OWN = frozenset({"broker_shard", "revision", "etag", "created_at_ms", "updated_at_ms"})
+"""What is of a partition alone, and may differ from that of the others."""
+
+
+def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
+    """A queue of what brokers say of it: of all of it, or of each partition that was found."""
+    parts = sorted(parts, key=lambda part: part.partition.index)
+    queues = [queue_of(part) for part in parts]
+    first, partition = queues[0], parts[0].partition
+    if not parts[0].HasField("partition"):
+        return first
+    by_index = {part.partition.index: one for part, one in zip(parts, queues, strict=True)}
+    left = [queue.replay for queue in queues if queue.replay is not None]
+    return replace(
+        first,
+        etag=ETAGS_BETWEEN.join(queue.etag for queue in queues),
+        updated_at_ms=max(queue.updated_at_ms for queue in queues),
+        counts=_sum_of_counts([queue.counts for queue in queues]),
+        totals=Totals(*map(sum, zip(*(astuple(queue.totals) for queue in queues), strict=True))),
+        replay=min(left, key=lambda replay: replay.fraction) if left else None,
+        quarantine=next((one.quarantine for one in queues if one.quarantine is not None), None),
+        paused=any(queue.paused for queue in queues),
+        partitions={
+            index: QueuePartition(queue.broker_shard, queue.counts)
+            for index, queue in by_index.items()
+        },
+        partitions_count=partition.count,
+        ordering_header=partition.ordering_header,
+        missing_partitions=tuple(n for n in range(partition.count) if n not in by_index),
+        settings_differ=any(_settings_of(part) != _settings_of(parts[0]) for part in parts),
+    )
+
+
+def _settings_of(part: queue_pb2.Queue) -> queue_pb2.Queue:
+    settings = queue_pb2.Queue()
+    settings.CopyFrom(part)
+    for name in (*_OWN, "counts", "totals", "replay", "quarantine", "partition"):
+        settings.ClearField(name)  # type: ignore[arg-type]
+    return settings
+
+
+def _sum_of_counts(each: Sequence[Counts]) -> Counts:
+    by_priority: dict[int, PriorityCounts] = {}
+    for counts in each:
+        for priority, one in counts.by_priority.items():
+            before = by_priority.get(priority, PriorityCounts())
+            by_priority[priority] = PriorityCounts(
+                before.available_count + one.available_count,
+                before.delayed_count + one.delayed_count,
+            )
+    ages = [one.oldest_claimable_age_ms for one in each if one.oldest_claimable_age_ms is not None]
+    return Counts(
+        available_count=sum(one.available_count for one in each),
+        delayed_count=sum(one.delayed_count for one in each),
+        in_flight_count=sum(one.in_flight_count for one in each),
+        done_count=sum(one.done_count for one in each),
+        failed_count=sum(one.failed_count for one in each),
+        archived_count=sum(one.archived_count for one in each),
+        by_priority=dict(sorted(by_priority.items())),
+        oldest_claimable_age_ms=max(ages, default=None),
+    )
+
+
 def queue_of(queue: queue_pb2.Queue) -> Queue:
+    """A queue, or one partition of a queue, as its broker says it is."""
     return Queue(
         **fields_of(queue, Queue),
         counts=_counts_of(queue.counts),

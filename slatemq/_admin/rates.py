@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,6 +76,11 @@ def lag_by_broker(routes: Iterable[RouteStatus]) -> dict[int, int]:
     for route in routes:
         lag[route.broker_shard] = lag.get(route.broker_shard, 0) + route.pending_count
     return lag
+
+
+def lag_of(queue: Queue, lag: Mapping[int, int]) -> int:
+    """Of the broker shards that have a queue, the most that any of them lags."""
+    return max(lag.get(shard, 0) for shard in queue.broker_shards)
 
 
 def rate_fields(rates: QueueRates) -> dict[str, Any]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import grpc.aio
 
-from slatemq._checks import fields_of, message_of
+from slatemq._checks import check_text, fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Answers, Calls
+from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
@@ -34,6 +35,9 @@ class RedriveState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Redrive:
     """A redrive and its progress; `broker_shard` runs it.
+
+    That of a partitioned queue runs on the shard of each partition: it is shown as one, and its ID
+    names all of them.
 
     Attributes:
         ended_at_ms: The time of its end or cancellation; 0 while it runs.
@@ -88,11 +92,16 @@ class RedriveCalls(Calls):
             request_id=request_id or str(uuid4()),
         )
 
-        async def attempt(shard: int, timeout: float) -> Redrive:
+        async def attempt(_: int, shard: int, timeout: float) -> Redrive:
             stub = DeadLetterServiceStub(await self._peers.broker(shard))
             return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
 
-        return await self._locations.call(queue_id, attempt)
+        async def locate(_: float) -> int:
+            return len(await self._locations.shards_of(queue_id))
+
+        # Each partition gets its share of the rate, one a second at least.
+        request.rate = -(-request.rate // await self._peers.call(locate))
+        return _joined(await self._locations.each(queue_id, attempt))
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
@@ -129,25 +138,32 @@ class RedriveCalls(Calls):
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
         if queue_id:
-            answers = await self._locations.call(queue_id, partial(self._redrives_on, request))
+            parts = await self._locations.each(queue_id, partial(self._redrives_on, request))
+            answers = Answers(dict(parts), {})
         else:
             answers = await self._locations.ask_all(_list_redrives, request)
+        found: dict[str, list[Redrive]] = {}
         for shard, first in sorted(answers.by_shard.items()):
             page = first
             while True:
                 for wire in page.redrives:
-                    yield _redrive_of(wire, shard)
+                    one = _redrive_of(wire, shard)
+                    found.setdefault(wire.request_id or one.redrive_id, []).append(one)
                 if not page.next_page_token:
                     break
-                request.page_token = page.next_page_token
-                page = await self._peers.ask_broker(shard, _list_redrives, request)
+                following = entry_pb2.ListRedrivesRequest()
+                following.CopyFrom(request)
+                following.page_token = page.next_page_token
+                page = await self._peers.ask_broker(shard, _list_redrives, following)
+        for each in found.values():
+            yield _joined(each)
         answers.check_complete()
 
     async def _redrives_on(
-        self, request: entry_pb2.ListRedrivesRequest, shard: int, timeout: float
-    ) -> Answers[entry_pb2.ListRedrivesResponse]:
+        self, request: entry_pb2.ListRedrivesRequest, _: int, shard: int, timeout: float
+    ) -> tuple[int, entry_pb2.ListRedrivesResponse]:
         stub = DeadLetterServiceStub(await self._peers.broker(shard))
-        return Answers({shard: await stub.ListRedrives(request, timeout=timeout)}, {})
+        return shard, await stub.ListRedrives(request, timeout=timeout)
 
     async def wait_redrive(
         self,
@@ -172,11 +188,68 @@ class RedriveCalls(Calls):
     async def _ask_redrive(
         self, redrive: Redrive | str, method: Method[Q, Any], request_type: Callable[..., Q]
     ) -> Redrive:
-        """The redrive that a method of its broker responds with."""
+        """The redrive that a method of its broker responds with; of partitions all of theirs.
+
+        Those of partitions that are done stay as they are. Raises FailedPrecondition (REDRIVE_DONE)
+        where all of them are.
+        """
+        redrive_id = redrive.redrive_id if isinstance(redrive, Redrive) else redrive
+        check_text("redrive_id", redrive_id)
+        ids = redrive_id.split(BETWEEN)
+        if len(ids) == 1:
+            return await self._ask_one(redrive, method, request_type)
+        calls = (self._ask_one(one, method, request_type) for one in ids)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        answered = [one for one in outcomes if isinstance(one, Redrive)]
+        for one, outcome in zip(ids, outcomes, strict=True):
+            is_done = isinstance(outcome, FailedPrecondition) and outcome.reason == "REDRIVE_DONE"
+            if isinstance(outcome, BaseException) and not (is_done and answered):
+                raise outcome
+            if is_done:
+                answered.append(await self.get_redrive(one))
+        return _joined(answered)
+
+    async def _ask_one(
+        self, redrive: Redrive | str, method: Method[Q, Any], request_type: Callable[..., Q]
+    ) -> Redrive:
         response, shard = await self._locations.ask_owner_of(
             "redrive", "redrive_id", redrive, method, request_type
         )
         return _redrive_of(response.redrive, shard)
+
+
+BETWEEN: Final = "+"
+"""Between the IDs of the redrives of a queue's partitions."""
+
+_BY_WEIGHT: Final = (
+    RedriveState.RUNNING,
+    RedriveState.FAILED,
+    RedriveState.CANCELLED,
+    RedriveState.DONE,
+)
+"""What a redrive of partitions is in, if one of them is; the first holds."""
+
+
+def _joined(parts: Sequence[Redrive]) -> Redrive:
+    """The redrive of a queue, from that of each partition."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = sorted(parts, key=lambda part: part.broker_shard)
+    state = min((part.state for part in parts), key=_BY_WEIGHT.index)
+    return replace(
+        parts[0],
+        redrive_id=BETWEEN.join(part.redrive_id for part in parts),
+        rate=sum(part.rate for part in parts),
+        state=state,
+        created_at_ms=min(part.created_at_ms for part in parts),
+        ended_at_ms=max(part.ended_at_ms for part in parts)
+        if state is not RedriveState.RUNNING
+        else 0,
+        total_count=sum(part.total_count for part in parts),
+        examined_count=sum(part.examined_count for part in parts),
+        redriven_count=sum(part.redriven_count for part in parts),
+        error="; ".join(part.error for part in parts if part.error),
+    )
 
 
 def _list_redrives(

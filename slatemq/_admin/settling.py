@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
 from slatemq._checks import iterable, message_of, moved, wrong
-from slatemq._consume.handles import queue_of_handle
+from slatemq._consume.handles import partition_of_handle, queue_of_handle
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import Time, cut_reason, optional_ms, outgoing, sealed, sealer_of
 from slatemq.v1 import archived_pb2, entry_pb2, janitor_pb2, removal_pb2
 from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
@@ -24,6 +24,9 @@ from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
 
 if TYPE_CHECKING:
     from slatemq.encryption import DataKey, KeyRing
+
+SETTLEMENT = "settlement"
+"""The metadata of an error that say which settlement is at fault, from 0."""
 
 SETTLEMENTS_MAX = 1000
 """Settlements that the server takes in one call."""
@@ -99,6 +102,7 @@ class SettlingCalls(Calls):
     ) -> None:
         """Settles dead letters of one queue, all or none, in one commit.
 
+        In a partitioned queue all or none of each partition, one partition after another.
         So none is ever duplicated or lost: a replacement reaches the queue exactly once. Those
         dropped or replaced are listed as done, by `consumer_id`. The call is repeated while
         processes are down, under one request ID, which may be your own: for 10 minutes a repeat
@@ -113,17 +117,26 @@ class SettlingCalls(Calls):
             )
         replacing = (one.payload for one in each if isinstance(one, ReplaceDeadLetter))
         sealer = sealer_of(self._encryption, request_id, replacing)
-        request = message_of(
-            entry_pb2.SettleDeadLettersRequest,
-            request_id=request_id or str(uuid4()),
-            settlements=[_wire(place, one, sealer) for place, one in enumerate(each)],
-            consumer_id=consumer_id,
-        )
-        await self._locations.ask(
-            queue_of_handle(each[0].handle),
-            lambda channel: DeadLetterServiceStub(channel).SettleDeadLetters,
-            request,
-        )
+        wires = [_wire(place, one, sealer) for place, one in enumerate(each)]
+        request_id = request_id or str(uuid4())
+        for partition, places in _by_partition(each).items():
+            request = message_of(
+                entry_pb2.SettleDeadLettersRequest,
+                request_id=request_id,
+                settlements=[wires[place] for place in places],
+                consumer_id=consumer_id,
+            )
+            try:
+                await self._locations.ask(
+                    queue_of_handle(each[0].handle),
+                    lambda channel: DeadLetterServiceStub(channel).SettleDeadLetters,
+                    request,
+                    partition=partition,
+                )
+            except SlateMQError as error:
+                if (place := error.metadata.get(SETTLEMENT, "")).isdecimal():
+                    error.metadata[SETTLEMENT] = str(places[int(place)])
+                raise
 
     async def read_archived(
         self,
@@ -185,14 +198,24 @@ class SettlingCalls(Calls):
                 )
             except InvalidArgument as error:
                 raise moved(error, f"dead_letters[{place}].{error.field}") from None
-        queue_id = _queue_of("dead_letters", [dead_letter.entry for dead_letter in each])
-        request = message_of(
-            archived_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows
-        )
-        response = await self._locations.ask(
-            queue_id, lambda channel: ArchivedServiceStub(channel).RedriveArchived, request
-        )
-        return _outcomes(len(rows), response.gone_rows, response.expired_rows)
+        entries = [dead_letter.entry for dead_letter in each]
+        queue_id = _queue_of("dead_letters", entries)
+        outcomes = [ArchivedOutcome.DONE] * len(rows)
+        for partition, places in _by_partition(entries).items():
+            request = message_of(
+                archived_pb2.RedriveArchivedRequest,
+                queue_id=queue_id,
+                target_queue_id=into,
+                rows=[rows[place] for place in places],
+            )
+            response = await self._locations.ask(
+                queue_id,
+                lambda channel: ArchivedServiceStub(channel).RedriveArchived,
+                request,
+                partition=partition,
+            )
+            _note(outcomes, places, response.gone_rows, response.expired_rows)
+        return outcomes
 
     async def drop_archived(self, entries: Iterable[Entry]) -> list[ArchivedOutcome]:
         """Drops archived dead letters of one queue: they cannot be redriven any more.
@@ -209,11 +232,19 @@ class SettlingCalls(Calls):
             for place, entry in enumerate(each)
         ]
         queue_id = _queue_of("entries", each)
-        request = archived_pb2.DropArchivedRequest(queue_id=queue_id, rows=rows)
-        response = await self._locations.ask(
-            queue_id, lambda channel: ArchivedServiceStub(channel).DropArchived, request
-        )
-        return _outcomes(len(rows), response.gone_rows)
+        outcomes = [ArchivedOutcome.DONE] * len(rows)
+        for partition, places in _by_partition(each).items():
+            request = archived_pb2.DropArchivedRequest(
+                queue_id=queue_id, rows=[rows[place] for place in places]
+            )
+            response = await self._locations.ask(
+                queue_id,
+                lambda channel: ArchivedServiceStub(channel).DropArchived,
+                request,
+                partition=partition,
+            )
+            _note(outcomes, places, response.gone_rows)
+        return outcomes
 
 
 def _wire(
@@ -267,12 +298,22 @@ def _queue_of(field: str, entries: Sequence[Entry]) -> str:
     return queues.pop()
 
 
-def _outcomes(
-    count: int, gone_rows: Iterable[int], expired_rows: Iterable[int] = ()
-) -> list[ArchivedOutcome]:
-    outcomes = [ArchivedOutcome.DONE] * count
+def _by_partition(each: Sequence[Settlement | Entry]) -> dict[int, list[int]]:
+    """The places of those of each partition; all are of one queue."""
+    places: dict[int, list[int]] = {}
+    for place, one in enumerate(each):
+        places.setdefault(partition_of_handle(one.handle) or 0, []).append(place)
+    return places
+
+
+def _note(
+    outcomes: list[ArchivedOutcome],
+    places: Sequence[int],
+    gone_rows: Iterable[int],
+    expired_rows: Iterable[int] = (),
+) -> None:
+    """Notes what became of those at these places, of which a response names some."""
     for row in gone_rows:
-        outcomes[row] = ArchivedOutcome.GONE
+        outcomes[places[row]] = ArchivedOutcome.GONE
     for row in expired_rows:
-        outcomes[row] = ArchivedOutcome.EXPIRED
-    return outcomes
+        outcomes[places[row]] = ArchivedOutcome.EXPIRED

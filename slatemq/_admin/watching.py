@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -15,7 +15,13 @@ from slatemq._admin.entry_models import Entry, entry_of
 from slatemq._rpc.outages import Outage, OutageWatch, broker_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated, pause_s
 from slatemq._rpc.queue_locations import QueueLocations
-from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from slatemq.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 
@@ -31,18 +37,20 @@ STREAM_SILENT = "STREAM_SILENT"
 """The reason of the error about a silent stream."""
 
 
-class DelayedWatch:
-    """Delayed messages as an asynchronous iterator, for one task; see Client.watch_delayed."""
+class _PartitionWatch:
+    """The delayed messages of one partition, for one task."""
 
     def __init__(
         self,
         locations: QueueLocations,
         queue_id: str,
+        partition: int,
         position: str,
         view: entry_pb2.EntryView.ValueType,
         encryption: KeyRing | None,
     ) -> None:
         self.queue_id = queue_id
+        self._partition = partition
         self._locations = locations
         self._peers = locations.peers
         self._view = view
@@ -68,19 +76,13 @@ class DelayedWatch:
         """Where a later watch continues: after the last response whose entries were all taken."""
         return self._position
 
-    async def __aenter__(self) -> DelayedWatch:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Ends the watch; iterating ends, too."""
         self._closed = True
         self._watch.close()
         self._drop()
 
-    def __aiter__(self) -> DelayedWatch:
+    def __aiter__(self) -> _PartitionWatch:
         return self
 
     async def __anext__(self) -> Entry:
@@ -149,7 +151,7 @@ class DelayedWatch:
             self._position = answer.position
 
     async def _open(self) -> Any:
-        self._shard = await self._locations.shard_of(self.queue_id)
+        self._shard = await self._locations.shard_of(self.queue_id, self._partition)
         return DelayedServiceStub(await self._peers.broker(self._shard)).WatchDelayed(
             entry_pb2.WatchDelayedRequest(
                 queue_id=self.queue_id, position=self._position, view=self._view
@@ -160,3 +162,105 @@ class DelayedWatch:
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+BETWEEN: Final = "~"
+"""Between the positions of partitions in that of their queue."""
+
+
+class DelayedWatch:
+    """Delayed messages as an asynchronous iterator, for one task; see Client.watch_delayed."""
+
+    def __init__(
+        self,
+        locations: QueueLocations,
+        queue_id: str,
+        position: str,
+        view: entry_pb2.EntryView.ValueType,
+        encryption: KeyRing | None,
+    ) -> None:
+        self.queue_id = queue_id
+        self._locations = locations
+        self._view = view
+        self._encryption = encryption
+        self._positions = position.split(BETWEEN)
+        self._parts: list[_PartitionWatch] = []
+        self._coming: dict[asyncio.Task[Entry], int] = {}
+        self._closed = False
+
+    @property
+    def outage(self) -> Outage | None:
+        """Why and since when a broker cannot be reached; None while all can.
+
+        Iterating waits for the broker without a limit: callers that want one look here.
+        """
+        return next((part.outage for part in self._parts if part.outage is not None), None)
+
+    @property
+    def position(self) -> str:
+        """Where a later watch continues: after the last responses whose entries were all taken."""
+        if len(self._parts) == 1:
+            return self._parts[0].position
+        return BETWEEN.join(self._positions)
+
+    async def __aenter__(self) -> DelayedWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the watch; iterating ends, too."""
+        self._closed = True
+        for part in self._parts:
+            await part.close()
+        coming = list(self._coming)
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    def __aiter__(self) -> DelayedWatch:
+        return self
+
+    async def __anext__(self) -> Entry:
+        """The next entry of any partition. Raises NotFound, InvalidArgument (INVALID_POSITION)."""
+        if self._closed:
+            raise StopAsyncIteration
+        if not self._parts:
+            await self._begin()
+        if len(self._parts) == 1:  # Without a task for each entry.
+            return await anext(self._parts[0])
+        waited = set(self._coming.values())
+        for index, part in enumerate(self._parts):
+            if index not in waited:
+                # Before the next one is asked for: it may not be taken.
+                self._positions[index] = part.position
+                self._coming[asyncio.create_task(_next_of(part))] = index
+        done, _ = await asyncio.wait(self._coming, return_when=asyncio.FIRST_COMPLETED)
+        if self._closed:
+            raise StopAsyncIteration
+        first = min(done, key=self._coming.__getitem__)
+        del self._coming[first]
+        return first.result()
+
+    async def _begin(self) -> None:
+        """Finds the partitions, and what is left of each. Raises InvalidArgument."""
+
+        async def count(_: float) -> int:
+            return len(await self._locations.shards_of(self.queue_id))
+
+        partitions_count = await self._locations.peers.call(count)
+        if self._positions == [""]:
+            self._positions = [""] * partitions_count
+        if len(self._positions) != partitions_count:
+            raise InvalidArgument("position", "is not one of this queue", reason="INVALID_POSITION")
+        self._parts = [
+            _PartitionWatch(
+                self._locations, self.queue_id, index, position, self._view, self._encryption
+            )
+            for index, position in enumerate(self._positions)
+        ]
+
+
+async def _next_of(part: _PartitionWatch) -> Entry:
+    return await anext(part)

@@ -10,5 +10,6 @@ In reading order; a file imports only files above it:
              kept
 `batches`    Claiming: once, or batch after batch with the next claim under way while one is
              worked on
+`gathering`  Claiming once from all partitions of a queue
 `processing` Working on the messages of a consumer with several tasks, until they end or SIGTERM
 """

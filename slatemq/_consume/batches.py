@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, overload
 
 from slatemq._checks import message_of
-from slatemq._consume.consumer import PAUSED, ConsumeOptions, QueueConsumer
+from slatemq._consume.consumer import PAUSED, ConsumeOptions, Part, QueueConsumer
 from slatemq._consume.delivered import (
     Claimed,
     LeaseKeeper,
@@ -148,18 +148,22 @@ async def claim(
     request: consumer_pb2.ClaimRequest,
     call_s: float,
     on_failure: Callable[[SlateMQError], None] | None = None,
+    partition: int = 0,
 ) -> Claimed:
-    """One claim; repeated while the broker is down, for `call_s` on top of its wait."""
+    """A claim from a partition; while its broker is down repeated, for `call_s` beyond its wait."""
     wait_s = request.wait_ms / 1000
 
     async def attempt(shard: int, timeout: float) -> Claimed:
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(shard))
-        return claimed_of(await stub.Claim(request, timeout=timeout))
+        response = await stub.Claim(request, timeout=timeout)
+        locations.note_count(request.queue_id, response.partitions_count)
+        return claimed_of(response)
 
     # A claim whose answer got lost holds messages until their leases end: that is all the harm.
     return await locations.call(
         request.queue_id,
         attempt,
+        partition,
         call_s=call_s,
         attempt_s=ATTEMPT_S + wait_s,
         wait_s=wait_s,
@@ -212,21 +216,12 @@ class BatchConsumer(QueueConsumer):
     ) -> None:
         """Made by the client; `options.prefetch` is the size of a batch."""
         super().__init__(locations, origin, keeper, options, on_close)
-        self._request = claim_request(
-            origin.queue_id,
-            options.prefetch,
-            wait=BATCH_WAIT_S,
-            lease=options.lease,
-            consumer_id=options.consumer_id,
-            max_bytes=options.prefetch_bytes,
-        )
-        self._request.known_awaited.SetInParent()
-        self._ready: deque[Batch] = deque()
+        self._ready: deque[tuple[Batch, _Claims]] = deque()
         self._changed = asyncio.Condition()
 
     async def __anext__(self) -> Batch:
         """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
-        if self._task is None:
+        if not self._parts:
             self._begin()
         began_ns = time.time_ns()
         while True:
@@ -237,8 +232,9 @@ class BatchConsumer(QueueConsumer):
                 if not self._ready:
                     assert self._error is not None
                     raise self._error
-                batch = self._taken(self._ready.popleft())
-                self._ingests.progress()
+                given, claims = self._ready.popleft()
+                batch = self._taken(given)
+                claims.ingests.progress()
                 self._changed.notify_all()
             if batch:
                 break
@@ -256,57 +252,96 @@ class BatchConsumer(QueueConsumer):
 
     def requeue(self, batch: Batch) -> None:
         """Returns the batch of a caller that was interrupted while it took it."""
-        self._ready.appendleft(batch)
+        first = self._parts[0]
+        assert isinstance(first, _Claims)
+        self._ready.appendleft((batch, first))
 
     async def close(self) -> None:
-        """Stops, and releases the batch that was not taken, without counting an attempt.
+        """Stops, and releases the batches that were not taken, without counting an attempt.
 
         Waits for a broker that does not answer for 5 s at most.
         """
         self._closed = True
-        self._watch.close()
-        self._ingests.close()
-        if self._task is not None:
-            self._task.cancel()  # The broker takes back what it claims for a caller that left.
-            await asyncio.wait([self._task])
+        for part in self._parts:
+            part.close()
+        await self._end_parts()  # A broker takes back what it claims for a caller that left.
         async with self._changed:
             self._changed.notify_all()
-        messages = [message for batch in self._ready for message in batch if not message.lost]
+        messages = [message for batch, _ in self._ready for message in batch if not message.lost]
         self._ready.clear()
         tokens = [message.lease_token for message in messages]
         self._keeper.drop_all(tokens)
         self._on_close(self)
         await self._settle(tokens)
 
-    async def _run(self) -> None:
-        """Claims whenever nothing waits to be taken."""
-        try:
-            await self._claim_on()
-        except asyncio.CancelledError:
-            if self._error is None:
-                raise
-        except SlateMQError as error:
-            self._error = error
-        except Exception as error:
-            log.exception("claiming from %s ended by a fault", self.queue_id)
-            self._error = Internal(f"a fault of the client: {error!r}")
-        async with self._changed:
-            self._changed.notify_all()
+    def _part(self, index: int) -> _Claims:
+        return _Claims(self, index)
 
     def _has_work(self) -> bool:
         return bool(self._ready)
 
-    def _failed(self, error: SlateMQError) -> None:
+    async def _put(self, claimed: Claimed, claims: _Claims) -> None:
+        """Offers a batch, and waits until it is taken."""
+        ready = Batch(received(claimed, self._origin, self._hold_s), self._origin), claims
+        self._ready.append(ready)
+        async with self._changed:
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: all(one is not ready for one in self._ready))
+
+
+class _Claims(Part):
+    """Claims from one partition whenever none of its batches waits to be taken."""
+
+    def __init__(self, consumer: BatchConsumer, index: int) -> None:
+        self._consumer = consumer
+        options = consumer._options
+        self._request = claim_request(
+            consumer.queue_id,
+            options.prefetch,
+            wait=BATCH_WAIT_S,
+            lease=options.lease,
+            consumer_id=options.consumer_id,
+            max_bytes=options.prefetch_bytes,
+        )
+        self._request.known_awaited.SetInParent()
+        super().__init__(consumer, index)
+
+    async def run(self) -> None:
+        consumer = self._consumer
+        try:
+            await self._find()
+            await self._claim_on()
+        except asyncio.CancelledError:
+            if consumer._error is None:
+                raise
+        except SlateMQError as error:
+            consumer._fail(error)
+        except Exception as error:
+            log.exception("claiming from %s ended by a fault", consumer.queue_id)
+            consumer._fail(Internal(f"a fault of the client: {error!r}"))
+        async with consumer._changed:
+            consumer._changed.notify_all()
+
+    async def _find(self) -> None:
+        """Finds the partition, and by the first of them the others."""
+
+        async def locate(_: float) -> int:
+            return await self.locate(self._consumer)
+
+        peers = self._consumer._peers
+        await peers.call(locate, call_s=float("inf"), on_failure=self._note)
+
+    def _note(self, error: SlateMQError) -> None:
         if error.reason == INGEST_AWAY:
-            self._watch.end()
-            self._ingests.begin(error)
+            self.watch.end()
+            self.ingests.begin(error)
         else:
             self._forget_ingests()
-            self._watch.begin(error)
+            self.watch.begin(error)
 
     def _forget_ingests(self) -> None:
         """Forgets the ingests that messages wait for, until the next response names them."""
-        self._ingests.close()
+        self.ingests.close()
         self._request.known_awaited.ClearField("shards")
 
     def _know_awaited(self, shards: Sequence[int]) -> None:
@@ -316,23 +351,23 @@ class BatchConsumer(QueueConsumer):
             self._request.known_awaited.shards.extend(shards)
 
     async def _claim_on(self) -> None:
+        consumer = self._consumer
+        locations = consumer._locations
         while True:
             try:
-                claimed = await claim(self._locations, self._request, float("inf"), self._failed)
-                self._watch.end()
-                self._ingests.note(claimed.awaited_shards)
+                claimed = await claim(
+                    locations, self._request, float("inf"), self._note, self.index
+                )
+                self.watch.end()
+                self.ingests.note(claimed.awaited_shards)
                 self._know_awaited(claimed.awaited_shards)
+                await self._find()
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise
-                self._watch.end()
+                self.watch.end()
                 self._forget_ingests()
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
-            if not claimed.payloads:
-                continue
-            messages = received(claimed, self._origin, self._hold_s)
-            self._ready.append(Batch(messages, self._origin))
-            async with self._changed:
-                self._changed.notify_all()
-                await self._changed.wait_for(lambda: not self._ready)
+            if claimed.payloads:
+                await consumer._put(claimed, self)

@@ -214,7 +214,8 @@ def _shard(commands: Sequence[Command]) -> int | None:
             raise FailedPrecondition(
                 "OTHER_SHARD",
                 f"commands[{place}] is about a queue of broker shard {shard}, one before it about "
-                f"shard {chosen}: create such queues with one another",
+                f"shard {chosen}: create such queues with one another; messages of several "
+                "partitions take several executions",
                 metadata={"command": str(place)},
             )
         chosen = shard

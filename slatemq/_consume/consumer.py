@@ -24,6 +24,7 @@ from slatemq._consume.delivered import (
     received,
 )
 from slatemq._consume.finishing import Nack
+from slatemq._consume.handles import shard_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, pause_s, translated
@@ -89,7 +90,7 @@ class ConsumeOptions(NamedTuple):
 
 
 class QueueConsumer(ABC):
-    """What both kinds of consumers of a queue have: a task, its outages, and how they end."""
+    """What both kinds of consumers of a queue have: its partitions, and how they end."""
 
     def __init__(
         self,
@@ -109,11 +110,9 @@ class QueueConsumer(ABC):
         self._hold_s = seconds(options.hold)
         self._error: SlateMQError | None = None
         self._closed = False
-        self._task: asyncio.Task[None] | None = None
+        self._parts: list[Part] = []
         self._on_close = on_close
-        timeout_s = timeout_of(options.outage_timeout)
-        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
-        self._ingests = IngestWatch(self.queue_id, timeout_s, self._give_up, self._has_work)
+        self._timeout_s = timeout_of(options.outage_timeout)
 
     def __reduce__(self) -> NoReturn:
         raise refuse_pickling(self)
@@ -131,26 +130,43 @@ class QueueConsumer(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
-    async def _run(self) -> None:
-        """Fetches until the consumer is closed."""
+    def _part(self, index: int) -> Part:
+        """What fetches from a partition."""
 
     @abstractmethod
     def _has_work(self) -> bool:
         """Whether anything waits to be taken."""
 
+    @property
+    def outage(self) -> Outage | None:
+        """The outage of a broker, or of an ingest that messages wait for; None without one.
+
+        Iterating waits for `outage_timeout`; meanwhile other partitions deliver.
+        """
+        outages = (part.watch.outage or part.ingests.outage for part in self._parts)
+        return next((outage for outage in outages if outage is not None), None)
+
     def _give_up(self, error: Unavailable) -> None:
         self._fail(error)
-        if self._task is not None:
-            self._task.cancel()
+        for part in self._parts:
+            part.task.cancel()
 
     def _fail(self, error: SlateMQError) -> None:
         self._error = error
 
-    def _begin(self) -> None:
-        """Starts fetching, unless this is closed."""
+    def _begin(self, partitions_count: int = 1) -> None:
+        """Fetches from so many partitions, unless this is closed."""
         if not self._closed:
             self._peers.check_home()
-            self._task = asyncio.create_task(self._run())
+            for index in range(len(self._parts), partitions_count):
+                self._parts.append(self._part(index))
+
+    async def _end_parts(self) -> None:
+        """Ends fetching from all partitions."""
+        for part in self._parts:
+            part.task.cancel()
+        if self._parts:
+            await asyncio.wait([part.task for part in self._parts])
 
     async def _settle(self, tokens: Sequence[str]) -> None:
         """Releases these, and waits for the acks in the background."""
@@ -165,6 +181,38 @@ class QueueConsumer(ABC):
         refused = [result for result in results if result is not None]
         if refused:
             log.warning("%d messages could not be released: %s", len(refused), refused[0])
+
+
+class Part(ABC):
+    """What fetches from one partition of a queue, or from all of one without partitions."""
+
+    def __init__(self, consumer: QueueConsumer, index: int) -> None:
+        """Begin at once. `index` is that of the partition; the first finds out about the others."""
+        self.index = index
+        self.watch = OutageWatch(
+            broker_of(consumer.queue_id), consumer._timeout_s, consumer._give_up
+        )
+        self.ingests = IngestWatch(
+            consumer.queue_id, consumer._timeout_s, consumer._give_up, consumer._has_work
+        )
+        self.shard: int | None = None
+        self.task = asyncio.create_task(self.run())
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Fetches until the consumer is closed."""
+
+    async def locate(self, consumer: QueueConsumer) -> int:
+        """The shard of the partition. Raises as `QueueLocations.shards_of`."""
+        if not self.index:
+            consumer._begin(len(await consumer._locations.shards_of(consumer.queue_id)))
+        self.shard = None
+        self.shard = await consumer._locations.shard_of(consumer.queue_id, self.index)
+        return self.shard
+
+    def close(self) -> None:
+        self.watch.close()
+        self.ingests.close()
 
 
 class Consumer(QueueConsumer):
@@ -183,18 +231,9 @@ class Consumer(QueueConsumer):
     ) -> None:
         super().__init__(locations, origin, keeper, options, on_close)
         self._consumer_id = options.consumer_id
-        self._buffer: deque[tuple[Received, Lease]] = deque()
-        self._buffer_bytes = 0
+        self._buffer: deque[tuple[Received, Lease, _Stream]] = deque()
+        self._streams: list[_Stream] = []
         self._arrived = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._taken_count = 0
-        self._taken_bytes = 0
-        self._has_received = False
-        self._stopping = False
-        self._paused = False
-        self._answered_at_s: float | None = None
-        self._streaming = False
-        self._shard: int | None = None
 
     async def __anext__(self) -> Received:
         """The next message; ends when the consumer is closed.
@@ -202,7 +241,7 @@ class Consumer(QueueConsumer):
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
         server refuses the options; so does every later try.
         """
-        if self._task is None:
+        if not self._parts:
             self._begin()
         began_ns = time.time_ns() if self._origin.telemetry is not None else 0
         while True:
@@ -221,36 +260,17 @@ class Consumer(QueueConsumer):
         return message
 
     @property
-    def outage(self) -> Outage | None:
-        """The outage of the broker, or of an ingest that messages wait for; None without one.
-
-        Iterating waits for `outage_timeout`.
-        """
-        return self._watch.outage or self._ingests.outage
-
-    @property
     def paused(self) -> bool:
         """Whether the queue is paused, as of the last try; iterating waits for its end."""
-        answered_at_s = self._answered_at_s
-        return self._paused and (
-            answered_at_s is None or time.monotonic() - answered_at_s < PROVEN_S
-        )
+        return any(stream.is_paused for stream in self._streams)
 
     def _take(self) -> Received | None:
         """The first buffered message; None when its lease was lost, so that others may have it."""
-        message, lease = self._buffer.popleft()
-        size = len(message._payload)
-        self._buffer_bytes -= size
-        self._taken_count += 1
-        self._taken_bytes += size
-        options = self._options
-        if (
-            self._taken_count * 2 >= options.prefetch
-            or self._taken_bytes * 2 >= options.prefetch_bytes
-        ):
-            self._taken.set()
+        message, lease, stream = self._buffer.popleft()
+        stream.taken(len(message._payload))
         if not self._buffer:
-            self._ingests.progress()
+            for one in self._streams:
+                one.ingests.progress()
         lease.buffered = False
         return None if lease.lost else message
 
@@ -258,11 +278,10 @@ class Consumer(QueueConsumer):
         """Returns the message of a caller that was interrupted while it took it."""
         lease = _lease_of(message)
         lease.buffered = True
-        size = len(message._payload)
-        self._buffer.appendleft((message, lease))
-        self._buffer_bytes += size
-        self._taken_count -= 1
-        self._taken_bytes -= size
+        shard = shard_of(message.lease_token)
+        stream = next((one for one in self._streams if one.shard == shard), self._streams[0])
+        stream.requeued(len(message._payload))
+        self._buffer.appendleft((message, lease, stream))
         self._arrived.set()
 
     async def close(self) -> None:
@@ -272,70 +291,27 @@ class Consumer(QueueConsumer):
         for a broker that does not answer for 5 s at most.
         """
         self._closed = True
-        self._stopping = True
-        self._watch.close()
-        self._ingests.close()
-        self._taken.set()
+        for stream in self._streams:
+            stream.close()
         self._arrived.set()
+        streaming = [stream.task for stream in self._streams if stream.is_streaming]
         try:
-            if self._task is not None and self._streaming:
-                await asyncio.wait([self._task], timeout=CLOSE_S)
+            if streaming:
+                await asyncio.wait(streaming, timeout=CLOSE_S)
         finally:
-            if self._task is not None:
-                self._task.cancel()
-            tokens = [lease.token for _, lease in self._buffer if not lease.lost]
+            for stream in self._streams:
+                stream.task.cancel()
+            tokens = [lease.token for _, lease, _ in self._buffer if not lease.lost]
             self._buffer.clear()
-            self._buffer_bytes = 0
             self._keeper.drop_all(tokens)
             self._on_close(self)
-            if self._task is not None:
-                await asyncio.wait([self._task])
+            await self._end_parts()
             await self._settle(tokens)
 
-    async def _run(self) -> None:
-        """Keeps a stream open until the consumer is closed or refused permanently."""
-        backoff = BACKOFF_S
-        self._watch.begin()
-        while not self._closed:
-            self._has_received = False
-            refused: SlateMQError | None = None
-            try:
-                await self._stream()
-            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
-                if error.reason == "CLIENT_CLOSED":
-                    self._fail(error)
-                    return
-                log.debug("stream of %s broke: %s", self.queue_id, error)
-                refused = error
-                self._watch.begin(error)
-                if not isinstance(error, ResourceExhausted):
-                    self._peers.forget()
-            except SlateMQError as error:
-                if error.reason == PAUSED:
-                    self._watch.end()
-                    self._paused = True
-                elif not await self._has_moved(error):
-                    self._fail(error)
-                    return
-            except Exception as error:
-                log.exception("the stream of %s ended by a fault", self.queue_id)
-                self._fail(Internal(f"a fault of the client: {error!r}"))
-                return
-            if self._has_received:
-                backoff = BACKOFF_S  # It worked: this is a new outage.
-            if not self._closed:
-                await asyncio.sleep(pause_s(refused, backoff))
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
-
-    async def _has_moved(self, error: SlateMQError) -> bool:
-        """Whether a queue that was not found has moved to another shard."""
-        if not isinstance(error, NotFound) or self._shard is None:
-            return False
-        try:
-            return await self._locations.has_moved(self.queue_id, self._shard, error)
-        except (Unavailable, DeadlineExceeded) as failed:
-            log.debug("where %s is cannot be asked: %s", self.queue_id, failed)
-            return True  # The next try asks again.
+    def _part(self, index: int) -> _Stream:
+        stream = _Stream(self, index)
+        self._streams.append(stream)
+        return stream
 
     def _has_work(self) -> bool:
         return bool(self._buffer)
@@ -344,20 +320,136 @@ class Consumer(QueueConsumer):
         super()._fail(error)
         self._arrived.set()
 
+    def _receive(self, claimed: Claimed, stream: _Stream) -> None:
+        for message in received(claimed, self._origin, self._hold_s):
+            self._buffer.append((message, _lease_of(message), stream))
+            stream.buffered(len(message._payload))
+        self._arrived.set()
+
+
+class _Stream(Part):
+    """Keeps a stream of one partition open. It gets an even share of the consumer's credit."""
+
+    def __init__(self, consumer: Consumer, index: int) -> None:
+        self._consumer = consumer
+        self._options = consumer._options
+        self._locations = consumer._locations
+        self._peers = consumer._peers
+        self.queue_id = consumer.queue_id
+        self.is_streaming = False
+        self._stopping = False
+        self._paused = False
+        self._has_received = False
+        self._answered_at_s: float | None = None
+        self._taken = asyncio.Event()
+        self._taken_count = 0
+        self._taken_bytes = 0
+        self._buffered_count = 0
+        self._buffered_bytes = 0
+        super().__init__(consumer, index)
+
+    @property
+    def is_paused(self) -> bool:
+        answered_at_s = self._answered_at_s
+        return self._paused and (
+            answered_at_s is None or time.monotonic() - answered_at_s < PROVEN_S
+        )
+
+    @property
+    def _messages_share(self) -> int:
+        return -(-self._options.prefetch // len(self._consumer._streams))
+
+    @property
+    def _bytes_share(self) -> int:
+        return -(-self._options.prefetch_bytes // len(self._consumer._streams))
+
+    def buffered(self, size_bytes: int) -> None:
+        """Counts a message that came into the buffer."""
+        self._buffered_count += 1
+        self._buffered_bytes += size_bytes
+
+    def taken(self, size_bytes: int) -> None:
+        """Counts a message that was taken out of the buffer, whose credit is granted again."""
+        self._buffered_count -= 1
+        self._buffered_bytes -= size_bytes
+        self._taken_count += 1
+        self._taken_bytes += size_bytes
+        if (
+            self._taken_count * 2 >= self._messages_share
+            or self._taken_bytes * 2 >= self._bytes_share
+        ):
+            self._taken.set()
+
+    def requeued(self, size_bytes: int) -> None:
+        """Counts a message that came back into the buffer."""
+        self.buffered(size_bytes)
+        self._taken_count -= 1
+        self._taken_bytes -= size_bytes
+
+    def close(self) -> None:
+        """Stops the stream: messages on their way still arrive."""
+        super().close()
+        self._stopping = True
+        self._taken.set()
+
+    async def run(self) -> None:
+        """Keeps a stream open until the consumer is closed or refused permanently."""
+        backoff = BACKOFF_S
+        self.watch.begin()
+        while not self._consumer._closed:
+            self._has_received = False
+            refused: SlateMQError | None = None
+            try:
+                await self._stream()
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                if error.reason == "CLIENT_CLOSED":
+                    self._consumer._fail(error)
+                    return
+                log.debug("stream of %s broke: %s", self.queue_id, error)
+                refused = error
+                self.watch.begin(error)
+                if not isinstance(error, ResourceExhausted):
+                    self._peers.forget()
+            except SlateMQError as error:
+                if error.reason == PAUSED:
+                    self.watch.end()
+                    self._paused = True
+                elif not await self._has_moved(error):
+                    self._consumer._fail(error)
+                    return
+            except Exception as error:
+                log.exception("the stream of %s ended by a fault", self.queue_id)
+                self._consumer._fail(Internal(f"a fault of the client: {error!r}"))
+                return
+            if self._has_received:
+                backoff = BACKOFF_S  # It worked: this is a new outage.
+            if not self._consumer._closed:
+                await asyncio.sleep(pause_s(refused, backoff))
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    async def _has_moved(self, error: SlateMQError) -> bool:
+        """Whether a queue that was not found has moved to another shard."""
+        if not isinstance(error, NotFound) or self.shard is None:
+            return False
+        try:
+            return await self._locations.has_moved(self.queue_id, self.shard, error)
+        except (Unavailable, DeadlineExceeded) as failed:
+            log.debug("where %s is cannot be asked: %s", self.queue_id, failed)
+            return True  # The next try asks again.
+
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
         self._answered_at_s = None
-        self._shard = await self._locations.shard_of(self.queue_id)
-        channel = await self._peers.broker(self._shard)
+        channel = await self._peers.broker(await self.locate(self._consumer))
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume()
         writing = asyncio.create_task(self._write_all(call))
-        self._streaming = True
+        self.is_streaming = True
         try:
             await self._receive_all(call)
         finally:
-            self._streaming = False
-            self._ingests.close()
+            self.is_streaming = False
+            self.ingests.close()
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
             call.cancel()
@@ -365,8 +457,10 @@ class Consumer(QueueConsumer):
     async def _receive_all(self, call: Any) -> None:
         try:
             while (answer := await call.read()) is not grpc.aio.EOF:
-                self._consumer_id = answer.consumer_id
-                self._watch.end_soon()
+                self._consumer._consumer_id = answer.consumer_id
+                if self._answered_at_s is None:
+                    self._note_count(answer.partitions_count)
+                self.watch.end_soon()
                 self._answered_at_s = self._answered_at_s or time.monotonic()
                 self._receive(claimed_of(answer))
         except grpc.RpcError as error:
@@ -376,18 +470,23 @@ class Consumer(QueueConsumer):
             if task is not None and task.cancelling():
                 raise
             raise closed() from None  # The channel was closed under the stream.
-        if not self._closed:
+        if not self._consumer._closed:
             raise Unavailable("the stream ended", reason="STREAM_ENDED")
+
+    def _note_count(self, partitions_count: int) -> None:
+        """Raises Unavailable where this shard may have another partition: it is looked up again."""
+        if self._locations.note_count(self.queue_id, partitions_count):
+            raise Unavailable("the queue has other partitions now", reason="PARTITIONS_CHANGED")
 
     def _start(self) -> consumer_pb2.ConsumeStart:
         self._taken_count = self._taken_bytes = 0
         self._taken.clear()
-        count = self._options.prefetch - len(self._buffer)
-        room = self._options.prefetch_bytes - self._buffer_bytes
+        count = self._messages_share - self._buffered_count
+        room = self._bytes_share - self._buffered_bytes
         start = consumer_pb2.ConsumeStart(
             queue_id=self.queue_id,
             lease_ms=self._options.lease_ms,
-            consumer_id=self._consumer_id,
+            consumer_id=self._consumer._consumer_id,
         )
         if count > 0 and room > 0:
             start.credit.messages_count = count
@@ -416,16 +515,13 @@ class Consumer(QueueConsumer):
         await call.write(consumer_pb2.ConsumeRequest(credit=credit))
 
     def _receive(self, claimed: Claimed) -> None:
-        self._ingests.note(claimed.awaited_shards)
-        for message in received(claimed, self._origin, self._hold_s):
-            self._buffer.append((message, _lease_of(message)))
-            self._buffer_bytes += len(message._payload)
+        self.ingests.note(claimed.awaited_shards)
         if claimed.payloads:
             self._has_received = True
             self._paused = False
-            self._watch.end()
-            self._ingests.progress()
-            self._arrived.set()
+            self.watch.end()
+            self.ingests.progress()
+            self._consumer._receive(claimed, self)
 
 
 def _lease_of(message: Received) -> Lease:

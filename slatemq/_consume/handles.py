@@ -1,7 +1,8 @@
 """The texts that name an entry (its handle) and prove a claim (its lease token).
 
 A handle says where the broker looks for one message in one queue: `<queue>/<message ID>/<place>`,
-the ID in hex. Without a place the broker searches the queue.
+the ID in hex. Without a place the broker searches the queue. The place of an entry of a partitioned
+queue begins with the index of its partition: `2:f1a`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,20 @@ def message_of_handle(handle: str) -> int:
     if _NUMBER.fullmatch(number) is None:
         raise InvalidArgument("handle", _FORM)
     return int(number, 16)
+
+
+def partition_of_handle(handle: str) -> int | None:
+    """The partition that a handle names; None where it names none."""
+    place = handle.split("/", 2)[2] if handle.count("/") > 1 else ""
+    index, colon, _ = place.partition(":")
+    return int(index) if colon and index.isascii() and index.isdigit() else None
+
+
+def shard_of_handle(handle: str) -> int | None:
+    """The broker shard of the lease that a handle names; None where it names none."""
+    place = handle.split("/", 2)[2] if handle.count("/") > 1 else ""
+    match = _TOKEN.fullmatch(place[1:]) if place.startswith("l") else None
+    return int(match[1], 16) if match is not None else None
 
 
 def shard_of(token: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 from slatemq._checks import check_text
@@ -15,6 +16,7 @@ from slatemq.errors import (
     SHARD,
     SHARDS,
     DeadlineExceeded,
+    FailedPrecondition,
     NotFound,
     SlateMQError,
     Unavailable,
@@ -45,55 +47,77 @@ class Answers(NamedTuple, Generic[T]):
     def check_complete(self) -> None:
         """Raises Unavailable (INCOMPLETE) that names the brokers which did not answer."""
         if self.problems:
-            raise _silent("the answer is incomplete", self.problems, INCOMPLETE)
+            raise incomplete(self.problems)
 
 
 class QueueLocations:
-    """Finds queues, by one call to any broker, and remembers where they are."""
+    """Finds queues, by one call to any broker, and remembers where they are.
+
+    A queue is on one shard, or has a partition on each of several: their shards are in the order of
+    the partitions' indexes.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
-        self._known: dict[str, int] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._outdated: set[str] = set()
 
-    async def shard_of(self, queue_id: str) -> int:
-        """The broker shard of a queue, whose broker may be down.
+    async def shards_of(self, queue_id: str, *, fresh: bool = False) -> tuple[int, ...]:
+        """The broker shards of a queue, by partition; their brokers may be down.
 
+        What is known may be outdated; `fresh` has the claim of the name read now.
         Raises NotFound when no shard has it, Unavailable or DeadlineExceeded when no broker
         answers.
         """
-        shards = await self.peers.broker_shards()
+        brokers = await self.peers.broker_shards()
         known = self._known.get(queue_id)
-        if known is not None:
+        fresh = fresh or queue_id in self._outdated
+        if known is not None and not fresh:
             return known
-        if len(shards) == 1:
-            return shards[0]
-        shard = self._known[queue_id] = await self._look_up(queue_id, shards)
-        return shard
+        if len(brokers) == 1:
+            return (brokers[0],)
+        shards = self._known[queue_id] = await self._look_up(queue_id, brokers, fresh=fresh)
+        self._outdated.discard(queue_id)
+        return shards
 
-    async def _look_up(self, queue_id: str, brokers: list[int], *, fresh: bool = False) -> int:
+    async def shard_of(self, queue_id: str, partition: int = 0) -> int:
+        """The broker shard of a partition, or of a queue without any. Raises as `shards_of`.
+
+        NotFound, too, when the queue has no such partition.
+        """
+        shards = await self.shards_of(queue_id)
+        if partition >= len(shards):
+            shards = await self.shards_of(queue_id, fresh=True)
+        if partition >= len(shards):
+            raise NotFound("queue", queue_id, f"queue {queue_id!r} has no partition {partition}")
+        return shards[partition]
+
+    async def _look_up(
+        self, queue_id: str, brokers: list[int], *, fresh: bool = False
+    ) -> tuple[int, ...]:
         """What the first of these brokers that answers says; `fresh`: by a claim read now."""
         request = LocateQueueRequest(queue_id=queue_id, fresh=fresh)
 
-        async def look(broker: int) -> int | NotFound:
+        async def look(broker: int) -> tuple[int, ...] | NotFound:
             stub = QueueServiceStub(await self.peers.broker(broker))
             try:
                 with errors_translated():
                     call = stub.LocateQueue(request, timeout=ATTEMPT_S)
-                    return (await self.peers.unless_closed(call)).broker_shards[0]
+                    return tuple((await self.peers.unless_closed(call)).broker_shards)
             except NotFound as error:
                 return error  # as any other broker would say
 
         asked = random.sample(brokers, len(brokers))
         found, problems = await first_answer(asked, look, STAGGER_S)
-        if isinstance(found, int):
+        if isinstance(found, tuple):
             return found
         raise found or next(iter(problems.values()))
 
     async def has_moved(self, queue_id: str, asked: int, error: NotFound) -> bool:
-        """Whether a shard that was asked in vain for a queue is not the one that has it.
+        """Whether a shard that was asked in vain for a queue is none of those that have it.
 
-        The error may say which one does; else it is looked up, by a fresh claim. Raises as
-        `shard_of`, but not NotFound.
+        The error may say which have it; else it is looked up, by a fresh claim. Raises as
+        `shards_of`, but not NotFound.
         """
         if error.resource_type != "queue" or error.resource_name != queue_id:
             return False
@@ -101,38 +125,49 @@ class QueueLocations:
         named = error.metadata.get(SHARD)
         brokers = await self.peers.broker_shards()
         if named is not None:
-            self._known[queue_id] = int(named)
-            return int(named) != asked
+            self._known[queue_id] = tuple(map(int, named.split(",")))
+            return asked not in self._known[queue_id]
         if len(brokers) < 2:
             return False
         try:
-            shard = await self._look_up(queue_id, brokers, fresh=True)
+            shards = await self._look_up(queue_id, brokers, fresh=True)
         except NotFound:
             return False
-        self._known[queue_id] = shard
-        return shard != asked
+        self._known[queue_id] = shards
+        return asked not in shards
 
     def forget(self, queue_id: str) -> None:
         """The queue is not where it was: ask again."""
         self._known.pop(queue_id, None)
 
+    def note_count(self, queue_id: str, partitions_count: int) -> bool:
+        """Notes what a broker says of a queue: 0 partitions are none. Whether that is news.
+
+        A queue of the name may have been deleted and created again since it was looked up.
+        """
+        known = self._known.get(queue_id)
+        is_news = known is not None and len(known) != (partitions_count or 1)
+        if is_news:
+            self._outdated.add(queue_id)
+        return is_news
+
     async def call(
         self,
         queue_id: str,
         attempt: Callable[[int, float], Awaitable[T]],
+        partition: int = 0,
         **options: Unpack[CallOptions],
     ) -> T:
-        """A call to the broker of a queue; `attempt` gets its shard and a timeout in seconds.
+        """A call to the broker of a partition; `attempt` gets its shard and a timeout in seconds.
 
-        A queue that is not where it was is looked for once more. Options and errors as in
-        `Peers.call`.
+        One that is not where it was is looked for once more. Options and errors as in `Peers.call`.
         """
         asked: int | None = None
 
         async def located(timeout: float) -> T:
             nonlocal asked
             asked = None
-            asked = await self.shard_of(queue_id)
+            asked = await self.shard_of(queue_id, partition)
             return await attempt(asked, timeout)
 
         try:
@@ -142,15 +177,89 @@ class QueueLocations:
                 raise
         return await self.peers.call(located, **options)
 
+    async def outcomes(
+        self,
+        queue_id: str,
+        attempt: Callable[[int, int, float], Awaitable[T]],
+        patience_s: float | None = None,
+        *,
+        fresh: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> list[T | SlateMQError]:
+        """Calls to the brokers of all partitions at once; by index the result, or the error.
+
+        `attempt` gets the index, its shard and a timeout; one of several may take `patience_s` in
+        all. `fresh` as in `shards_of`. Raises as `call` for a queue that is not partitioned.
+        """
+
+        async def locate(_: float) -> tuple[int, ...]:
+            return await self.shards_of(queue_id, fresh=fresh)
+
+        async def one(index: int) -> T | SlateMQError:
+            try:
+                return await self.call(queue_id, partial(attempt, index), index, **options)
+            except SlateMQError as error:
+                return error
+
+        count = len(await self.peers.call(locate))
+        if count == 1:
+            return [await self.call(queue_id, partial(attempt, 0), **options)]
+        if patience_s is not None:
+            options |= bounded(min(patience_s, self.peers.call_s))
+        return await asyncio.gather(*map(one, range(count)))
+
+    async def each(
+        self,
+        queue_id: str,
+        attempt: Callable[[int, int, float], Awaitable[T]],
+        **options: Unpack[CallOptions],
+    ) -> list[T]:
+        """As `outcomes`, but raises the first error once all calls have ended.
+
+        Where the queue is, is looked up first: a change must not miss a partition.
+        FailedPrecondition (PARTITIONS_MISSING) where some partitions do not exist.
+        """
+        outcomes = await self.outcomes(queue_id, attempt, fresh=True, **options)
+        missing = [index for index, one in enumerate(outcomes) if is_absent(one, queue_id)]
+        if missing and len(missing) < len(outcomes):
+            raise FailedPrecondition(
+                "PARTITIONS_MISSING",
+                f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke "
+                "off; repeat it",
+                subject=queue_id,
+                metadata={"partitions": ",".join(map(str, missing))},
+            )
+        results: list[T] = []
+        for one in outcomes:
+            if isinstance(one, SlateMQError):
+                raise one
+            results.append(one)
+        return results
+
     async def ask(
-        self, queue_id: str, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+        self,
+        queue_id: str,
+        method: Method[Q, R],
+        request: Q,
+        partition: int = 0,
+        **options: Unpack[CallOptions],
     ) -> R:
-        """Calls a method of the broker of a queue; the rest as in `call`."""
+        """Calls a method of the broker of a partition; the rest as in `call`."""
 
         async def attempt(shard: int, timeout: float) -> R:
             return await method(await self.peers.broker(shard))(request, timeout=timeout)
 
-        return await self.call(queue_id, attempt, **options)
+        return await self.call(queue_id, attempt, partition, **options)
+
+    async def ask_each(
+        self, queue_id: str, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+    ) -> list[R]:
+        """Calls a method of the brokers of all partitions; the rest as in `each`."""
+
+        async def attempt(_: int, shard: int, timeout: float) -> R:
+            return await method(await self.peers.broker(shard))(request, timeout=timeout)
+
+        return await self.each(queue_id, attempt, **options)
 
     async def ask_owner_of(
         self,
@@ -191,13 +300,7 @@ class QueueLocations:
             nonlocal patience_s
             shards = await self.peers.broker_shards()
             patience_s *= 2  # All of them may be busy.
-            bound_s = min(patience_s, self.peers.call_s)
-            refused_s = min(REFUSED_S, bound_s)
-            options: CallOptions = {
-                "call_s": refused_s,
-                "attempt_s": bound_s,
-                "wait_s": bound_s - refused_s,
-            }
+            options = bounded(min(patience_s, self.peers.call_s))
             by_shard: dict[int, R] = {}
             problems: dict[int, SlateMQError] = {}
 
@@ -231,6 +334,26 @@ class QueueLocations:
         if silent:
             raise _silent(f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN")
         raise NotFound(resource, name)
+
+
+def bounded(bound_s: float) -> CallOptions:
+    """Options of a call to one broker of several, for which others need not wait long."""
+    refused_s = min(REFUSED_S, bound_s)
+    return {"call_s": refused_s, "attempt_s": bound_s, "wait_s": bound_s - refused_s}
+
+
+def incomplete(problems: Mapping[int, SlateMQError]) -> Unavailable:
+    """The error of an answer that lacks these brokers."""
+    return _silent("the answer is incomplete", problems, INCOMPLETE)
+
+
+def is_absent(outcome: object, queue_id: str) -> bool:
+    """Whether a call found that its shard does not have the queue."""
+    return (
+        isinstance(outcome, NotFound)
+        and outcome.resource_type == "queue"
+        and outcome.resource_name == queue_id
+    )
 
 
 def _silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Unavailable:

@@ -21,7 +21,7 @@ from slatemq.cli.parameters import (
 )
 
 if TYPE_CHECKING:
-    from slatemq._admin.queue_models import Queue
+    from slatemq._admin.queue_models import Counts, Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,7 +101,11 @@ def priority_of(one: Queue) -> str:
 
 
 def count_cells(one: Queue) -> list[int]:
-    return [getattr(one.counts, f"{name.replace(' ', '_')}_count") for name in COUNTS]
+    return cells_of(one.counts)
+
+
+def cells_of(counts: Counts) -> list[int]:
+    return [getattr(counts, f"{name.replace(' ', '_')}_count") for name in COUNTS]
 
 
 OPEN = "open"
@@ -109,6 +113,10 @@ OPEN = "open"
 
 
 def state_of(one: Queue) -> str:
+    if one.missing_partitions:
+        return "partitions missing"
+    if one.settings_differ:
+        return "settings differ"
     if one.paused:
         return "paused"
     return "quarantine" if one.quarantine else OPEN
@@ -126,11 +134,30 @@ def settings_rows(one: Queue) -> list[tuple[str, str]]:
         ("oldest claimable", "-" if age_ms is None else format_duration(age_ms)),
         *_quarantine_rows(one),
         *_replay_rows(one),
-        ("broker shard", str(one.broker_shard)),
+        *_place_rows(one),
         ("created", format_time(one.created_at_ms)),
         ("updated", format_time(one.updated_at_ms)),
         ("etag", one.etag),
     ]
+
+
+def _place_rows(one: Queue) -> list[tuple[str, str]]:
+    if not one.partitions_count:
+        return [("broker shard", str(one.broker_shard))]
+    return [
+        ("partitions", str(one.partitions_count)),
+        ("ordering header", one.ordering_header or "-"),
+    ]
+
+
+def partition_rows(one: Queue) -> list[list[object]]:
+    """The partitions of a queue with their counts, those that were not found, too."""
+    rows: list[list[object]] = []
+    for index in range(one.partitions_count):
+        part = one.partitions.get(index)
+        counts = ["-"] * len(COUNTS) if part is None else cells_of(part.counts)
+        rows.append([index, "missing" if part is None else part.broker_shard, *counts])
+    return rows
 
 
 def priority_rows(one: Queue) -> list[tuple[int, int, int]]:

@@ -105,8 +105,13 @@ class ClaimResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_COUNT_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which they were claimed."""
+    partitions_count: _builtins.int
+    """How many partitions the queue has, of which these messages are from one; 0 = it is not partitioned. Where it is not the number of shards
+    that the caller knows, it should call LocateQueue with `fresh`.
+    """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
         """The messages in the order of delivery, run by run; may be empty."""
@@ -123,10 +128,11 @@ class ClaimResponse(_message.Message):
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
         consumer_id: _builtins.str = ...,
         awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
+        partitions_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "partitions_count", b"partitions_count", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -601,8 +607,11 @@ class ConsumeResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_COUNT_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which the stream claims."""
+    partitions_count: _builtins.int
+    """As in ClaimResponse, in the first response of a stream."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
         """The messages in the order of delivery, run by run."""
@@ -617,10 +626,11 @@ class ConsumeResponse(_message.Message):
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
         consumer_id: _builtins.str = ...,
         awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
+        partitions_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "partitions_count", b"partitions_count", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -796,6 +796,7 @@ class Redrive(_message.Message):
     EXAMINED_COUNT_FIELD_NUMBER: _builtins.int
     REDRIVEN_COUNT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     redrive_id: _builtins.str
     """Its ID: unique in the shard."""
     queue_id: _builtins.str
@@ -820,6 +821,8 @@ class Redrive(_message.Message):
     """Dead letters moved so far."""
     error: _builtins.str
     """Why it failed."""
+    request_id: _builtins.str
+    """As in the request. A redrive of a partitioned queue is one on each shard, with the same request ID."""
     def __init__(
         self,
         *,
@@ -835,10 +838,11 @@ class Redrive(_message.Message):
         examined_count: _builtins.int = ...,
         redriven_count: _builtins.int = ...,
         error: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at_ms", b"created_at_ms", "ended_at_ms", b"ended_at_ms", "error", b"error", "examined_count", b"examined_count", "filter", b"filter", "queue_id", b"queue_id", "rate", b"rate", "redrive_id", b"redrive_id", "redriven_count", b"redriven_count", "state", b"state", "target_queue_id", b"target_queue_id", "total_count", b"total_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at_ms", b"created_at_ms", "ended_at_ms", b"ended_at_ms", "error", b"error", "examined_count", b"examined_count", "filter", b"filter", "queue_id", b"queue_id", "rate", b"rate", "redrive_id", b"redrive_id", "redriven_count", b"redriven_count", "request_id", b"request_id", "state", b"state", "target_queue_id", b"target_queue_id", "total_count", b"total_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -298,19 +298,23 @@ class Quarantine(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
+    BEING_CREATED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """The time that its expressions took, for people."""
     since_ms: _builtins.int
     """The beginning of the quarantine, in milliseconds since the Unix epoch."""
+    being_created: _builtins.bool
+    """The queue's partitions are being created: see CreateQueue."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         since_ms: _builtins.int = ...,
+        being_created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_created", b"being_created", "reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,8 @@ refuses those that are not in order.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.partitions import Partition
 from libs.storage.layout.primitives import Fixed, Reader, count_prefix, utf8
 
 _FIXED = Fixed(max_attempts="H", done_retention_s="I")
@@ -52,3 +54,14 @@ def decode_config(data: bytes) -> QueueConfigRecord:
         settings[key] = reader.utf8("setting value")
     reader.finish()
     return QueueConfigRecord(source, max_attempts, done_retention_s, settings)
+
+
+def partition_index(config: QueueConfigRecord) -> int:
+    """The index of the partition that a queue is on its shard; 0 where it is not partitioned.
+
+    Raises CorruptRecord.
+    """
+    try:
+        return Partition.parse(config.settings.get("partition", "0 1 ")).index
+    except ValueError as error:
+        raise CorruptRecord("config value", f"its partition is damaged: {error}") from error

@@ -148,6 +148,11 @@ class QueueSettings:
             self.quarantine,
         )
 
+    @property
+    def partitions_count(self) -> int:
+        """How many partitions the queue has; 0: it is not partitioned."""
+        return 0 if self.partition is None else self.partition.count
+
     def accepts(self, source: QueueSettings) -> bool:
         """Whether messages of that queue may move in: not where their headers must decide."""
         partition = self.partition

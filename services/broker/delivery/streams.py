@@ -59,7 +59,9 @@ class Streams:
             self._delivery.streams[stream] = queue
             reading = asyncio.create_task(self._read(requests, queue, stream))
             try:
-                yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
+                yield consumer_pb2.ConsumeResponse(
+                    consumer_id=consumer, partitions_count=queue.settings.partitions_count
+                )
                 while answer := await self._next_answer(queue, stream):
                     yield answer
                     del answer

@@ -59,6 +59,9 @@ CHANGES_BYTES_MAX = 1 << 20
 PARTITIONS_MAX = 1000
 """Partitions of one queue at most: a claim of its name, and a look for it, name all shards."""
 
+BEING_CREATED = "its partitions are being created; if that broke off, create it again"
+"""The quarantine in which a partition begins."""
+
 EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
 
 SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
@@ -230,6 +233,7 @@ def public(
     if settings.quarantine:
         queue.quarantine.reason = settings.quarantine
         queue.quarantine.since_ms = settings.quarantined_at_ms
+        queue.quarantine.being_created = settings.quarantine == BEING_CREATED
     if settings.partition is not None:
         queue.partition.MergeFrom(queue_pb2.Partition(**asdict(settings.partition)))
     if closed := [one for one in replay if one.end != OPEN_END]:

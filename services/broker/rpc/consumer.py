@@ -120,7 +120,9 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                     "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
                 )
             head = consumer_pb2.ClaimResponse(
-                consumer_id=claim.consumer, awaited_ingest_shards=sorted(claim.awaited_shards)
+                consumer_id=claim.consumer,
+                awaited_ingest_shards=sorted(claim.awaited_shards),
+                partitions_count=queue.settings.partitions_count,
             )
             return await encode_messages(self._shard, claim.batches, head.SerializeToString())
         except BaseException:

@@ -29,6 +29,7 @@ from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiters import paused
 from services.broker.requests.limits import not_negative
 from services.broker.requests.queues import (
+    BEING_CREATED,
     SETTINGS,
     changed,
     changes_of,
@@ -66,8 +67,6 @@ LISTED_PARTS = 1000
 under 10 ms, in which nothing else runs."""
 QUEUE_PARTS = 10
 """What a queue costs without these, in parts."""
-BEING_CREATED = "partitions are being created; if that broke off, create the queue again"
-"""The quarantine in which a partition begins."""
 WATCHERS_MAX = 1000
 """Open WatchQueues streams at most: each change costs a message to each."""
 

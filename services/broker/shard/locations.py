@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from libs.access.current import may_some
 from libs.access.verbs import Verb
 from libs.storage.errors import StorageError
-from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.queue_names import QueueNames, named_shards
 from slatemq.errors import SHARD, WRONG_SHARD, NotFound
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Locations:
         return NotFound(
             "queue",
             queue_id,
-            f"queue {queue_id!r} is not on broker {shard}: ask broker {shards[0]}",
+            f"queue {queue_id!r} is not on broker {shard}: ask {named_shards(shards)}",
             reason=WRONG_SHARD,
-            metadata={SHARD: str(shards[0])},
+            metadata={SHARD: ",".join(map(str, shards))},
         )

@@ -167,11 +167,10 @@ class UniqueNames:
         await self._owner.commits.prove_ownership()
         use = before if self._use_now(queue_id) == before else NameUse.NAME_USE_CHANGING
         queue = self._owner.shard.queues.get(queue_id)
-        partition = None if queue is None else queue.settings.partition
         return GetNameUseResponse(
             use=use,
             broker_shard=self._shard,
-            partitions_count=0 if partition is None else partition.count,
+            partitions_count=0 if queue is None else queue.settings.partitions_count,
         )
 
     def _use_now(self, queue_id: str) -> NameUse.ValueType:

@@ -30,7 +30,8 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.keys import config_range, parse_config_key
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
-from libs.storage.objects.queue_names import UNCLAIMED, QueueNames, named_shards
+from libs.storage.objects.queue_names import QueueNames
+from libs.storage.records.configs import decode_config, partition_index
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import renumber
@@ -88,6 +89,8 @@ class Restoring:
     copied_count: int = 0
     copied_bytes: int = 0
     queues_count: int = 0
+    _shards: dict[str, dict[int, int]] = field(default_factory=dict, init=False)
+    """Of each queue, by the indexes of its partitions."""
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -195,14 +198,15 @@ class Restoring:
         names = [one.database for one in self.backup.databases]
         done = 0
 
-        async def claim(name: str, database: Database) -> None:
+        async def find(name: str, database: Database) -> None:
             nonlocal done
             done += 1
             if name.startswith("broker/"):
-                await self._claim_names(database, int(name.partition("/")[2]))
+                await self._find_queues(database, int(name.partition("/")[2]))
             self._say("databases", done, len(names))
 
-        await renumber(names, self._opened, age_s, claim)
+        await renumber(names, self._opened, age_s, find)
+        await self._claim_names()
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[Database]:
@@ -216,22 +220,27 @@ class Restoring:
         finally:
             await database.close()
 
-    async def _claim_names(self, broker: Database, shard: int) -> None:
-        names = QueueNames(self.target.objects)
+    async def _find_queues(self, broker: Database, shard: int) -> None:
         async for rows in broker.scan(*config_range()):
-            for key, _ in rows:
+            for key, value in rows:
                 queue_id = parse_config_key(key)
-                claim = await names.get(queue_id)
-                if claim == UNCLAIMED:
-                    await names.claim(queue_id, (shard,), claim)
-                elif claim.broker_shards != (shard,):
+                shards = self._shards.setdefault(queue_id, {})
+                index = partition_index(decode_config(value))
+                if index in shards:
                     # Deleted on one shard and created on the other between their snapshots.
                     log.warning(
-                        "the queue %s is on broker %d and on %s: delete it on one of them",
-                        *(queue_id, shard, named_shards(claim.broker_shards)),
+                        "the queue %s is on broker %d and on broker %d: delete it on one of them",
+                        *(queue_id, shard, shards[index]),
                     )
-                self.queues_count += 1
-                self._say("queue names", self.queues_count, self.queues_count)
+                shards.setdefault(index, shard)
+
+    async def _claim_names(self) -> None:
+        names = QueueNames(self.target.objects)
+        for queue_id, by_index in self._shards.items():
+            shards = tuple(by_index[index] for index in sorted(by_index))
+            await names.claim(queue_id, shards, await names.get(queue_id))
+            self.queues_count += 1
+            self._say("queue names", self.queues_count, len(self._shards))
 
     def _say(self, phase: str, done: int, count: int) -> None:
         number = PHASES.index(phase) + 1

@@ -16,10 +16,11 @@ from importlib import import_module
 from typing import Any, Final
 
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.small_objects import Objects
-from services.janitor.asking import asking, find_owner
+from services.janitor.asking import asking
 from services.janitor.spark.packages import check_installed
+from slatemq._consume.handles import partition_of_handle
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from slatemq.v1.janitor_pb2 import ReadArchivedRequest
@@ -45,9 +46,9 @@ Key = tuple[int, int]
 
 
 class ArchivedDeadLetters:
-    def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
+    def __init__(self, objects: Objects, channels: Channels) -> None:
         self._objects = objects
-        self._directory = directory
+        self._names = QueueNames(objects)
         self._channels = channels
 
     async def read(self, asked: ReadArchivedRequest) -> AsyncGenerator[entry_pb2.Entry, None]:
@@ -73,20 +74,23 @@ class ArchivedDeadLetters:
         if asked.handles:
             yield await self._named(asked)
             return
-        shard = await self._shard(asked.queue_id)
         left = asked.max_entries or None
-        window: list[entry_pb2.Entry] = []
-        token = ""
-        while True:
-            page = await self._page(shard, asked, token, PAGE if left is None else min(left, PAGE))
-            window.extend(page.entries)
-            token = page.next_page_token
-            left = None if left is None else left - len(page.entries)
-            is_last = not token or left == 0
-            if window and (is_last or len(window) >= WINDOW):
-                yield window
-                window = []
-            if is_last:
+        for shard in await self._shards(asked.queue_id):
+            window: list[entry_pb2.Entry] = []
+            token = ""
+            while True:
+                size = PAGE if left is None else min(left, PAGE)
+                page = await self._page(shard, asked, token, size)
+                window.extend(page.entries)
+                token = page.next_page_token
+                left = None if left is None else left - len(page.entries)
+                is_last = not token or left == 0
+                if window and (is_last or len(window) >= WINDOW):
+                    yield window
+                    window = []
+                if is_last:
+                    break
+            if left == 0:
                 return
 
     async def _page(
@@ -106,32 +110,35 @@ class ArchivedDeadLetters:
             stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
             return await stub.ListEntries(request)
 
-    async def _shard(self, queue_id: str) -> int:
-        """The broker shard that has a queue. Raises NotFound, Unavailable, DeadlineExceeded."""
-        first = ReadArchivedRequest(queue_id=queue_id)
-        shards = (await self._directory.read()).brokers
-        shard = await find_owner(shards, lambda shard: self._page(shard, first, "", 1))
-        if shard is None:
+    async def _shards(self, queue_id: str) -> tuple[int, ...]:
+        """The broker shards that have a queue, by partition. Raises NotFound, StorageError."""
+        shards = (await self._names.get(queue_id)).broker_shards
+        if not shards:
             raise NotFound("queue", queue_id)
-        return shard
+        return shards
 
     async def _named(self, asked: ReadArchivedRequest) -> list[entry_pb2.Entry]:
         """The entries of the handles that are archived."""
-        shard = await self._shard(asked.queue_id)
+        shards = await self._shards(asked.queue_id)
         found = []
         for place, handle in enumerate(asked.handles):
-            request = entry_pb2.GetEntryRequest(handle=handle, view=entry_pb2.ENTRY_VIEW_BASIC)
-            try:
-                with asking("broker", shard):
-                    stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
-                    entry = (await stub.GetEntry(request)).entry
-            except InvalidArgument as error:
-                raise InvalidArgument(f"handles[{place}]", error.description) from error
-            except (NotFound, FailedPrecondition):
-                continue
-            if entry.state == ARCHIVED:
-                found.append(entry)
+            index = partition_of_handle(handle)
+            for shard in shards if index is None else shards[index : index + 1]:
+                try:
+                    entry = await self._entry(shard, handle)
+                except InvalidArgument as error:
+                    raise InvalidArgument(f"handles[{place}]", error.description) from error
+                except (NotFound, FailedPrecondition):
+                    continue
+                if entry.state == ARCHIVED:
+                    found.append(entry)
         return found
+
+    async def _entry(self, shard: int, handle: str) -> entry_pb2.Entry:
+        request = entry_pb2.GetEntryRequest(handle=handle, view=entry_pb2.ENTRY_VIEW_BASIC)
+        with asking("broker", shard):
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+            return (await stub.GetEntry(request)).entry
 
     # --- What it carried ----------------------------------------------------
 

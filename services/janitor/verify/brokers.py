@@ -19,7 +19,7 @@ from libs.storage.layout.buckets import Bucket, BucketKind, split_bucket, split_
 from libs.storage.layout.keys import BucketKey, RecordType, config_range, queue_state_range
 from libs.storage.layout.own_keys import CLOCK_KEY, outbox_counter_range
 from libs.storage.layout.primitives import KeyRange
-from libs.storage.records.configs import QueueConfigRecord
+from libs.storage.records.configs import QueueConfigRecord, partition_index
 from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, decode_outbox
 from libs.storage.records.payloads import PayloadUri
@@ -68,7 +68,8 @@ class BrokerContents:
     """What other databases are compared with.
 
     Attributes:
-        queues: The queues that exist, by name.
+        queues: The queues that exist, by name, with the index of their partition here; 0 for those
+            that are not partitioned.
         cursors: By ingest shard, the last message of its log that was routed.
         replays: By queue, the ranges of logs that it replays.
         counters: By ingest shard, where its outbox stands.
@@ -77,7 +78,7 @@ class BrokerContents:
 
     name: str
     shard: int
-    queues: set[str] = field(default_factory=set)
+    queues: dict[str, int] = field(default_factory=dict)
     cursors: dict[int, int] = field(default_factory=dict)
     replays: dict[str, list[ReplayRange]] = field(default_factory=dict)
     counters: dict[int, OutboxCounter] = field(default_factory=dict)
@@ -169,9 +170,18 @@ class BrokerCheck:
             case RecordType.CLOCK:
                 self.contents.clock_ms = row.value
 
+    def _index_of(self, queue: str) -> int:
+        try:
+            return partition_index(self._configs[queue])
+        except CorruptRecord as error:
+            self._add(Kind.REFERENCE, "queue config", f"queue {queue}", error.detail)
+            return 0
+
     def _pair_configs(self) -> None:
         alive = {queue for queue, state in self._states.items() if not state.deleted}
-        self.contents.queues = alive & self._configs.keys()
+        self.contents.queues = {
+            queue: self._index_of(queue) for queue in alive & self._configs.keys()
+        }
         if self.walk.name in self.walk.findings.unreadable:
             return
         for queue in sorted(alive - self._configs.keys()):

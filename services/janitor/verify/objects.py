@@ -234,9 +234,10 @@ class ObjectCheck:
             except CorruptRecord as error:
                 self.findings.add(Kind.OBJECT, database, "shard owner", "", error.detail)
 
-    async def check_names(self, queues: Mapping[str, int], began_ms: int) -> None:
-        """Each queue has the claim of its name; `queues` are their shards.
+    async def check_names(self, queues: Mapping[str, Mapping[int, int]], began_ms: int) -> None:
+        """Each queue has the claim of its name, and each partition its place in it.
 
+        `queues` are their shards, with the index of the partition on each.
         `began_ms` is the store's time before the snapshots that have them.
         """
         claimed: dict[str, tuple[int, ...]] = {}
@@ -256,9 +257,10 @@ class ObjectCheck:
                 self.findings.add(
                     Kind.LEFTOVER, QUEUE_NAMES, "queue name", queue_id, wrong, queue_id=queue_id
                 )
-        for queue_id, shard in sorted(queues.items()):
+        places = [(one, *place) for one, shards in queues.items() for place in shards.items()]
+        for queue_id, shard, index in sorted(places):
             claimers = claimed.get(queue_id, ())
-            if shard not in claimers:
+            if claimers[index : index + 1] != (shard,):
                 self.findings.add(
                     Kind.REFERENCE,
                     f"broker/{shard}",

@@ -152,7 +152,10 @@ class Verification:
         self._cross_check()
         self.report("looking for what is left over", self._done, self._done)
         await objects.find_orphans(self.began_ms, lambda: self._read_on(objects))
-        queues = {queue: one.shard for one in self._brokers.values() for queue in one.queues}
+        queues: dict[str, dict[int, int]] = {}
+        for one in self._brokers.values():
+            for queue, index in one.queues.items():
+                queues.setdefault(queue, {})[one.shard] = index
         await objects.check_names(queues, self.began_ms)
         self.findings.counts["databases"] = len(self.databases.names)
         return self.findings

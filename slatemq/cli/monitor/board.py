@@ -26,6 +26,7 @@ from slatemq._admin.rates import (
     Look,
     QueueRates,
     lag_by_broker,
+    lag_of,
     rate_fields,
     rates_between,
 )
@@ -56,7 +57,8 @@ class Row:
     """One queue: its state, what it holds, and what passes through it.
 
     Attributes:
-        lag: Stored messages that are not yet routed to the queue's broker shard.
+        lag: Stored messages that are not yet routed to the queue's broker shard; of its
+            partitions the most.
     """
 
     queue: Queue
@@ -145,7 +147,7 @@ def rows_of(before: Look | None, now: Look) -> list[Row]:
     rates = rates_between(before, now)
     lag = lag_by_broker(now.status.routes)
     return [
-        Row(queue, rates.get(queue.queue_id, UNKNOWN), lag.get(queue.broker_shard, 0))
+        Row(queue, rates.get(queue.queue_id, UNKNOWN), lag_of(queue, lag))
         for queue in now.status.queues
     ]
 

@@ -14,6 +14,7 @@ from slatemq.cli.queue_options import (
     OPEN,
     SETTINGS,
     count_cells,
+    partition_rows,
     priority_rows,
     queue_fields,
     settings_options,
@@ -61,12 +62,26 @@ def queue() -> None:
     metavar="N",
     help="Place it on this broker shard.  [default: one with little load]",
 )
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Spread it over this many broker shards, for more than one shard can do.",
+)
+@click.option(
+    "--ordering-header",
+    type=WORDS,
+    default="",
+    help="Messages with the same value of this header go to the same partition.",
+)
 def create(
     session: Session,
     /,
     name: str,
     with_queue: str,
     shard: int | None,
+    partitions: int | None,
+    ordering_header: str,
     start_from: Any,
     **settings: Any,
 ) -> None:
@@ -86,10 +101,15 @@ def create(
       slatemq queue create audited --default-delay 30s
       slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
       slatemq queue create stage-2 --with stage-1
+      slatemq queue create clicks --partitions 4 --ordering-header customer
 
     A queue lives on one broker shard. Without --shard and --with, the command asks
     two brokers for their load (queues, messages, processor time), and creates the
     queue on the one with less.
+
+    With --partitions it lives on several shards, and keeps order within each. Repeat the
+    command if it breaks off. The number of partitions cannot change: create another
+    queue, and move what is left.
 
     Filters and priorities are CEL. They see `headers` (a map of strings),
     `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
@@ -107,7 +127,13 @@ def create(
     """
     one = session.call(
         lambda client: client.create_queue(
-            name, with_queue=with_queue, shard=shard, start_from=start_from, **settings
+            name,
+            with_queue=with_queue,
+            shard=shard,
+            partitions=partitions,
+            ordering_header=ordering_header,
+            start_from=start_from,
+            **settings,
         )
     )
     session.show(queue_fields(one), f"created queue {name}")
@@ -132,6 +158,9 @@ def show(session: Session, name: str) -> None:
     if found.counts.by_priority:
         say("")
         write_table(("priority", "available", "delayed"), priority_rows(found))
+    if found.partitions_count:
+        say("")
+        write_table(("partition", "broker shard", *COUNTS), partition_rows(found))
 
 
 @queue.command("update")

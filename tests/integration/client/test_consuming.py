@@ -296,7 +296,7 @@ async def test_processing_a_queue_that_is_not_there_says_so(
 async def test_a_fault_of_the_client_itself_reaches_the_caller(
     client: slatemq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(queue_id: str) -> int:
+    def fault(queue_id: str, partition: int = 0) -> int:
         raise ZeroDivisionError
 
     monkeypatch.setattr(client._locations, "shard_of", fault)

@@ -136,9 +136,11 @@ async def test_a_queue_without_messages_is_not_an_outage(
     async with client.consume("q", outage_timeout=30) as messages:
         waiting = asyncio.create_task(taken(messages))
         async with asyncio.timeout(30):
-            while messages._watch._timers == [] and not instance.broker.streams:
+            while not messages._parts or not (
+                messages._parts[0].watch._timers or instance.broker.streams
+            ):
                 await asyncio.sleep(0.01)
-            while messages._watch._timers:  # Timed until the broker has answered.
+            while messages._parts[0].watch._timers:  # Timed until the broker has answered.
                 await asyncio.sleep(0.01)
         assert not waiting.done()
         instance.broker.available.append((b"x", 0))

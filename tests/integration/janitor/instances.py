@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,13 @@ class Instance:
 
     client: slatemq.Client
 
-    def __init__(self, folder: Path, brokers_count: int) -> None:
+    def __init__(self, folder: Path, brokers_count: int, settings: Sequence[str]) -> None:
         self.data = folder / "data"
         self.url = self.data.as_uri()
-        self.ingest = Service(folder, "ingest", *SHORT)
-        self.router = Service(folder, "router", *SHORT)
+        self.ingest = Service(folder, "ingest", *settings)
+        self.router = Service(folder, "router", *settings)
         self.brokers = [
-            Service(folder, "broker", "--shard", str(shard), *SHORT)
+            Service(folder, "broker", "--shard", str(shard), *settings)
             for shard in range(brokers_count)
         ]
 
@@ -123,10 +123,12 @@ class Instance:
 
 
 @asynccontextmanager
-async def instance(folder: Path, brokers_count: int = 1) -> AsyncIterator[Instance]:
+async def instance(
+    folder: Path, brokers_count: int = 1, settings: Sequence[str] = SHORT
+) -> AsyncIterator[Instance]:
     """All of them, over what `folder`/data holds, if anything; killed at the end."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    made = Instance(folder, brokers_count)
+    made = Instance(folder, brokers_count, settings)
     try:
         await asyncio.gather(*(service.start() for service in made.all))
         async with slatemq.connect(made.brokers[0].address) as client:

@@ -15,6 +15,7 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs import archive
 from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path, dead_letters_of
@@ -49,7 +50,7 @@ async def joined(
     directory = TopologyDirectory(objects)
     channels = Channels(directory)
     try:
-        reader = ArchivedDeadLetters(objects, directory, channels)
+        reader = ArchivedDeadLetters(objects, channels)
         return [one async for one in reader._of_day("orders", day, wanted)]
     finally:
         await channels.close()
@@ -191,7 +192,8 @@ async def read(
     channels = Channels(directory)
     try:
         await directory.announce(Peer("broker", 0, f"127.0.0.1:{port}", ""))
-        reader = ArchivedDeadLetters(objects, directory, channels)
+        await QueueNames(objects).claim("orders", (0,), UNCLAIMED)
+        reader = ArchivedDeadLetters(objects, channels)
         return [one async for one in reader.read(asked)]
     finally:
         await channels.close()

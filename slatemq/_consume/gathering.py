@@ -1,0 +1,199 @@
+"""Claiming once from all partitions of a queue: first what is there, then what comes first.
+
+::
+
+    partitions in turn, without waiting ──something──► it, and what the next ones have
+                                        ──nothing────► a stream from each, until one brings some:
+                                                       all stop, and what is too much goes back
+
+A waiting claim that is cancelled may lose its response, and its messages an attempt. A stream that
+is stopped delivers what is on its way before it ends; so nothing is lost that comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc.aio
+
+from slatemq._consume.batches import claim, raise_ingest_away
+from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
+from slatemq._consume.finishing import Nack
+from slatemq._rpc.outages import INGEST_AWAY
+from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
+from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+CREDIT_BYTES: Final = 32 << 20
+"""Payload bytes of a waiting claim that sets no limit, as the server has it."""
+
+
+async def claim_from_all(
+    locations: QueueLocations, request: consumer_pb2.ClaimRequest, origin: Origin, call_s: float
+) -> list[Received]:
+    """Up to `max_messages` of a queue, whichever partitions have them.
+
+    Raises as a claim does; where brokers do not answer and the others have nothing, Unavailable
+    (INCOMPLETE).
+    """
+
+    async def locate(_: float) -> tuple[int, ...]:
+        return await locations.shards_of(request.queue_id)
+
+    shards = await locations.peers.call(locate, call_s=call_s)
+    if len(shards) == 1:
+        return received(await claim(locations, request, call_s, raise_ingest_away), origin)
+    gathering = _Gathering(locations, request, origin, shards)
+    until_s = time.monotonic() + request.wait_ms / 1000
+    try:
+        await gathering.take_present()
+        if not gathering.messages and time.monotonic() < until_s:
+            await gathering.wait(until_s)
+    except asyncio.CancelledError:
+        origin.finisher.release_soon([message.lease_token for message in gathering.messages])
+        raise
+    return await gathering.result()
+
+
+@dataclass(eq=False)
+class _Gathering:
+    _locations: QueueLocations
+    _request: consumer_pb2.ClaimRequest
+    _origin: Origin
+    _shards: tuple[int, ...]
+    messages: list[Received] = field(default_factory=list, init=False)
+    _bytes: int = field(default=0, init=False)
+    _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
+    _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def _count(self) -> int:
+        return self._request.max_messages or 1
+
+    async def take_present(self) -> None:
+        """Claims what the partitions have, from a random one on, until there is enough."""
+        first = random.randrange(len(self._shards))
+        request = consumer_pb2.ClaimRequest()
+        request.CopyFrom(self._request)
+        request.wait_ms = 0
+        for step in range(len(self._shards)):
+            index = (first + step) % len(self._shards)
+            request.max_messages = self._count - len(self.messages)
+            if self._request.max_bytes:
+                request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
+            try:
+                claimed = await claim(
+                    self._locations, request, REFUSED_S, raise_ingest_away, partition=index
+                )
+            except SlateMQError as error:
+                self._problems[index] = error
+                continue
+            self._add(claimed)
+            is_full = self._request.max_bytes and self._bytes >= self._request.max_bytes
+            if len(self.messages) >= self._count or is_full:
+                return
+
+    def _add(self, claimed: Claimed) -> None:
+        self.messages += received(claimed, self._origin)
+        self._bytes += sum(map(len, claimed.payloads))
+        if self.messages:
+            self._found.set()
+
+    async def wait(self, until_s: float) -> None:
+        """Waits for the first messages of any partition."""
+        streams = [
+            asyncio.create_task(self._stream(index, until_s)) for index in range(len(self._shards))
+        ]
+        try:
+            await asyncio.wait(streams)
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+
+    async def _stream(self, index: int, until_s: float) -> None:
+        """A stream of one partition until some has messages; opened again where it breaks."""
+        while not self._found.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            try:
+                with errors_translated():
+                    await self._read(index, left_s)
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                self._problems[index] = error
+                self._locations.peers.forget()
+            except SlateMQError as error:
+                self._problems[index] = error
+                return
+            else:
+                self._problems.pop(index, None)
+                return
+            await _set_within(self._found, min(BACKOFF_S_MAX, until_s - time.monotonic()))
+
+    async def _read(self, index: int, left_s: float) -> None:
+        """Reads a stream that is stopped once any partition has messages, or the wait is over."""
+        shard = await self._locations.shard_of(self._request.queue_id, index)
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await self._locations.peers.broker(shard))
+        call = stub.Consume(timeout=left_s + ATTEMPT_S)
+        stopping: asyncio.Task[None] | None = None
+        try:
+            await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
+            stopping = asyncio.create_task(self._stop(call, left_s))
+            awaited: Sequence[int] = ()
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                claimed = claimed_of(answer)
+                self._add(claimed)
+                awaited = claimed.awaited_shards
+            if awaited:
+                raise Unavailable(f"messages wait for ingest {awaited[0]}", reason=INGEST_AWAY)
+        finally:
+            if stopping is not None:
+                stopping.cancel()
+            call.cancel()
+
+    def _start(self) -> consumer_pb2.ConsumeStart:
+        start = consumer_pb2.ConsumeStart(
+            queue_id=self._request.queue_id,
+            lease_ms=self._request.lease_ms,
+            consumer_id=self._request.consumer_id,
+        )
+        start.credit.messages_count = self._count
+        start.credit.payload_bytes = self._request.max_bytes or CREDIT_BYTES
+        return start
+
+    async def _stop(self, call: Any, left_s: float) -> None:
+        await _set_within(self._found, left_s)
+        await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
+
+    async def result(self) -> list[Received]:
+        """What was claimed; the rest goes back, uncounted. Raises where nothing was, and why."""
+        wanted, surplus = self.messages[: self._count], self.messages[self._count :]
+        if surplus:
+            await self._origin.finisher.nack_many(
+                [Nack(message.lease_token, release=True) for message in surplus]
+            )
+        if not wanted and self._problems:
+            raise self._problem()
+        return wanted
+
+    def _problem(self) -> SlateMQError:
+        for error in self._problems.values():
+            is_away = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
+            if not is_away or error.reason == INGEST_AWAY:
+                return error
+        if len(self._problems) == len(self._shards):
+            return next(iter(self._problems.values()))
+        return incomplete({self._shards[index]: one for index, one in self._problems.items()})
+
+
+async def _set_within(event: asyncio.Event, wait_s: float) -> None:
+    """Waits for an event, or until the time is over."""
+    try:
+        async with asyncio.timeout(max(wait_s, 0)):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,454 @@
+"""One queue over several brokers, through the client, with every service a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slatemq
+from libs.storage.layout.partitions import partition_of_value
+from slatemq.errors import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from tests.integration.janitor.instances import Instance, instance
+
+pytestmark = pytest.mark.stack
+
+BROKERS = 3
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[Instance]:
+    async with instance(tmp_path, BROKERS, ()) as running:
+        yield running
+
+
+async def create(made: Instance, queue_id: str, **settings: Any) -> slatemq.Queue:
+    settings.setdefault("backoff", slatemq.Backoff.none())
+    settings.setdefault("partitions", BROKERS)
+    return await made.client.create_queue(queue_id, **settings)
+
+
+async def claimed(made: Instance, queue_id: str, count: int) -> list[slatemq.Received]:
+    """So many messages, each of which comes once."""
+    found: list[slatemq.Received] = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found += await made.client.claim(queue_id, count - len(found), wait=5, lease=600)
+    assert len({one.message_id for one in found}) == count
+    return found
+
+
+async def keyed(made: Instance, queue_id: str, keys: list[str]) -> None:
+    await made.client.publish_many(
+        [
+            slatemq.OutgoingMessage(key.encode(), {"queue": queue_id, "customer": key})
+            for key in keys
+        ]
+    )
+    await made.routed()
+
+
+async def test_each_message_is_in_one_partition_and_the_queue_is_seen_as_one(
+    made: Instance,
+) -> None:
+    client = made.client
+    queue = await create(made, "q")
+    assert (queue.partitions_count, len(queue.partitions)) == (BROKERS, BROKERS)
+    assert queue.quarantine is None
+    assert not queue.missing_partitions
+    await client.create_queue("plain")
+
+    ids = await made.publish("q", 600)
+    await made.routed()
+    queue = await client.get_queue("q")
+    assert queue.counts.available_count == 600
+    each = [part.counts.available_count for part in queue.partitions.values()]
+    assert sum(each) == 600
+    assert min(each) > 150
+    listed = [one async for one in client.list_queues()]
+    assert [(one.queue_id, one.counts.available_count) for one in listed] == [
+        ("plain", 0),
+        ("q", 600),
+    ]
+    assert await made.listed("q", "available") == ids
+    pages, token = [], ""
+    while True:
+        page = await client.entry_page("q", "available", page_size=170, page_token=token)
+        pages.append([entry.message_id for entry in page.entries])
+        token = page.next_page_token
+        if not token:
+            break
+    assert sorted(one for some in pages for one in some) == sorted(ids)
+    assert max(map(len, pages)) == 170
+
+    # A consumer gets all of it, and acks go where the leases are.
+    got: Counter[int] = Counter()
+    async with client.consume("q", prefetch=20) as messages, asyncio.timeout(60):
+        async for message in messages:
+            async with message:
+                got[message.message_id] += 1
+            if len(got) == 600:
+                break
+    assert got == Counter(dict.fromkeys(ids, 1))
+    counts = (await client.get_queue("q")).counts
+    assert (counts.available_count, counts.in_flight_count, counts.done_count) == (0, 0, 600)
+    done = [entry.finished_at_ms async for entry in client.list_entries("q", "done")]
+    assert done == sorted(done)
+    assert len(done) == 600
+
+
+async def test_batches_and_waiting_claims_gather_from_all_partitions(made: Instance) -> None:
+    client = made.client
+    await create(made, "q")
+    waiting = asyncio.create_task(client.claim("q", 10, wait=30, lease=600))
+    await asyncio.sleep(0.3)
+    ids = set(await made.publish("q", 1))
+    (first,) = await waiting
+    assert {first.message_id} == ids
+    await first.ack()
+    # The other partitions' streams have ended, and nothing counts as an attempt.
+    ids = await made.publish("q", 300)
+    await made.routed()
+    messages = await claimed(made, "q", 300)
+    assert {one.message_id for one in messages} == ids
+    assert {one.attempts_count for one in messages} == {1}
+    assert (await client.get_queue("q")).counts.in_flight_count == 300
+    assert await client.ack([one.lease_token for one in messages]) == [None] * 300
+    assert await client.claim("q", 10, wait=0.2) == []
+
+    ids = await made.publish("q", 500)
+    got: Counter[int] = Counter()
+    async with client.consume_batches("q", 40) as batches, asyncio.timeout(60):
+        async for batch in batches:
+            async with batch:
+                got.update(one.message_id for one in batch)
+            if len(got) == 500:
+                break
+    assert got == Counter(dict.fromkeys(ids, 1))
+
+
+async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
+    made: Instance,
+) -> None:
+    await create(made, "q")
+    got: list[slatemq.Received] = []
+
+    async def consumer() -> None:
+        while len(got) < 60:
+            got.extend(await made.client.claim("q", 5, wait=2, lease=600))
+
+    async with asyncio.timeout(120):
+        consumers = asyncio.gather(*(consumer() for _ in range(4)))
+        ids = set[int]()
+        for _ in range(20):
+            ids |= await made.publish("q", 3)
+            await asyncio.sleep(0.05)
+        await consumers
+    assert sorted(one.message_id for one in got) == sorted(ids)
+    assert {one.attempts_count for one in got} == {1}
+
+
+async def test_messages_with_one_value_of_the_ordering_header_are_in_one_partition(
+    made: Instance,
+) -> None:
+    queue = await create(made, "q", ordering_header="customer")
+    assert queue.ordering_header == "customer"
+    keys = [f"customer-{number % 40}" for number in range(400)]
+    await keyed(made, "q", keys)
+
+    parts = {part.broker_shard: index for index, part in queue.partitions.items()}
+    order: dict[str, list[int]] = {}
+    for message in await claimed(made, "q", 400):
+        key = message.headers["customer"]
+        shard = int(message.lease_token.partition("-")[0], 16)
+        assert parts[shard] == partition_of_value(key, BROKERS)
+        order.setdefault(key, []).append(message.message_id)
+    assert all(ids == sorted(ids) for ids in order.values())
+    assert len({partition_of_value(key, BROKERS) for key in keys}) == BROKERS
+
+    (to_first,) = await made.client.explain({"queue": "q", "customer": "a"})
+    assert to_first.matched
+
+
+async def test_a_queue_that_starts_in_the_past_and_pushes_spread_alike(made: Instance) -> None:
+    client = made.client
+    before = await client.publish_many(
+        [slatemq.OutgoingMessage(b"", {"queue": "q"}) for _ in range(200)]
+    )
+    await made.routed()
+    await create(made, "q", start_from="beginning")
+    ids = {int(one) for one in before} | await made.publish("q", 100)
+    async with asyncio.timeout(60):
+        while (queue := await client.get_queue("q")).counts.available_count < 300:
+            await asyncio.sleep(0.05)
+    assert queue.replay is not None
+    assert await made.listed("q", "available") == ids
+
+    # Pushes are routed by the same rule.
+    await client.execute([slatemq.Push("q", b"pushed") for _ in range(30)])
+    async with asyncio.timeout(60):
+        while (queue := await client.get_queue("q")).counts.available_count < 330:
+            await asyncio.sleep(0.05)
+    assert min(part.counts.available_count for part in queue.partitions.values()) > 80
+
+
+async def test_settings_pauses_purges_and_deletion_reach_every_partition(made: Instance) -> None:
+    client = made.client
+    queue = await create(made, "q")
+    changed = await client.update_queue("q", max_attempts=1, etag=queue.etag)
+    assert changed.max_attempts == 1
+    assert not changed.settings_differ
+    with pytest.raises(Aborted) as refused:
+        await client.update_queue("q", max_attempts=9, etag=queue.etag)
+    assert refused.value.etag == changed.etag
+    await made.publish("q", 90)
+    await made.routed()
+    assert (await client.pause_queue("q")).paused
+    with pytest.raises(FailedPrecondition, match="paused"):
+        await client.claim("q", 10)
+    assert not (await client.resume_queue("q")).paused
+    assert await client.purge_queue("q") == 90
+
+    with pytest.raises(Aborted):
+        await client.delete_queue("q", etag=queue.etag)
+    assert (await client.get_queue("q")).partitions_count == BROKERS
+    await client.delete_queue("q", etag=(await client.get_queue("q")).etag)
+    with pytest.raises(NotFound):
+        await client.get_queue("q")
+    with pytest.raises(NotFound):
+        await client.delete_queue("q")
+    assert (await client.create_queue("q")).partitions_count == 0
+
+
+async def test_dead_letters_of_all_partitions_are_listed_settled_and_redriven(
+    made: Instance,
+) -> None:
+    client = made.client
+    await create(made, "q", max_attempts=1)
+    ids = await made.publish("q", 60)
+    await made.routed()
+    tokens = [one.lease_token for one in await claimed(made, "q", 60)]
+    assert await client.nack(tokens, "broken") == [None] * 60
+    failed = [entry async for entry in client.list_entries("q", "failed", newest_first=True)]
+    assert {entry.message_id for entry in failed} == ids
+    times = [entry.finished_at_ms for entry in failed]
+    assert times == sorted(times, reverse=True)
+
+    # An entry is found by its handle, with and without its place.
+    one = failed[0]
+    assert (await client.get_entry(one.handle)).message_id == one.message_id
+    bare = f"q/{one.message_id:x}"
+    assert (await client.get_entry(bare)).handle == one.handle
+    with pytest.raises(NotFound):
+        await client.get_entry("q/1fffff")
+
+    dropped, redriven, left = failed[:10], failed[10:20], failed[20:]
+    await client.settle_dead_letters(
+        [
+            *(slatemq.DropDeadLetter(entry.handle) for entry in dropped),
+            *(slatemq.RedriveDeadLetter(entry.handle) for entry in redriven),
+        ]
+    )
+    counts = (await client.get_queue("q")).counts
+    assert (counts.failed_count, counts.done_count, counts.available_count) == (40, 10, 10)
+    begun = await client.start_redrive("q")
+    ended = await client.wait_redrive(begun.redrive_id, every=0.1)
+    assert (ended.state, ended.redriven_count, ended.total_count) == ("done", 40, 40)
+    assert [one async for one in client.list_redrives("q")] == [ended]
+    assert [one async for one in client.list_redrives()] == [ended]
+    with pytest.raises(FailedPrecondition, match="done"):
+        await client.cancel_redrive(ended)
+    again = {entry.message_id for entry in left} | {entry.message_id for entry in redriven}
+    assert await made.listed("q", "available") == again
+
+    # Redriven into another queue, they are spread by the same rule.
+    await create(made, "keyed", ordering_header="customer")
+    tokens = [one.lease_token for one in await claimed(made, "q", 50)]
+    assert await client.nack(tokens) == [None] * 50
+    moved = await client.wait_redrive(await client.start_redrive("q", into="keyed"), every=0.1)
+    assert moved.redriven_count == 50
+    async with asyncio.timeout(60):
+        while (await client.get_queue("keyed")).counts.available_count < 50:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_partition_whose_broker_is_away_holds_up_no_other_and_is_named(
+    made: Instance,
+) -> None:
+    client = made.client
+    queue = await create(made, "q")
+    await made.publish("q", 300)
+    await made.routed()
+    away = queue.partitions[1].broker_shard
+    there = 300 - (await client.get_queue("q")).partitions[1].counts.available_count
+    await made.brokers[away].kill()
+
+    seen = await client.get_queue("q")
+    assert seen.missing_partitions == (1,)
+    assert seen.counts.available_count == there
+    with pytest.raises(Unavailable) as refused:
+        [one async for one in client.list_queues()]
+    assert refused.value.reason == "INCOMPLETE"
+    got = await claimed(made, "q", there)
+    await client.ack([one.lease_token for one in got])
+    with pytest.raises(Unavailable) as refused:
+        await client.claim("q", 10)
+    assert refused.value.metadata["broker_shards"] == str(away)
+
+    # What the others do not have comes once it is back.
+    async with client.consume("q") as messages, asyncio.timeout(120):
+        task = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0.2)
+        await made.brokers[away].start()
+        left = [await task]
+        while len(left) < 300 - there:
+            left.append(await anext(messages))
+    assert not {one.message_id for one in left} & {one.message_id for one in got}
+
+
+async def test_a_creation_that_broke_off_is_visible_routes_nothing_and_is_finished_by_a_repeat(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slatemq._admin.queue_calls import QueueCalls
+
+    class Killed(Exception):
+        pass
+
+    calls = 0
+    die_at = 0
+
+    def dying(real: Any) -> Any:
+        async def step(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == die_at:
+                raise Killed
+            return await real(*arguments)
+
+        return step
+
+    monkeypatch.setattr(QueueCalls, "_create_partition", dying(QueueCalls._create_partition))
+    monkeypatch.setattr(QueueCalls, "_open", dying(QueueCalls._open))
+    for die_at in range(2, 2 * BROKERS + 1):
+        queue_id, calls = f"q{die_at}", 0
+        with pytest.raises(Killed):
+            await create(made, queue_id, ordering_header="customer")
+        await asyncio.sleep(0.05)  # What was under way beside it.
+        seen = await made.client.get_queue(queue_id)
+        assert seen.quarantine is not None
+        assert "created" in seen.quarantine.reason
+        with pytest.raises(AlreadyExists):
+            await create(made, queue_id)  # as another queue than was begun
+        published = await made.publish(queue_id, 20)
+        await made.routed()
+
+        calls = -1000
+        done = await create(made, queue_id, ordering_header="customer")
+        assert (done.quarantine, done.missing_partitions) == (None, ())
+        published |= await made.publish(queue_id, 20)
+        got = await claimed(made, queue_id, 20)
+        while len(got) < 40:
+            more = await made.client.claim(queue_id, 40, wait=2)
+            if not more:
+                break
+            got += more
+        # All that came after the answer, each once; of what came before, no more than it all.
+        ids = [one.message_id for one in got]
+        assert len(set(ids)) == len(ids)
+        assert set(ids) <= published
+        with pytest.raises(AlreadyExists):
+            await create(made, queue_id, ordering_header="customer")
+
+
+async def test_a_deletion_that_broke_off_is_visible_and_is_finished_by_a_repeat(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slatemq._admin.queue_calls import QueueCalls
+
+    await create(made, "q")
+    with monkeypatch.context() as broken:
+        broken.setattr(QueueCalls, "_delete_others", None)
+        with pytest.raises(TypeError):
+            await made.client.delete_queue("q")
+    assert (await made.client.get_queue("q")).missing_partitions == (0,)
+    with pytest.raises(FailedPrecondition) as refused:
+        await made.client.pause_queue("q")
+    assert refused.value.reason == "PARTITIONS_MISSING"
+    with pytest.raises(AlreadyExists):
+        await create(made, "q")
+    await made.client.delete_queue("q")
+    assert (await create(made, "q")).missing_partitions == ()
+
+
+async def test_more_partitions_than_brokers_are_refused(made: Instance) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await create(made, "q", partitions=BROKERS + 1)
+    assert refused.value.field == "partitions"
+    with pytest.raises(InvalidArgument):
+        await made.client.create_queue("q", ordering_header="customer")
+    await create(made, "q", partitions=2)
+    with pytest.raises(InvalidArgument, match="2"):
+        await made.client.create_queue("beside", with_queue="q")
+    beside = await create(made, "beside", partitions=2, with_queue="q")
+    queue = await made.client.get_queue("q")
+    assert [part.broker_shard for part in beside.partitions.values()] == [
+        part.broker_shard for part in queue.partitions.values()
+    ]
+
+
+async def test_a_client_that_knew_the_queue_before_it_had_partitions_finds_them(
+    made: Instance,
+) -> None:
+    async with slatemq.connect(made.brokers[1].address) as other:
+        for method in ("get_queue", "claim", "consume", "consume_batches"):
+            await made.client.create_queue("q")
+            await other.get_queue("q")
+            await made.client.delete_queue("q")
+            await create(made, "q")
+            ids = await made.publish("q", 60)
+            await made.routed()
+            got: set[int] = set()
+            if method == "get_queue":
+                assert (await other.get_queue("q")).counts.available_count == 60
+                got = ids
+            elif method == "claim":
+                while len(got) < 60 and (some := await other.claim("q", 60, wait=5)):
+                    got |= {one.message_id for one in some}
+            else:
+                consumer: Any = getattr(other, method)("q")
+                async with consumer, asyncio.timeout(60):
+                    while len(got) < 60:
+                        taken = await anext(consumer)
+                        some = [taken] if isinstance(taken, slatemq.Received) else list(taken)
+                        got |= {one.message_id for one in some}
+            assert got == ids
+            await made.client.delete_queue("q")
+
+
+async def test_a_watch_sees_the_delayed_messages_of_all_partitions_and_goes_on_from_its_position(
+    made: Instance,
+) -> None:
+    await create(made, "q", default_delay=600)
+    ids = await made.publish("q", 40)
+    seen: list[int] = []
+    position = ""
+    async with asyncio.timeout(60):
+        while len(set(seen)) < 40:
+            async with made.client.watch_delayed("q", position=position) as watch:
+                for _ in range(15):
+                    if len(set(seen)) < 40:
+                        seen.append((await anext(watch)).message_id)
+                position = watch.position
+    assert set(seen) == ids
+    assert made.client.watch_delayed("q", position=position).position == position
