@@ -110,11 +110,9 @@ simulate: setup ## Run worlds with all services in one process, each from a seed
 
 # Each with as much of its fault as takes minutes.
 FAULTS := 'kills --command' ingest-away chains histories janitor 'zombies --changes 10000' \
-<<<<<<< HEAD
-  'frozen --seconds 440 --rounds 1' 'disk --rounds 20' 'network --seconds 120' 'restarts --rounds 10' 'overload --seconds 60' 'soak --hours 0.2' upgrade 'store --messages 20000' 'reads --messages 6000' \
-=======
-  'frozen --seconds 440 --rounds 1' 'failover --kills 100' 'disk --rounds 20' 'store --messages 20000' 'reads --messages 6000' \
->>>>>>> 76d5001f (Have a standby wait warm for a shard, and take it from a silent owner)
+  'frozen --seconds 440 --rounds 1' 'failover --kills 100' 'disk --rounds 20' 'network --seconds 120' \
+  'restarts --rounds 10' 'overload --seconds 60' 'soak --hours 0.2' upgrade 'store --messages 20000' \
+  'reads --messages 6000' \
   'events --publishes 20000 --away-seconds 60' hostile 'hostile --secured' 'rot --rounds 150'
 
 faults: setup ## Long runs under faults: kills, frozen and fenced owners, full disks, stores that fail, damaged files, hostile clients
