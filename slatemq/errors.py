@@ -55,6 +55,9 @@ SHARDS = "broker_shards"
 """The fact of such an error that names them, with commas."""
 
 
+INGEST_AWAY = "INGEST_AWAY"
+"""The reason of a claim without messages where some wait for an ingest."""
+
 WRONG_SHARD = "WRONG_SHARD"
 """The reason of NotFound of a queue that another broker shard has."""
 

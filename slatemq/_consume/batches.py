@@ -23,10 +23,10 @@ from slatemq._consume.delivered import (
     received,
 )
 from slatemq._consume.finishing import Nack, nack_of
-from slatemq._rpc.outages import INGEST_AWAY
 from slatemq._rpc.peers import ATTEMPT_S
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
+    INGEST_AWAY,
     FailedPrecondition,
     Internal,
     InvalidArgument,

@@ -24,10 +24,16 @@ import grpc.aio
 from slatemq._consume.batches import claim, raise_ingest_away
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._consume.finishing import Nack
-from slatemq._rpc.outages import INGEST_AWAY
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
-from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    INGEST_AWAY,
+    DeadlineExceeded,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 CREDIT_BYTES: Final = 32 << 20

@@ -9,7 +9,13 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
-from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    INGEST_AWAY,
+    InvalidArgument,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.models import Duration, seconds
 
 log = logging.getLogger("slatemq.outage")
@@ -37,10 +43,6 @@ class Outage(NamedTuple):
                 f"{self.server} {what} for {lasted_s:.0f} s: {self.error.message}",
                 reason=self.error.reason,
             )
-
-
-INGEST_AWAY = "INGEST_AWAY"
-"""The broker's reason for a claim without messages where some wait for an ingest."""
 
 
 def _outage_of(error: SlateMQError | None) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._consume.handles import shard_of
-from slatemq._rpc.outages import INGEST_AWAY
 from slatemq.cli.entry_output import note_encrypted, one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
@@ -26,7 +25,7 @@ from slatemq.cli.parameters import (
     queue_argument,
 )
 from slatemq.cli.session import Session, command
-from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
+from slatemq.errors import INGEST_AWAY, InvalidArgument, SlateMQError, Unavailable
 
 if TYPE_CHECKING:
     from slatemq._consume.delivered import Received
