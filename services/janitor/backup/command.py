@@ -149,6 +149,7 @@ async def _list(given: argparse.Namespace) -> None:
 
 
 async def _restore(given: argparse.Namespace) -> None:
+    _check_apart(given)
     _check_folder(given.backups)
     root, backups = _two_roots(given)
     catalogue = Catalogue(backups.objects)
@@ -177,12 +178,15 @@ def _check_folder(url: str) -> None:
         raise ValueError(f"there is no folder {folder}")  # rather than make it
 
 
-def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:
-    """The roots of the instance and of the backups. Raises ValueError where they overlap."""
-    root, backups = open_root(given.root, given.wal_store), open_root(given.backups)
-    if overlap(root.address, backups.address):
+def _check_apart(given: argparse.Namespace) -> None:
+    """Raises ValueError where the roots of the instance and of the backups overlap."""
+    if overlap(parse_root(given.root), parse_root(given.backups)):
         raise ValueError("--root and --backups must not lie one in the other")
-    return root, backups
+
+
+def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:
+    """The roots of the instance and of the backups; a folder that is not there is made."""
+    return open_root(given.root, given.wal_store), open_root(given.backups)
 
 
 def _fields(backup: Backup) -> dict[str, Any]:

@@ -189,6 +189,7 @@ class Rig:
         )
         self.running = RunningService(self.service, config, Telemetry())
         self.exit: ExitCause | None = None
+        self.ended: asyncio.Task[ExitCause]
 
     def _clock(self, last_ms: int) -> ManualClock:
         assert self.clock.now_ms() >= last_ms
@@ -292,7 +293,7 @@ async def running(
         root = open_root(root.as_uri())
     clock, ingest = clock or ManualClock(), ingest or Ingest()
     rig = Rig(root, clock, ingest, disk, pushes=pushes, shard=shard, settings=settings)
-    ended: asyncio.Task[ExitCause] = asyncio.create_task(rig.running.run(rig.signals))
+    rig.ended = ended = asyncio.create_task(rig.running.run(rig.signals))
     while rig.running.gate._closed is not None:
         assert not ended.done(), ended.result()
         await asyncio.sleep(0.005)

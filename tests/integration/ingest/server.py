@@ -16,6 +16,7 @@ from libs.serving import limits
 from libs.serving.grpc_port import LateHandlers
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.peers.topology import TopologyServicer
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
@@ -25,7 +26,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
-from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, topology_pb2_grpc
 from tests.configs import config_of
 from tests.integration.waiting import WAIT_SECONDS
 from tests.log_entries import DecodedEntry
@@ -135,6 +136,9 @@ class Server:
         await self._server.start()
         await self.service.start(self.address, self.address)
         self.service.add_to(self._handlers.registry)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
+            TopologyServicer(self.service.directory), self._handlers.registry
+        )
         self.gate.open()
 
     @property

@@ -103,7 +103,7 @@ async def test_who_wants_one_such_message_alone_is_asked_to_come_again(
         assert answer.messages[0].payload == LARGE
 
 
-async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_after_one_read(
+async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_after_two_reads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
@@ -120,7 +120,7 @@ async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_aft
         answer = await ingest.read(large)
 
         assert list(answer.damaged_ids) == [large]
-        assert store.reads == 1
+        assert store.reads == 2  # One answer may be wrong where the object is not.
 
 
 class ThrottledStore(SlowStore):

@@ -51,8 +51,9 @@ async def test_a_sweep_cut_short_goes_on_after_the_restart() -> None:
             await asyncio.sleep(0)
         left = await rows_of_lists(rig, with_attempts=True)
         assert 0 < left < full
-        sweeper = rig.service._tasks[2]
+        sweeper = rig.service._tasks[3]
         sweeper.cancel()
+        await rig.ended
     assert rig.exit is not None
     assert rig.exit.code == 1, "a background task that ends takes the process with it"
     async with running(root, clock, disk=disk) as rig:
