@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 
 from libs.storage.database.addresses import parse_root
 from libs.storage.database.roots import Root, open_root
-from libs.storage.errors import StorageError
+from libs.storage.errors import CorruptRecord, StorageError
 from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq.variables import unknown_variables
@@ -94,6 +94,7 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
     databases = await StoppedDatabases.find(root)
     if not databases.names:
         raise NothingThere(f"{root.url} has no databases: is it the root of an instance?")
+    await _find_wals(root)
     before = await _positions(root, databases.names)
     now_ms = time.time_ns() // 1_000_000  # not the store's, which takes a write: nothing is removed
     report = _Progress(quiet).report
@@ -110,6 +111,14 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
             "`slatemq verify`, which verifies a running instance"
         )
     return findings
+
+
+async def _find_wals(root: Root) -> None:
+    """Where a damaged record does not say, the WALs are looked for below the root."""
+    try:
+        await root.wal_store()
+    except CorruptRecord:
+        root.use_wal_store(root.own_wal_store())  # The verification names the record.
 
 
 async def _positions(root: Root, names: Sequence[str]) -> dict[str, str]:
