@@ -182,5 +182,5 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
                 if not status.routes[0].pending_count:
                     break
         assert list(status.routes) == [
-            router_pb2.RouteProgress(cursor=1, durable_sequence=1, pending_count=0)
+            router_pb2.RouteProgress(cursor=1, durable_sequence=1, pending_count=0, is_current=True)
         ]
