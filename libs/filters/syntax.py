@@ -64,6 +64,10 @@ _WORDS = {"true": True, "false": False, "null": None}
 class _Parser(CELParser):
     """Keeps the places of `true` and `false`, which the grammar's own rule loses."""
 
+    def __init__(self) -> None:
+        CELParser.CEL_PARSER = None  # All share one; whoever made it may have used the other rule.
+        super().__init__()
+
     @staticmethod
     def ambiguous_literals(t: Token) -> Token:
         return Token.new_borrow_pos("BOOL_LIT", t.value, t) if t in ("true", "false") else t

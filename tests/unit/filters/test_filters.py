@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from celpy.celparser import CELParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from libs.filters import (
     RuleSet,
     check,
     context,
+    syntax,
 )
 from libs.filters.conditions import is_exact
 from libs.filters.signatures import FUNCTIONS, METHODS
@@ -113,6 +115,17 @@ def test_a_good_filter_is_accepted_and_gives_a_boolean(source: str) -> None:
     assert "not a boolean" not in outcome.error
     assert "Undefined" not in outcome.error
     assert "overload" not in outcome.error
+
+
+def test_places_are_known_even_where_another_user_of_the_library_made_its_parser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CELParser, "CEL_PARSER", None)
+    CELParser()
+    monkeypatch.setattr(syntax, "_PARSER", syntax._Parser())
+    with pytest.raises(FilterError) as refused:
+        check('headers[true] == "a"')
+    assert refused.value.position == (1, 9)
 
 
 @pytest.mark.parametrize(("column", "source"), BAD)

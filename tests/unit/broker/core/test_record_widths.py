@@ -53,6 +53,7 @@ from libs.storage.records.states import (
     QueueStateRecord,
     encode_clock,
     encode_config_revision,
+    encode_draining,
     encode_finished_leases,
     encode_queue_state,
     encode_routing_cursor,
@@ -285,6 +286,11 @@ RECORDS = {
         dict,
         {"milliseconds": Number(63, LAST_MS, CLOCK)},
         lambda rows: encode_clock(rows[0]["milliseconds"]),
+    ),
+    "since when a shard drains": Record(
+        dict,
+        {"since_ms": Number(63, LAST_MS, CLOCK)},
+        lambda rows: encode_draining(rows[0]["since_ms"]),
     ),
     "events": Record(
         EventsRecord,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from libs.storage.layout.partitions import Partition
 from services.broker.core.settings import Backoff, BackoffKind, QueueSettings
 
 
@@ -12,6 +13,8 @@ def another_than(value: Any, name: str) -> Any:
     """A value of the same type that is no default."""
     if name == "backoff":
         return Backoff(BackoffKind.FIXED, 7)
+    if name == "partition":
+        return Partition(1, 3, "tenant id")
     match value:
         case bool():
             return not value
