@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from proton import (
@@ -88,6 +88,11 @@ class Receiver:
     def is_lost(self) -> bool:
         """Whether what was delivered is no longer this consumer's."""
         return self._ended is not None
+
+    @property
+    def arrived(self) -> Sequence[Received]:
+        """What has come and was not taken yet; a server may not show it to others."""
+        return () if self.is_lost else tuple(self._arrived)
 
     def flow(self, credit: int) -> None:
         """Let `credit` more messages come."""

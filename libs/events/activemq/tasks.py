@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.engine import Received, Receiver
@@ -123,17 +124,22 @@ class Tasks:
 
         AMQP 1.0 has no call that counts: the first messages of each queue are looked at.
         """
-        pending = {message.id for message in self._held}
+        pending = {message.id for message in self._delivered()}
         for address in (self._addresses.tasks, self._addresses.retry):
             pending |= {message.id for message in await self._browse(address, BROWSED_MAX)}
         return len(pending), len(await self._browse(self._addresses.dead, BROWSED_MAX))
 
     async def pending(self) -> AsyncGenerator[bytes, None]:
-        for message in [*self._held]:
+        for message in self._delivered():
             yield message.body
         for address in (self._addresses.retry, self._addresses.tasks):
             for message in await self._browse(address, BROWSED_MAX):
                 yield message.body
+
+    def _delivered(self) -> list[Received]:
+        """What is with this consumer: taken, or fetched ahead."""
+        ahead = [one.arrived for one in (self._waiting, self._retrying) if one is not None]
+        return [*self._held, *chain.from_iterable(ahead)]
 
     async def stop(self) -> None:
         """Nothing to do: what was not accepted goes back with the connection."""
