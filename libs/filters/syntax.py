@@ -65,7 +65,7 @@ class _Parser(CELParser):
     """Keeps the places of `true` and `false`, which the grammar's own rule loses."""
 
     def __init__(self) -> None:
-        CELParser.CEL_PARSER = None  # All share one; whoever made it may have used the other rule.
+        CELParser.CEL_PARSER = None  # All share one, perhaps made with the other rule.
         super().__init__()
 
     @staticmethod
