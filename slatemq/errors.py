@@ -59,7 +59,10 @@ INGEST_AWAY = "INGEST_AWAY"
 """The reason of a claim without messages where some wait for an ingest."""
 
 WRONG_SHARD = "WRONG_SHARD"
-"""The reason of NotFound of a queue that another broker shard has."""
+"""The reason of NotFound of a queue that another broker shard has.
+
+InvalidArgument has it, too, about a dedupe key or a task that belongs to another ingest shard.
+"""
 
 SHARD = "broker_shard"
 """The fact of such an error that names it."""

@@ -17,7 +17,7 @@ from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, C
 from services.ingest.edit.replacing import Replacement
 from services.ingest.write.pushing import Push
 from slatemq.dedupe_shards import dedupe_shard
-from slatemq.errors import InvalidArgument
+from slatemq.errors import WRONG_SHARD, InvalidArgument
 from slatemq.v1.ingest_pb2 import (
     PublishRequest,
     PublishRun,
@@ -249,7 +249,7 @@ def check_dedupe_shards(accepted: Accepted, shards: Collection[int], shard: int)
             raise InvalidArgument(
                 f"runs[{run}].dedupe_keys[{at - first}]",
                 f"belongs to ingest shard {wanted}, this is {shard}",
-                reason="WRONG_SHARD",
+                reason=WRONG_SHARD,
                 metadata={"shard": str(wanted)},
             )
 

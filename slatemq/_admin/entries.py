@@ -93,28 +93,13 @@ class EntryCalls(Calls):
             finished_until=finished_until,
             newest_first=newest_first,
         )
+        entries = _in_turn(page_of)
         if state_wire(state) in _FINISHED:
-            parts = [
-                _entries_of(page_of, f"{index}{PAGE_OF}" if index else "")
-                for index in range(await self._count_partitions(queue_id))
-            ]
-            async for entry in _by_time(parts, newest_first=newest_first):
-                yield entry
-            return
-        token = ""
-        while True:
-            page = await page_of(page_token=token)
-            for entry in page.entries:
-                yield entry
-            token = page.next_page_token
-            if not token:
-                return
-
-    async def _count_partitions(self, queue_id: str) -> int:
-        async def count(_: float) -> int:
-            return await self._partitions_count(queue_id)
-
-        return await self._peers.call(count)
+            count = len(await self._locations.located(queue_id))
+            parts = [_in_turn(page_of, partition) for partition in range(count)]
+            entries = _by_time(parts, newest_first=newest_first)
+        async for entry in entries:
+            yield entry
 
     async def entry_page(
         self,
@@ -143,23 +128,19 @@ class EntryCalls(Calls):
             newest_first=newest_first,
         )
         check_text("page_token", page_token)
-        index, _, request.page_token = page_token.rpartition(PAGE_OF)
-        partition = int(index) if index.isdecimal() else 0
+        partition, request.page_token = _split(page_token)
         page = await self._locations.ask(
             queue_id,
             lambda channel: EntryServiceStub(channel).ListEntries,
             request,
             partition=partition,
         )
-        next_token, count = page.next_page_token, await self._partitions_count(queue_id)
+        next_token, count = page.next_page_token, len(await self._locations.shards_of(queue_id))
         if next_token and count > 1:
             next_token = f"{partition}{PAGE_OF}{next_token}"
         elif not next_token and partition + 1 < count:
             next_token = f"{partition + 1}{PAGE_OF}"
         return EntryPage([entry_of(each, self._encryption) for each in page.entries], next_token)
-
-    async def _partitions_count(self, queue_id: str) -> int:
-        return len(await self._locations.shards_of(queue_id))
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. A handle without a place makes this search the queue.
@@ -407,10 +388,6 @@ class EntryCalls(Calls):
         queue_id = queue_of_handle(handle)
         has_place = handle.count("/") > 1
         wait_s = 0.0 if has_place else SEARCH_S
-
-        async def attempt(_: int, shard: int, timeout: float) -> R:
-            return await method(await self._peers.broker(shard))(request, timeout=timeout)
-
         options: CallOptions = {
             "attempt_s": ATTEMPT_S + wait_s,
             "wait_s": wait_s,
@@ -418,8 +395,11 @@ class EntryCalls(Calls):
         }
         partition = await self._partition_of(handle)
         if partition is not None:
-            call = partial(attempt, partition)
-            return await self._locations.call(queue_id, call, partition, **options)
+            return await self._locations.ask(queue_id, method, request, partition, **options)
+
+        async def attempt(_: int, shard: int, timeout: float) -> R:
+            return await method(await self._peers.broker(shard))(request, timeout=timeout)
+
         outcomes = await self._locations.outcomes(queue_id, attempt, **options)
         errors = [one for one in outcomes if isinstance(one, SlateMQError)]
         for one in outcomes:
@@ -443,17 +423,23 @@ PAGE_OF: Final = "/"
 _FINISHED: Final = frozenset(map(state_wire, ("done", "failed", "archived")))
 
 
-async def _entries_of(
-    page_of: Callable[..., Awaitable[EntryPage]], token: str
+def _split(page_token: str) -> tuple[int, str]:
+    """The partition of a page, and the token that its broker knows."""
+    index, _, token = page_token.rpartition(PAGE_OF)
+    return int(index) if index.isdecimal() else 0, token
+
+
+async def _in_turn(
+    page_of: Callable[..., Awaitable[EntryPage]], partition: int | None = None
 ) -> AsyncIterator[Entry]:
-    """The entries of one partition, whose pages begin with this token."""
-    index = token.partition(PAGE_OF)[0] or "0"
+    """The entries of all pages, or of those of one partition."""
+    token = f"{partition}{PAGE_OF}" if partition else ""
     while True:
         page = await page_of(page_token=token)
         for entry in page.entries:
             yield entry
         token = page.next_page_token
-        if not token or (PAGE_OF in token and token.partition(PAGE_OF)[0] != index):
+        if not token or partition not in (None, _split(token)[0]):
             return
 
 

@@ -137,27 +137,28 @@ class InstanceCalls(Calls):
         """The addresses of the processes of the instance."""
         return await self._peers.topology()
 
-    async def status(self, *, settings: bool = True) -> Status:
+    async def status(self, *, settings: bool = True, queues: bool = True) -> Status:
         """Every process, route and queue, as far as they answer within some seconds.
 
         Without `settings`, no process reads the store: the numbers of instance records are 0, and
-        `open_without` is empty.
+        `open_without` is empty. Without `queues`, none are listed.
         """
         asked = await self._processes()
         refusals: dict[str, None] = {}
-        processes, routes, (queues, unlisted) = await asyncio.gather(
+        brokers = [shard for service, shard, _ in asked if service == "broker"] if queues else []
+        processes, routes, (listed, unlisted) = await asyncio.gather(
             asyncio.gather(*(self._process(*one, settings=settings) for one in asked)),
             self._routes(
                 [address for service, _, address in asked if service == "router"], refusals
             ),
-            self._queues([shard for service, shard, _ in asked if service == "broker"], refusals),
+            self._queues(brokers, refusals),
         )
         services = [process for process, _ in processes]
         latest = max((found for _, found in processes), key=_number_of, default=_UNKNOWN)
         return Status(
             services,
             routes,
-            queues,
+            listed,
             unlisted,
             _number_of(latest),
             list(refusals),
@@ -258,8 +259,10 @@ class InstanceCalls(Calls):
     async def _queues(
         self, shards: list[int], refusals: dict[str, None]
     ) -> tuple[list[Queue], list[int]]:
-        """The queues that are listed within `STATUS_S`, and the brokers whose are not."""
+        """The queues of these brokers, listed within `STATUS_S`; and the brokers that were not."""
         queues: list[Queue] = []
+        if not shards:
+            return queues, []
         try:
             async with asyncio.timeout(2 * STATUS_S):
                 async for queue in QueueCalls(self._locations).list_answering(answer_s=STATUS_S):

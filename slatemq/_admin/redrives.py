@@ -96,11 +96,8 @@ class RedriveCalls(Calls):
             stub = DeadLetterServiceStub(await self._peers.broker(shard))
             return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
 
-        async def locate(_: float) -> int:
-            return len(await self._locations.shards_of(queue_id))
-
         # Each partition gets its share of the rate, one a second at least.
-        request.rate = -(-request.rate // await self._peers.call(locate))
+        request.rate = -(-request.rate // len(await self._locations.located(queue_id)))
         return _joined(await self._locations.each(queue_id, attempt))
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from slatemq._admin.examining import ExaminingCalls
-from slatemq._rpc.peers import CallOptions
-from slatemq.errors import DeadlineExceeded, NotFound, PermissionDenied, SlateMQError, Unavailable
+from slatemq.errors import DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import shard_pb2
 from slatemq.v1.shard_pb2_grpc import ShardServiceStub
 
@@ -77,16 +76,14 @@ class ShardCalls(ExaminingCalls):
         return BrokerShards(found, sorted(removed))
 
     async def _shard_of(self, shard: int) -> shard_pb2.GetShardResponse | SlateMQError:
-        options: CallOptions = {"call_s": ANSWER_S, "attempt_s": ANSWER_S}
         try:
             return await self._peers.ask_broker(
                 shard,
                 lambda channel: ShardServiceStub(channel).GetShard,
                 shard_pb2.GetShardRequest(),
-                **options,
+                call_s=ANSWER_S,
+                attempt_s=ANSWER_S,
             )
-        except PermissionDenied:
-            raise
         except (Unavailable, DeadlineExceeded) as error:
             return error
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 from slatemq._admin.task_ids import parse_task_id
 from slatemq._checks import check_text, check_whole, fields_of
@@ -102,15 +102,11 @@ class TaskCalls(Calls):
         the tasks of the others. FailedPrecondition (DIRECT_MODE): the ingest accepts no tasks.
         """
         check_whole("limit", limit, 1)
-        answers = await self._ask_ingests(
+        async for task in self._list(
             lambda channel: TaskServiceStub(channel).ListFailedTasks,
             task_pb2.ListFailedTasksRequest(limit=limit),
-        )
-        for answer in answers:
-            if not isinstance(answer, SlateMQError):
-                for task in answer.tasks:
-                    yield _task_of(task)
-        _raise_first(answers)
+        ):
+            yield task
 
     async def pending_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
         """The tasks that wait to be applied, the oldest of each ingest first.
@@ -119,10 +115,15 @@ class TaskCalls(Calls):
         Errors are as those of `failed_tasks`.
         """
         check_whole("limit", limit, 1)
-        answers = await self._ask_ingests(
+        async for task in self._list(
             lambda channel: TaskServiceStub(channel).ListPendingTasks,
             task_pb2.ListPendingTasksRequest(limit=limit),
-        )
+        ):
+            yield task
+
+    async def _list(self, method: Method[Q, Any], request: Q) -> AsyncIterator[Task]:
+        """The tasks in the responses of all ingests; then raises the first error."""
+        answers = await self._ask_ingests(method, request)
         for answer in answers:
             if not isinstance(answer, SlateMQError):
                 for task in answer.tasks:

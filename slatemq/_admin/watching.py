@@ -235,7 +235,7 @@ class DelayedWatch:
             if index not in waited:
                 # Before the next one is asked for: it may not be taken.
                 self._positions[index] = part.position
-                self._coming[asyncio.create_task(_next_of(part))] = index
+                self._coming[asyncio.create_task(part.__anext__())] = index
         done, _ = await asyncio.wait(self._coming, return_when=asyncio.FIRST_COMPLETED)
         if self._closed:
             raise StopAsyncIteration
@@ -245,11 +245,7 @@ class DelayedWatch:
 
     async def _begin(self) -> None:
         """Finds the partitions, and what is left of each. Raises InvalidArgument."""
-
-        async def count(_: float) -> int:
-            return len(await self._locations.shards_of(self.queue_id))
-
-        partitions_count = await self._locations.peers.call(count)
+        partitions_count = len(await self._locations.located(self.queue_id))
         if self._positions == [""]:
             self._positions = [""] * partitions_count
         if len(self._positions) != partitions_count:
@@ -260,7 +256,3 @@ class DelayedWatch:
             )
             for index, position in enumerate(self._positions)
         ]
-
-
-async def _next_of(part: _PartitionWatch) -> Entry:
-    return await anext(part)

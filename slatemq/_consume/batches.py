@@ -309,7 +309,6 @@ class _Claims(Part):
     async def run(self) -> None:
         consumer = self._consumer
         try:
-            await self._find()
             await self._claim_on()
         except asyncio.CancelledError:
             if consumer._error is None:
@@ -354,6 +353,8 @@ class _Claims(Part):
         consumer = self._consumer
         locations = consumer._locations
         while True:
+            if not self.index:
+                await self._find()
             try:
                 claimed = await claim(
                     locations, self._request, float("inf"), self._note, self.index
@@ -361,7 +362,6 @@ class _Claims(Part):
                 self.watch.end()
                 self.ingests.note(claimed.awaited_shards)
                 self._know_awaited(claimed.awaited_shards)
-                await self._find()
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise

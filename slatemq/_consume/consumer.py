@@ -299,8 +299,6 @@ class Consumer(QueueConsumer):
             if streaming:
                 await asyncio.wait(streaming, timeout=CLOSE_S)
         finally:
-            for stream in self._streams:
-                stream.task.cancel()
             tokens = [lease.token for _, lease, _ in self._buffer if not lease.lost]
             self._buffer.clear()
             self._keeper.drop_all(tokens)

@@ -48,11 +48,7 @@ async def claim_from_all(
     Raises as a claim does; where brokers do not answer and the others have nothing, Unavailable
     (INCOMPLETE).
     """
-
-    async def locate(_: float) -> tuple[int, ...]:
-        return await locations.shards_of(request.queue_id)
-
-    shards = await locations.peers.call(locate, call_s=call_s)
+    shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
         return received(await claim(locations, request, call_s, raise_ingest_away), origin)
     gathering = _Gathering(locations, request, origin, shards)

@@ -40,16 +40,20 @@ def message_of_handle(handle: str) -> int:
 
 def partition_of_handle(handle: str) -> int | None:
     """The partition that a handle names; None where it names none."""
-    place = handle.split("/", 2)[2] if handle.count("/") > 1 else ""
-    index, colon, _ = place.partition(":")
+    index, colon, _ = _place_of(handle).partition(":")
     return int(index) if colon and index.isascii() and index.isdigit() else None
 
 
 def shard_of_handle(handle: str) -> int | None:
     """The broker shard of the lease that a handle names; None where it names none."""
-    place = handle.split("/", 2)[2] if handle.count("/") > 1 else ""
+    place = _place_of(handle)
     match = _TOKEN.fullmatch(place[1:]) if place.startswith("l") else None
     return int(match[1], 16) if match is not None else None
+
+
+def _place_of(handle: str) -> str:
+    """Empty where it has none."""
+    return handle.split("/", 2)[2] if handle.count("/") > 1 else ""
 
 
 def shard_of(token: str) -> int:

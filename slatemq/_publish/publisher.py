@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from slatemq._checks import check_whole, message_of, moved
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
-from slatemq._publish.sending import WRONG_SHARD, Request, Sender
+from slatemq._publish.sending import Request, Sender
 from slatemq._publish.wire import Runs
 from slatemq._rpc.peers import Peers
-from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.errors import WRONG_SHARD, InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.v1 import ingest_pb2
 

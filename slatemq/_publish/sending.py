@@ -24,6 +24,7 @@ from slatemq._publish.streams import ATTEMPT_S, PublishStream, PublishStreams
 from slatemq._publish.wire import Runs
 from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
 from slatemq.errors import (
+    WRONG_SHARD,
     DeadlineExceeded,
     InvalidArgument,
     ResourceExhausted,
@@ -34,9 +35,6 @@ from slatemq.v1 import ingest_pb2
 
 REPEAT_S_MAX = 540.0
 """A publish is repeated for at most this long: the server knows its request ID for 600 s."""
-
-WRONG_SHARD = "WRONG_SHARD"
-"""The server's reason for refusing a dedupe key that belongs to another shard by now."""
 
 _METHOD = "/slatemq.v1.IngestService/Publish"
 _DECODE = ingest_pb2.PublishResponse.FromString

@@ -80,6 +80,16 @@ class QueueLocations:
         self._outdated.discard(queue_id)
         return shards
 
+    async def located(
+        self, queue_id: str, *, fresh: bool = False, call_s: float | None = None
+    ) -> tuple[int, ...]:
+        """As `shards_of`, with the patience of a call."""
+
+        async def attempt(_: float) -> tuple[int, ...]:
+            return await self.shards_of(queue_id, fresh=fresh)
+
+        return await self.peers.call(attempt, call_s=call_s)
+
     async def shard_of(self, queue_id: str, partition: int = 0) -> int:
         """The broker shard of a partition, or of a queue without any. Raises as `shards_of`.
 
@@ -92,9 +102,7 @@ class QueueLocations:
             raise NotFound("queue", queue_id, f"queue {queue_id!r} has no partition {partition}")
         return shards[partition]
 
-    async def _look_up(
-        self, queue_id: str, brokers: list[int], *, fresh: bool = False
-    ) -> tuple[int, ...]:
+    async def _look_up(self, queue_id: str, brokers: list[int], *, fresh: bool) -> tuple[int, ...]:
         """What the first of these brokers that answers says; `fresh`: by a claim read now."""
         request = LocateQueueRequest(queue_id=queue_id, fresh=fresh)
 
@@ -111,7 +119,7 @@ class QueueLocations:
         found, problems = await first_answer(asked, look, STAGGER_S)
         if isinstance(found, tuple):
             return found
-        raise found or next(iter(problems.values()))
+        raise found or next(iter(problems.values()), NotFound("queue", queue_id))
 
     async def has_moved(self, queue_id: str, asked: int, error: NotFound) -> bool:
         """Whether a shard that was asked in vain for a queue is none of those that have it.
@@ -119,22 +127,17 @@ class QueueLocations:
         The error may say which have it; else it is looked up, by a fresh claim. Raises as
         `shards_of`, but not NotFound.
         """
-        if error.resource_type != "queue" or error.resource_name != queue_id:
+        if not is_absent(error, queue_id):
             return False
         self.forget(queue_id)
         named = error.metadata.get(SHARD)
-        brokers = await self.peers.broker_shards()
         if named is not None:
             self._known[queue_id] = tuple(map(int, named.split(",")))
             return asked not in self._known[queue_id]
-        if len(brokers) < 2:
-            return False
         try:
-            shards = await self._look_up(queue_id, brokers, fresh=True)
+            return asked not in await self.shards_of(queue_id, fresh=True)
         except NotFound:
             return False
-        self._known[queue_id] = shards
-        return asked not in shards
 
     def forget(self, queue_id: str) -> None:
         """The queue is not where it was: ask again."""
@@ -164,18 +167,18 @@ class QueueLocations:
         """
         asked: int | None = None
 
-        async def located(timeout: float) -> T:
+        async def ask(timeout: float) -> T:
             nonlocal asked
             asked = None
             asked = await self.shard_of(queue_id, partition)
             return await attempt(asked, timeout)
 
         try:
-            return await self.peers.call(located, **options)
+            return await self.peers.call(ask, **options)
         except NotFound as error:
             if asked is None or not await self.has_moved(queue_id, asked, error):
                 raise
-        return await self.peers.call(located, **options)
+        return await self.peers.call(ask, **options)
 
     async def outcomes(
         self,
@@ -192,16 +195,13 @@ class QueueLocations:
         all. `fresh` as in `shards_of`. Raises as `call` for a queue that is not partitioned.
         """
 
-        async def locate(_: float) -> tuple[int, ...]:
-            return await self.shards_of(queue_id, fresh=fresh)
-
         async def one(index: int) -> T | SlateMQError:
             try:
                 return await self.call(queue_id, partial(attempt, index), index, **options)
             except SlateMQError as error:
                 return error
 
-        count = len(await self.peers.call(locate))
+        count = len(await self.located(queue_id, fresh=fresh))
         if count == 1:
             return [await self.call(queue_id, partial(attempt, 0), **options)]
         if patience_s is not None:

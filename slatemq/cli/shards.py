@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._admin.rates import lag_by_broker
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
@@ -15,6 +17,7 @@ from slatemq.cli.session import Group, Session
 if TYPE_CHECKING:
     from slatemq._admin.shards import BrokerShard, BrokerShards
     from slatemq.client import Client
+    from slatemq.models import RouteStatus
 
 _SHARD = click.argument("number", metavar="SHARD", type=click.IntRange(0, 16_383))
 
@@ -29,7 +32,7 @@ class _Shard:
     queues_count: int | None
     messages_count: int | None
     database_bytes: int | None
-    lag: int
+    lag: int | None
     address: str
     version: str
     note: str
@@ -51,7 +54,8 @@ def ls(session: Session) -> None:
     The state is serving, draining (it takes no new queues), drained (it has nothing any more, and
     can be removed), or away. Messages are those in all lists of a broker's queues; bytes are those
     of its database. Lag is the number of stored messages that are not yet routed: of an ingest, to
-    all brokers; of a broker, from all ingests. Takes the verb operate.
+    all brokers; of a broker, from all ingests; unknown (null) where an ingest or the routers are
+    down. Takes the verb operate.
     """
     listed, removed = session.call(_listed)
     if session.json:
@@ -68,14 +72,14 @@ def ls(session: Session) -> None:
 
 
 async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
-    brokers = await client.broker_shards()
+    brokers, status, examined = await asyncio.gather(
+        client.broker_shards(),
+        client.status(settings=False, queues=False),
+        client.examine(),
+    )
     by_number = {one.broker_shard: one for one in brokers.shards}
-    status = await client.status(settings=False)
-    versions = {one.asked: one.version for one in await client.examine()}
-    lags: dict[tuple[str, int], int] = {}
-    for route in status.routes:
-        for name in (("ingest", route.ingest_shard), ("broker", route.broker_shard)):
-            lags[name] = max(lags.get(name, 0), route.pending_count)
+    versions = {one.asked: one.version for one in examined}
+    lags = lags_of(status.routes)
     listed = []
     for process in status.services:
         if process.service not in ("ingest", "broker"):
@@ -90,13 +94,27 @@ async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
                 None if found is None else found.queues_count,
                 None if found is None else found.messages_count,
                 None if found is None else found.database_bytes,
-                lags.get(name, 0),
+                lags.get(name),
                 process.address,
                 versions.get(name, ""),
                 process.detail if found is None else found.problem or _left(found),
             )
         )
     return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), brokers.removed
+
+
+def lags_of(routes: Sequence[RouteStatus]) -> dict[tuple[str, int], int | None]:
+    """The lag of each shard; None where that of one of its routes is unknown."""
+    lags: dict[tuple[str, int], int | None] = {
+        ("broker", shard): lag for shard, lag in lag_by_broker(routes).items()
+    }
+    for route in routes:
+        ingest = ("ingest", route.ingest_shard)
+        lags[ingest] = max(lags.get(ingest) or 0, route.pending_count)
+    for route in routes:
+        if not route.is_current:
+            lags["ingest", route.ingest_shard] = lags["broker", route.broker_shard] = None
+    return lags
 
 
 def _left(found: BrokerShard) -> str:
@@ -107,7 +125,8 @@ def _left(found: BrokerShard) -> str:
 def _row(one: _Shard) -> tuple[object, ...]:
     counts = (one.queues_count, one.messages_count, one.database_bytes)
     shown = ("" if count is None else count for count in counts)
-    return (f"{one.service} {one.shard}", one.state, *shown, one.lag, one.version, one.address)
+    lag = "unknown" if one.lag is None else one.lag
+    return (f"{one.service} {one.shard}", one.state, *shown, lag, one.version, one.address)
 
 
 def _numbers(shards: Iterable[int]) -> str:

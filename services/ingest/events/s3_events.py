@@ -23,7 +23,7 @@ from libs.storage.errors import StorageError
 from services.ingest.config import S3_EVENTS_PATH
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
-from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.errors import WRONG_SHARD, InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
 from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
@@ -31,8 +31,6 @@ from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 BODY_BYTES_MAX: Final = 1 << 20
 """AWS sends at most 256 KiB, MinIO and Ceph one record; 64 of these may be in memory."""
-
-WRONG_SHARD: Final = "WRONG_SHARD"
 
 _REFUSED: Final = HttpReply(
     HTTPStatus.UNAUTHORIZED,

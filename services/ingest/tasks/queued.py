@@ -32,7 +32,7 @@ from services.ingest.tasks.consumer import OPERATION, TaskConsumer
 from services.ingest.tasks.outcomes import Attempt, KnownTask, TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
 from slatemq._admin.task_ids import TaskIds, parse_task_id
-from slatemq.errors import InvalidArgument, NotFound, Unavailable
+from slatemq.errors import WRONG_SHARD, InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.v1.ingest_pb2 import PublishRequest
 
@@ -251,7 +251,7 @@ class Tasks:
             raise InvalidArgument(
                 "task_id",
                 f"is of ingest shard {named.shard}, and this is {self.shard}",
-                reason="WRONG_SHARD",
+                reason=WRONG_SHARD,
                 metadata={"shard": str(named.shard)},
             )
         return named

@@ -78,6 +78,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
         queue_shard: The shard that it says every queue is on.
+        claims_max: The queue is deleted with the response to the last of these claims.
+        partitions_count: What each claim says.
         awaited: Ingest shards that other messages wait for, in each answer.
         is_ingest_down: Whether every claim ends, with its wait, for want of an ingest.
     """
@@ -106,6 +108,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
     claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
+    claims_max: int = 1 << 30
+    partitions_count: int = 0
     awaited: list[int] = field(default_factory=list)
     is_ingest_down: bool = False
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -152,8 +156,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             await refuse(context, NotFound("queue", request.queue_id))
         claimed = self._claim(request.max_messages)
         answer = consumer_pb2.ClaimResponse(
-            runs=runs_of(claimed), awaited_ingest_shards=self.awaited
+            runs=runs_of(claimed),
+            awaited_ingest_shards=self.awaited,
+            partitions_count=self.partitions_count,
         )
+        self.exists = len(self.claims) < self.claims_max
         await self.report()
         return answer
 
@@ -284,6 +291,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return queue_pb2.GetQueueResponse(queue=queue)
 
     async def LocateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if len(self.claims) >= self.claims_max:
+            await refuse(context, NotFound("queue", request.queue_id))
         return queue_pb2.LocateQueueResponse(broker_shards=[self.queue_shard])
 
     async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -366,6 +366,27 @@ async def test_batches_go_on_after_an_outage(instance: Instance, client: slatemq
     assert len(instance.broker.acked) == 20
 
 
+async def test_a_claimed_batch_is_offered_though_the_next_look_up_fails(
+    instance: Instance,
+) -> None:
+    broker = instance.broker
+    payloads = fill(broker, 10)
+    await instance.serve(broker=broker, broker_shard=1)
+    broker.partitions_count = 2  # What the client knows is outdated, and it asks again.
+    broker.claims_max = 1
+
+    async with (
+        slatemq.connect(instance.endpoint) as client,
+        client.consume_batches("q", 10) as batches,
+    ):
+        async with await anext(batches) as batch:
+            assert [message.payload for message in batch] == payloads
+        with pytest.raises(NotFound):
+            await anext(batches)
+
+    assert broker.acked == payloads
+
+
 async def test_after_closing_there_is_a_clear_end(instance: Instance) -> None:
     async with slatemq.connect(instance.endpoint) as client:
         messages = client.consume("q")
