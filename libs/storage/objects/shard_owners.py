@@ -9,7 +9,8 @@ its supervisor starts again would take the shard back, and the two would fence e
 Where a supervisor gives its process a name that lasts over restarts (the UID of a pod), the process
 claims the shard by this name before it opens the database; a replaced name never gets it again.
 
-A process without a name takes the shard whenever it starts, and replaces the name that has it.
+A process without a name takes the shard whenever it starts, and replaces the name that has it. It
+writes no claim where there is none of a name to replace, nor one that was given free.
 
 A standby takes a shard only from the claim that it has watched: `take` fails where there has been
 another one since. So of several standbys one gets it, and the others watch that one. An owner that
@@ -88,8 +89,9 @@ class ShardOwners:
             latest = await self.latest()
             if owner.name and owner.name in latest.replaced:
                 raise self._fenced(owner.name, latest)
+            # What was given free is claimed by every process: a standby may take it until then.
             is_same = owner == latest.owner if owner.name else not latest.owner.name
-            if is_same or await self._create(owner, latest):
+            if (is_same and not latest.is_free) or await self._create(owner, latest):
                 return
 
     async def take(self, owner: Owner, watched: OwnerRecord) -> bool:

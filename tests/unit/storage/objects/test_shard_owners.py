@@ -72,6 +72,20 @@ async def test_a_process_without_a_name_takes_over_and_is_replaced_without_a_tra
     assert (await owners.latest()).replaced == ("b", "a")
 
 
+async def test_a_standby_does_not_take_a_freed_shard_that_a_process_without_a_name_has_claimed(
+    owners: ShardOwners,
+) -> None:
+    await owners.claim(Owner("a"))
+    await owners.give_free("a")
+    watched = await owners.latest()
+
+    await owners.claim(Owner())
+
+    assert not (await owners.latest()).is_free
+    assert not await owners.take(Owner("standby"), watched)
+    await owners.check("")
+
+
 async def test_of_many_that_claim_at_once_one_is_the_owner(
     owners: ShardOwners, objects: Objects
 ) -> None:
