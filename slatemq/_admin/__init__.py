@@ -6,6 +6,7 @@ In reading order; a file imports only files above it:
 `entry_models` Entries as the client shows them: one message in one queue, its state and its
                attempts
 `queue_models` Queues as the client shows them: settings, counts, and the progress of a replay
+`merging`      Merging streams that are in one order
 `placement`    Which broker shard a new queue goes to
 `queue_calls`  Creating, reading, changing and repairing queues
 `settling`     Settling single dead letters, archived ones, too: redriving, dropping, replacing

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from typing import Final, TypeVar
 
 from slatemq._admin.entry_models import (
@@ -23,6 +22,7 @@ from slatemq._admin.entry_models import (
     stored_message,
     view_wire,
 )
+from slatemq._admin.merging import merged
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
 from slatemq._checks import check_text, check_whole, iterable, message_of
@@ -97,7 +97,8 @@ class EntryCalls(Calls):
         if state_wire(state) in _FINISHED:
             count = len(await self._locations.located(queue_id))
             parts = [_in_turn(page_of, partition) for partition in range(count)]
-            entries = _by_time(parts, newest_first=newest_first)
+            sign = -1 if newest_first else 1
+            entries = merged(parts, lambda entry: sign * entry.finished_at_ms)
         async for entry in entries:
             yield entry
 
@@ -441,23 +442,3 @@ async def _in_turn(
         token = page.next_page_token
         if not token or partition not in (None, _split(token)[0]):
             return
-
-
-async def _by_time(
-    parts: Sequence[AsyncIterator[Entry]], *, newest_first: bool
-) -> AsyncIterator[Entry]:
-    """The entries of several partitions, each in order of time, in one such order."""
-    heads: list[tuple[int, int, Entry]] = []
-
-    async def take(number: int) -> None:
-        entry = await anext(parts[number], None)
-        if entry is not None:
-            time_ms = entry.finished_at_ms
-            heappush(heads, (-time_ms if newest_first else time_ms, number, entry))
-
-    for number in range(len(parts)):
-        await take(number)
-    while heads:
-        _, number, entry = heappop(heads)
-        yield entry
-        await take(number)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from heapq import heappop, heappush
 from typing import Any, Literal, TypeVar, Unpack
 
 import grpc.aio
 
 from slatemq._admin.entry_models import EntryState, StateName, state_wire
+from slatemq._admin.merging import merged
 from slatemq._admin.placement import least_loaded, least_loaded_of_all
 from slatemq._admin.queue_models import (
     ETAGS_BETWEEN,
@@ -26,7 +25,7 @@ from slatemq._admin.queue_models import (
 )
 from slatemq._checks import check_field, check_whole, fields_of, iterable, message_of, wrong
 from slatemq._rpc.peers import NOT_TAKEN, Method, errors_translated
-from slatemq._rpc.queue_locations import ANSWER_S, Calls, is_absent
+from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, is_absent
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -153,8 +152,7 @@ class QueueCalls(Calls):
         """Whether partition 0 is on this shard as wanted, and its queue not open yet."""
         wanted = request.queue
         try:
-            named = queue_pb2.GetQueueRequest(queue_id=wanted.queue_id)
-            first = (await self._peers.ask_broker(shard, _get_queue, named)).queue
+            first = await self._get_part(wanted.queue_id, shard)
         except NotFound:
             return False  # A deletion broke off.
         return first.quarantine.being_created and _is_as_asked(joined([first]), wanted)
@@ -174,10 +172,13 @@ class QueueCalls(Calls):
         except AlreadyExists:
             if not index:
                 raise
-            named = queue_pb2.GetQueueRequest(queue_id=request.queue.queue_id)
-            found = (await self._peers.ask_broker(shards[index], _get_queue, named)).queue
+            found = await self._get_part(request.queue.queue_id, shards[index])
             if found.partition != mine.queue.partition:
                 raise
+
+    async def _get_part(self, queue_id: str, shard: int) -> queue_pb2.Queue:
+        request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+        return (await self._peers.ask_broker(shard, _get_queue, request)).queue
 
     async def _open(self, request: queue_pb2.CreateQueueRequest, shard: int) -> queue_pb2.Queue:
         """Ends the quarantine in which a partition begins."""
@@ -190,8 +191,11 @@ class QueueCalls(Calls):
 
     async def _shards_for(self, count: int, with_queue: str) -> tuple[int, ...]:
         """The shards for the partitions of a new queue."""
-        if not with_queue:
-            return await least_loaded_of_all(self._peers, count)
+        if with_queue:
+            return await self._shards_beside(with_queue, count)
+        return await least_loaded_of_all(self._peers, count)
+
+    async def _shards_beside(self, with_queue: str, count: int) -> tuple[int, ...]:
         shards = await self._locations.shards_of(with_queue)
         if len(shards) != count:
             raise InvalidArgument(
@@ -206,12 +210,7 @@ class QueueCalls(Calls):
                 raise NotFound("broker shard", str(shard))
             return shard
         if with_queue:
-            shards = await self._locations.shards_of(with_queue)
-            if len(shards) > 1:
-                raise InvalidArgument(
-                    "partitions", f"must be {len(shards)}, as many as queue {with_queue!r} has"
-                )
-            return shards[0]
+            return (await self._shards_beside(with_queue, 1))[0]
         return await least_loaded(self._peers)
 
     async def get_queue(self, queue_id: str) -> Queue:
@@ -254,26 +253,14 @@ class QueueCalls(Calls):
         """Like `list_queues`; waits for brokers as `QueueLocations.ask_all` does."""
         request = message_of(queue_pb2.ListQueuesRequest, page_size=PAGE_SIZE, prefix=prefix)
         first = await self._locations.ask_all(_list_queues, request, answer_s)
-        queues = {shard: self._pages(shard, request, p) for shard, p in first.by_shard.items()}
-        heads: list[tuple[str, int, queue_pb2.Queue]] = []
-
-        async def take(shard: int) -> None:
-            try:
-                queue = await anext(queues[shard], None)
-            except (Unavailable, DeadlineExceeded) as error:
-                first.problems[shard] = error
-            else:
-                if queue is not None:
-                    heappush(heads, (queue.queue_id, shard, queue))
-
-        for shard in queues:
-            await take(shard)
-        while heads:
-            queue_id, parts = heads[0][0], []
-            while heads and heads[0][0] == queue_id:
-                _, shard, queue = heappop(heads)
-                parts.append(queue)
-                await take(shard)
+        listed = [self._pages(shard, request, first) for shard in sorted(first.by_shard)]
+        parts: list[queue_pb2.Queue] = []
+        async for queue in merged(listed, lambda queue: queue.queue_id):
+            if parts and queue.queue_id != parts[0].queue_id:
+                yield joined(parts)
+                parts = []
+            parts.append(queue)
+        if parts:
             yield joined(parts)
         first.check_complete()
 
@@ -281,9 +268,10 @@ class QueueCalls(Calls):
         self,
         shard: int,
         request: queue_pb2.ListQueuesRequest,
-        page: queue_pb2.ListQueuesResponse,
+        first: Answers[queue_pb2.ListQueuesResponse],
     ) -> AsyncIterator[queue_pb2.Queue]:
-        """The queues of this page of one broker, and of all pages after it."""
+        """The queues of all pages of one broker; notes why it does not answer any more."""
+        page = first.by_shard[shard]
         while True:
             for queue in page.queues:
                 yield queue
@@ -292,7 +280,11 @@ class QueueCalls(Calls):
             following = queue_pb2.ListQueuesRequest()
             following.CopyFrom(request)
             following.page_token = page.next_page_token
-            page = await self._peers.ask_broker(shard, _list_queues, following)
+            try:
+                page = await self._peers.ask_broker(shard, _list_queues, following)
+            except (Unavailable, DeadlineExceeded) as error:
+                first.problems[shard] = error
+                return
 
     async def update_queue(
         self, queue_id: str, *, etag: str = "", **settings: Unpack[QueueSettings]
@@ -326,7 +318,7 @@ class QueueCalls(Calls):
         Of several, all are compared before any partition changes. Raises Aborted.
         """
         etags = etag.split(ETAGS_BETWEEN) if etag else []
-        shards = await self._locations.shards_of(queue_id, fresh=True) if etag else ()
+        shards = await self._locations.located(queue_id, fresh=True) if etag else ()
         if len(shards) > 1 or len(etags) > 1:
             current = (await self.get_queue(queue_id)).etag
             if current != etag:
@@ -345,7 +337,7 @@ class QueueCalls(Calls):
         """
         request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
         etags = await self._etags(queue_id, etag)
-        await self._peers.call(partial(self._look_up, queue_id))
+        await self._locations.located(queue_id, fresh=True)
         tries = 0
 
         async def attempt(_: int, shard: int, timeout: float) -> None:
@@ -354,12 +346,9 @@ class QueueCalls(Calls):
             tries += 1
             await stub.DeleteQueue(request, timeout=timeout)
 
-        async def delete_first(shard: int, timeout: float) -> None:
-            await attempt(0, shard, timeout)
-
         try:
             request.etag = etags[0] if etags else ""
-            first = await self._outcome(self._locations.call(queue_id, delete_first))
+            first = await self._locations.outcome(queue_id, attempt, 0)
             if isinstance(first, SlateMQError) and not is_absent(first, queue_id):
                 raise first
             # Without partition 0 the queue is given up: the others follow, however they changed.
@@ -374,10 +363,6 @@ class QueueCalls(Calls):
         finally:
             self._locations.forget(queue_id)
 
-    async def _look_up(self, queue_id: str, _: float) -> None:
-        """Looks up where a queue is, so that what follows misses no partition."""
-        await self._locations.shards_of(queue_id, fresh=True)
-
     async def _delete_others(
         self, queue_id: str, attempt: Callable[[int, int, float], Awaitable[None]]
     ) -> list[SlateMQError | None]:
@@ -385,18 +370,9 @@ class QueueCalls(Calls):
             shards = await self._locations.shards_of(queue_id)
         except NotFound:
             return []  # It had no partitions, or all of them are gone.
-        calls = (
-            self._outcome(self._locations.call(queue_id, partial(attempt, index), partition=index))
-            for index in range(1, len(shards))
+        return await asyncio.gather(
+            *(self._locations.outcome(queue_id, attempt, index) for index in range(1, len(shards)))
         )
-        return await asyncio.gather(*calls)
-
-    async def _outcome(self, call: Awaitable[None]) -> SlateMQError | None:
-        try:
-            await call
-        except SlateMQError as error:
-            return error
-        return None
 
     async def pause_queue(self, queue_id: str) -> Queue:
         """Stops deliveries: consumers wait. Does nothing to a paused queue. Raises NotFound."""

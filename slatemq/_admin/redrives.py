@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 import grpc.aio
@@ -62,6 +63,13 @@ class Redrive:
     broker_shard: int
 
 
+class _PartRedrive(NamedTuple):
+    """The redrive of a partition; `broker_shard` as its ID names it, None where it names none."""
+
+    redrive_id: str
+    broker_shard: int | None
+
+
 class RedriveCalls(Calls):
     """Starting, watching and steering redrives; a part of the client."""
 
@@ -102,11 +110,7 @@ class RedriveCalls(Calls):
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
-        return await self._ask_redrive(
-            redrive,
-            lambda channel: DeadLetterServiceStub(channel).GetRedrive,
-            entry_pb2.GetRedriveRequest,
-        )
+        return await self._ask_redrive(redrive, _get_redrive, entry_pb2.GetRedriveRequest)
 
     async def cancel_redrive(self, redrive: Redrive | str) -> Redrive:
         """Stops it after the current message; it can be resumed.
@@ -195,19 +199,23 @@ class RedriveCalls(Calls):
         ids = redrive_id.split(BETWEEN)
         if len(ids) == 1:
             return await self._ask_one(redrive, method, request_type)
-        calls = (self._ask_one(one, method, request_type) for one in ids)
+        parts = [_PartRedrive(one, _shard_of(one)) for one in ids]
+        calls = (self._ask_one(one, method, request_type) for one in parts)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         answered = [one for one in outcomes if isinstance(one, Redrive)]
-        for one, outcome in zip(ids, outcomes, strict=True):
+        for one, outcome in zip(parts, outcomes, strict=True):
             is_done = isinstance(outcome, FailedPrecondition) and outcome.reason == "REDRIVE_DONE"
             if isinstance(outcome, BaseException) and not (is_done and answered):
                 raise outcome
             if is_done:
-                answered.append(await self.get_redrive(one))
+                answered.append(await self._ask_one(one, _get_redrive, entry_pb2.GetRedriveRequest))
         return _joined(answered)
 
     async def _ask_one(
-        self, redrive: Redrive | str, method: Method[Q, Any], request_type: Callable[..., Q]
+        self,
+        redrive: Redrive | _PartRedrive | str,
+        method: Method[Q, Any],
+        request_type: Callable[..., Q],
     ) -> Redrive:
         response, shard = await self._locations.ask_owner_of(
             "redrive", "redrive_id", redrive, method, request_type
@@ -217,6 +225,8 @@ class RedriveCalls(Calls):
 
 BETWEEN: Final = "+"
 """Between the IDs of the redrives of a queue's partitions."""
+
+_ID: Final = re.compile("([0-9a-f]{1,4})-.+")
 
 _BY_WEIGHT: Final = (
     RedriveState.RUNNING,
@@ -249,12 +259,23 @@ def _joined(parts: Sequence[Redrive]) -> Redrive:
     )
 
 
+def _get_redrive(
+    channel: grpc.aio.Channel,
+) -> grpc.aio.UnaryUnaryMultiCallable[entry_pb2.GetRedriveRequest, entry_pb2.GetRedriveResponse]:
+    return DeadLetterServiceStub(channel).GetRedrive
+
+
 def _list_redrives(
     channel: grpc.aio.Channel,
 ) -> grpc.aio.UnaryUnaryMultiCallable[
     entry_pb2.ListRedrivesRequest, entry_pb2.ListRedrivesResponse
 ]:
     return DeadLetterServiceStub(channel).ListRedrives
+
+
+def _shard_of(redrive_id: str) -> int | None:
+    match = _ID.fullmatch(redrive_id)
+    return int(match[1], 16) if match is not None else None
 
 
 def _redrive_of(redrive: entry_pb2.Redrive, shard: int) -> Redrive:

@@ -216,7 +216,7 @@ class BatchConsumer(QueueConsumer):
     ) -> None:
         """Made by the client; `options.prefetch` is the size of a batch."""
         super().__init__(locations, origin, keeper, options, on_close)
-        self._ready: deque[tuple[Batch, _Claims]] = deque()
+        self._ready: deque[Batch] = deque()
         self._changed = asyncio.Condition()
 
     async def __anext__(self) -> Batch:
@@ -232,9 +232,9 @@ class BatchConsumer(QueueConsumer):
                 if not self._ready:
                     assert self._error is not None
                     raise self._error
-                given, claims = self._ready.popleft()
-                batch = self._taken(given)
-                claims.ingests.progress()
+                batch = self._taken(self._ready.popleft())
+                for part in self._parts:
+                    part.ingests.progress()
                 self._changed.notify_all()
             if batch:
                 break
@@ -252,9 +252,7 @@ class BatchConsumer(QueueConsumer):
 
     def requeue(self, batch: Batch) -> None:
         """Returns the batch of a caller that was interrupted while it took it."""
-        first = self._parts[0]
-        assert isinstance(first, _Claims)
-        self._ready.appendleft((batch, first))
+        self._ready.appendleft(batch)
 
     async def close(self) -> None:
         """Stops, and releases the batches that were not taken, without counting an attempt.
@@ -267,7 +265,7 @@ class BatchConsumer(QueueConsumer):
         await self._end_parts()  # A broker takes back what it claims for a caller that left.
         async with self._changed:
             self._changed.notify_all()
-        messages = [message for batch, _ in self._ready for message in batch if not message.lost]
+        messages = [message for batch in self._ready for message in batch if not message.lost]
         self._ready.clear()
         tokens = [message.lease_token for message in messages]
         self._keeper.drop_all(tokens)
@@ -280,13 +278,13 @@ class BatchConsumer(QueueConsumer):
     def _has_work(self) -> bool:
         return bool(self._ready)
 
-    async def _put(self, claimed: Claimed, claims: _Claims) -> None:
+    async def _put(self, claimed: Claimed) -> None:
         """Offers a batch, and waits until it is taken."""
-        ready = Batch(received(claimed, self._origin, self._hold_s), self._origin), claims
-        self._ready.append(ready)
+        batch = Batch(received(claimed, self._origin, self._hold_s), self._origin)
+        self._ready.append(batch)
         async with self._changed:
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: all(one is not ready for one in self._ready))
+            await self._changed.wait_for(lambda: batch not in self._ready)
 
 
 class _Claims(Part):
@@ -370,4 +368,4 @@ class _Claims(Part):
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
             if claimed.payloads:
-                await consumer._put(claimed, self)
+                await consumer._put(claimed)

@@ -194,19 +194,27 @@ class QueueLocations:
         `attempt` gets the index, its shard and a timeout; one of several may take `patience_s` in
         all. `fresh` as in `shards_of`. Raises as `call` for a queue that is not partitioned.
         """
-
-        async def one(index: int) -> T | SlateMQError:
-            try:
-                return await self.call(queue_id, partial(attempt, index), index, **options)
-            except SlateMQError as error:
-                return error
-
         count = len(await self.located(queue_id, fresh=fresh))
         if count == 1:
             return [await self.call(queue_id, partial(attempt, 0), **options)]
         if patience_s is not None:
             options |= bounded(min(patience_s, self.peers.call_s))
-        return await asyncio.gather(*map(one, range(count)))
+        return await asyncio.gather(
+            *(self.outcome(queue_id, attempt, index, **options) for index in range(count))
+        )
+
+    async def outcome(
+        self,
+        queue_id: str,
+        attempt: Callable[[int, int, float], Awaitable[T]],
+        index: int,
+        **options: Unpack[CallOptions],
+    ) -> T | SlateMQError:
+        """As `outcomes`, of one partition."""
+        try:
+            return await self.call(queue_id, partial(attempt, index), index, **options)
+        except SlateMQError as error:
+            return error
 
     async def each(
         self,

@@ -798,7 +798,7 @@ class Redrive(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     redrive_id: _builtins.str
-    """Its ID: unique in the shard."""
+    """Its ID: the broker shard in hex, and behind a hyphen what is opaque to clients."""
     queue_id: _builtins.str
     """As in the request."""
     target_queue_id: _builtins.str
