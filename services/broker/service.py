@@ -29,8 +29,9 @@ from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.objects.queue_names import QueueNames
-from libs.storage.objects.removed_shards import RemovedShards, topology_path
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
+from libs.storage.objects.topology_entries import entry_path_of
 from services.broker.config import BrokerConfig
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
@@ -340,7 +341,7 @@ class BrokerService(Service[BrokerConfig]):
 
     async def _remove(self, name: str) -> None:
         """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
-        await self.directory.remove(topology_path(name))
+        await self.directory.remove(entry_path_of(name))
         wals = (await self._root.wal_store()).objects
         await RemovedShards(self._root.objects).delete_files(name, wals)
         log.info("deleted what was left of %s", name)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import slatemq
-from libs.storage.layout.partitions import partition_of_id, partition_of_value
 from slatemq.errors import Unavailable
 from tests.integration.janitor.instances import Instance, instance
+from tests.partition_rule import partition_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -100,11 +100,7 @@ async def test_kills_leave_each_message_in_its_partition_once(tmp_path: Path) ->
         for entry in done:
             customer = published[entry.message_id]
             partition = int(entry.handle.split("/")[2].partition(":")[0])
-            assert partition == (
-                partition_of_value(customer, BROKERS)
-                if customer
-                else partition_of_id(entry.message_id, BROKERS)
-            ), seed
+            assert partition == partition_of(entry.message_id, customer or None, BROKERS), seed
         after = await made.client.get_queue("q")
         assert (after.counts.available_count, after.counts.failed_count) == (0, 0), seed
         assert after.broker_shards == queue.broker_shards

@@ -7,6 +7,7 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
+from libs.events.redis.streams import read_stream
 from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
@@ -15,9 +16,6 @@ from libs.events.tasks import (
     format_server_time,
     read_dead_letter,
 )
-
-_PAGE = 16
-"""Entries of one read: a task with a body of 512 KiB takes about 700 KB."""
 
 Pipeline = Any
 """redis-py's pipeline, whose type arguments differ between versions."""
@@ -67,15 +65,10 @@ class DeadLetters:
     async def _tasks(self) -> AsyncIterator[tuple[bytes, FailedTask | UnreadableTask]]:
         """The entries that are there now, without events."""
         client: Any = self._client
-        newest = await client.xrevrange(self.key, count=1)
-        after = "-"
-        page = newest
-        while page:
-            page = await client.xrange(self.key, min=after, max=newest[0][0], count=_PAGE)
-            for entry_id, fields in page:
+        for newest, _ in await client.xrevrange(self.key, count=1):
+            async for entry_id, fields in read_stream(client, self.key, newest):
                 if fields.get(b"kind") != b"event":
                     yield entry_id, self._read(entry_id, fields)
-                after = "(" + entry_id.decode()
 
     def _read(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> FailedTask | UnreadableTask:
         name = entry_id.decode()

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from redis import asyncio as aioredis
 
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
-from libs.events.redis.delayed_tasks import PAGE, DelayedTasks, TaskReading
-from libs.events.redis.streams import Delivery, Group, StreamAppends
+from libs.events.redis.delayed_tasks import DelayedTasks, TaskReading
+from libs.events.redis.streams import Delivery, Group, StreamAppends, read_stream
 from libs.events.settings import RedisSettings
 
 
@@ -68,11 +68,8 @@ class StreamTasks(DelayedTasks[Delivery]):
         self._group.finish(pipeline, *(one.entry_id for one in deliveries), remove=True)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
-        after = "-"
-        while page := await self._client.xrange(self._key, min=after, count=PAGE):
-            for entry_id, fields in page:
-                yield fields.get(b"task", b"")
-                after = "(" + entry_id.decode()
+        async for _, fields in read_stream(self._client, self._key):
+            yield fields.get(b"task", b"")
 
     async def _count(self) -> int:
         return int(await self._client.xlen(self._key))

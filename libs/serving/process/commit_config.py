@@ -67,8 +67,10 @@ def _wrong(config: CommitConfig) -> str:
 
 
 def pace_of(config: CommitConfig, root: Root, database: Database) -> Pace:
-    """How often the owner of this database, which is open, commits. Raises FatalError."""
-    check_pace(config)
+    """How often the owner of this database, which is open, commits.
+
+    The settings have passed `check_pace`. Raises FatalError for prices that mean nothing.
+    """
     if config.commit_interval_ms != AUTO:
         return FixedPace(int(config.commit_interval_ms))
     if config.commit_goal_ms:

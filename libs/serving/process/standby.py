@@ -66,7 +66,10 @@ NAME_BYTES: Final = 8
 
 
 class Sign(Enum):
-    """What a look at the owner has shown; the value is how many looks it counts for."""
+    """What a look at the owner has shown.
+
+    The value says for how many looks without an answer it counts; those of an answer only differ.
+    """
 
     LIVES = 0
     STOPS = -1

@@ -44,9 +44,8 @@ class StoreCosts:
 def costs_of(text: str, wal_text: str, root: Address, wal: Address) -> StoreCosts:
     """The prices of the settings, or those of price lists. Raises FatalError."""
     prices = parse_prices("store_prices", text, root)
-    if wal == root:
-        return StoreCosts(prices, prices)
-    return StoreCosts(prices, parse_prices("wal_store_prices", wal_text, wal))
+    wal_prices = parse_prices("wal_store_prices", wal_text, wal)
+    return StoreCosts(prices, prices if wal == root else wal_prices)
 
 
 def parse_prices(name: str, text: str, address: Address) -> Prices:

@@ -28,7 +28,7 @@ from libs.storage.database.slate import bounded
 from libs.storage.database.wal_stores import WalStore
 from libs.storage.errors import DamagedStore, LostDatabase, ObjectNotFound, readable
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from libs.storage.objects.topology_entries import entry_path
+from libs.storage.objects.topology_entries import entry_path_of
 
 WAL: Final = "wal"
 
@@ -194,8 +194,8 @@ async def _lost_manifests(objects: Objects, wal: WalStore, database: str) -> Dam
         return DamagedStore(f"{database} has no manifest, and {files}: {_RESTORE}")
     if await _is_announced(objects, database):
         return LostDatabase(
-            f"{database} is gone, and {_entry_of(database)} says that it was there: {_RESTORE}. To "
-            "do without it permanently, see `Give a shard up` of docs/how-to/repair.md"
+            f"{database} is gone, and {entry_path_of(database)} says that it was there: {_RESTORE}"
+            ". To do without it permanently, see `Give a shard up` of docs/how-to/repair.md"
         )
     return None
 
@@ -215,18 +215,9 @@ async def _lost_wal(
     return FileFault(_wal_name_of(wal, database, max(replay_after, 1)), wrong)
 
 
-def _entry_of(database: str) -> str:
-    service, _, shard = database.partition("/")
-    return entry_path(service, int(shard))
-
-
 async def _is_announced(objects: Objects, database: str) -> bool:
     """Whether the topology has the shard: its owner writes that after its first commit."""
-    try:
-        await objects.size(_entry_of(database))
-    except ObjectNotFound:
-        return False
-    return True
+    return await objects.exists(entry_path_of(database))
 
 
 def _numbers_after(replay_after: int, listed: Sequence[ObjectInfo]) -> list[int]:

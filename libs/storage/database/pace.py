@@ -29,10 +29,10 @@ in 26 takes longer, both even out."""
 
 
 class Pace(Protocol):
-    """Says how long a commit waits. Times are in seconds."""
+    """Decides when the next commit begins."""
 
     def interval_s(self) -> float:
-        """The least time from the start of a commit, which is now, to that of the next one."""
+        """The least time from the start of a commit, which is now, to the next one's, in s."""
 
     def took(self, duration_s: float) -> None:
         """Note how long a commit took to be durable."""

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from obstore.exceptions import BaseError
 from slatedb.uniffi import (
     Admin,
     AdminBuilder,
     DbBuilder,
     DbCache,
     DbReaderBuilder,
-    Error,
     FoyerCacheOptions,
     ObjectStore,
     ReaderMode,
@@ -50,20 +48,19 @@ from libs.storage.database.snapshots import (
 )
 from libs.storage.database.wal_stores import (
     WalStore,
+    open_clients,
     open_wal_store,
-    slatedb_store,
     unknown_wal_store,
 )
 from libs.storage.errors import (
     OtherWalStore,
     SnapshotNotFound,
     StoreUnavailable,
-    readable,
 )
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import BothSyncs, Durability, NoSync, durability_of
 from libs.storage.objects.instance_records import InstanceRecords, WalStoreRecord
-from libs.storage.objects.small_objects import Objects, open_objects
+from libs.storage.objects.small_objects import Objects
 
 SILENCE_S: Final = 10.0
 """How long a store may not respond before it counts as unreachable. Opening a database may take far
@@ -195,7 +192,7 @@ class Root:
         return self.durability if wal.record is None else BothSyncs(self.durability, wal.durability)
 
     async def _has_databases(self) -> bool:
-        return any([await self.objects.folders(str(kind)) for kind in Kind])
+        return not set(Kind).isdisjoint(await self.objects.folders(""))
 
     async def database(
         self, name: str, kind: Kind, tuning: Tuning | None = None, *, is_restored: bool = False
@@ -321,6 +318,13 @@ def _cache(tuning: Tuning) -> DbCache:
     return DbCache.new_split_cache(part(tuning.block_cache_bytes), part(tuning.meta_cache_bytes))
 
 
+def check_folder(url: str) -> None:
+    """Raise ValueError for the URL of a folder that is not there, which `open_root` would make."""
+    folder = parse_root(url).folder
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+
+
 def open_root(
     url: str, wal_url: str = "", *, timeout_s: float = SILENCE_S, sync: bool = True
 ) -> Root:
@@ -341,17 +345,5 @@ def open_root(
         except OSError as error:
             raise StoreUnavailable(f"making the data folder: {error}") from error
     durability = durability_of(address.folder, sync)
-    try:
-        store = slatedb_store(address)
-        objects = open_objects(
-            address.scheme,
-            address.bucket,
-            address.prefix,
-            address.folder,
-            address.options,
-            durability,
-        )
-    except (Error, BaseError) as error:
-        why = readable(str(error))
-        raise StoreUnavailable(f"configuring {address.url}: {why}") from error
+    store, objects = open_clients(address, address.folder, durability)
     return Root(address, store, objects, durability, timeout_s, wal_url)

@@ -134,14 +134,15 @@ _PAID_REQUESTS: Final[Mapping[str, object]] = {
     "compactor_options.worker.compactions_poll_interval": "60s",
     "l0_max_ssts": 384,
     "l0_max_ssts_per_key": 384,
-    "garbage_collector_options.wal_options.interval": "1200s",
     "garbage_collector_options.compacted_options.interval": "1200s",
     "garbage_collector_options.manifest_options.interval": "1200s",
     "garbage_collector_options.compactions_options.interval": "1200s",
 }
 
 
-_WAL_COLLECTOR: Final = "garbage_collector_options.wal_options.interval"
+_PAID_WAL: Final[Mapping[str, object]] = {
+    "garbage_collector_options.wal_options.interval": "1200s",
+}
 
 _LOG_ON_DISK: Final = ReplayBound(8192, 60)
 """A WAL on a disk beside tables in a paid store: each flush costs two PUTs there, and a replay of
@@ -161,8 +162,8 @@ def tuning_of(kind: Kind, scheme: str = "", wal_scheme: str = "") -> Tuning:
     if scheme in PAID:
         settings |= _PAID_REQUESTS
         replay = _LOG_ON_DISK
-    settings[_WAL_COLLECTOR] = (_PAID_REQUESTS if wal_scheme in PAID else _BOTH)[_WAL_COLLECTOR]
     if wal_scheme in PAID:
+        settings |= _PAID_WAL
         replay = _REMOTE
     return replace(row, replay=replay, settings=settings)
 

@@ -38,7 +38,7 @@ _STALLS: Final = ("slatedb.db.l0_stall_count", "slatedb.db.backpressure_count")
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts since the opening, but for what is said to be the state now.
+    """Counts since the opening; `memory_bytes` and `uncompacted_tables` are of now.
 
     Attributes:
         requests: To the root's store, by kind (get, head, list, put, delete).
@@ -47,9 +47,9 @@ class Statistics:
             absent, and creates some that may be there, so "not found" is among them.
         written_bytes: Bytes written, by what they are: wal, table, compaction.
         cache: Look-ups in the block cache, by kind of entry and whether it was there.
-        memory_bytes: Bytes held now: memtables, and the wal's buffer.
+        memory_bytes: Bytes held: memtables, and the wal's buffer.
         stalls: How often a write waited because memory or tables were full.
-        uncompacted_tables: Sorted tables that wait to be compacted now.
+        uncompacted_tables: Sorted tables that wait to be compacted.
     """
 
     requests: Counter[str] = field(default_factory=Counter)

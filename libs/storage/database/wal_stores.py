@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from obstore.exceptions import BaseError
@@ -132,20 +133,25 @@ def open_wal_store(address: Address, record: WalStoreRecord, *, make: bool, sync
         except OSError as error:
             raise StoreUnavailable(f"making the folder of the WALs: {error}") from error
     durability = durability_of(folder, sync)
+    return WalStore(address, *open_clients(address, folder, durability), durability, record)
+
+
+def open_clients(
+    address: Address, folder: Path | None, durability: Durability
+) -> tuple[ObjectStore, Objects]:
+    """SlateDB's client of a store, of the bucket or the folder without the prefix; and the objects.
+
+    `folder` is that of the objects. Raises StoreUnavailable for a configuration that is refused.
+    """
     at = (address.scheme, address.bucket, address.prefix, folder, address.options)
     try:
-        store, objects = slatedb_store(address), open_objects(*at, durability)
+        return _slatedb_store(address), open_objects(*at, durability)
     except (Error, BaseError) as error:
         why = readable(str(error))
         raise StoreUnavailable(f"configuring {address.url}: {why}") from error
-    return WalStore(address, store, objects, durability, record)
 
 
-def slatedb_store(address: Address) -> ObjectStore:
-    """SlateDB's client of a store: of the bucket, or the folder, without the prefix.
-
-    Raises Error for a configuration that it refuses.
-    """
+def _slatedb_store(address: Address) -> ObjectStore:
     kind = _TYPES[address.scheme]
     if address.folder is not None:
         builder = ObjectStoreBuilder(kind)

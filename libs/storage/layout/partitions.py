@@ -68,8 +68,3 @@ def partition_of_value(value: str, count: int) -> int:
     """The partition of messages with this value of the ordering header."""
     digest = hashlib.sha256(value.encode()).digest()
     return int.from_bytes(digest[:8], "big") * count >> BITS
-
-
-def partition_of_id(message_id: int, count: int) -> int:
-    """The partition of a message that is spread by its ID."""
-    return (message_id * FACTOR & MASK) * count >> BITS

@@ -14,7 +14,6 @@ from typing import Final
 
 from libs.storage.objects.shard_owners import FOLDER as OWNERS
 from libs.storage.objects.small_objects import Objects
-from libs.storage.objects.topology_entries import entry_path
 
 FOLDER: Final = "removed-shards"
 DELETES_AT_ONCE: Final = 32
@@ -35,7 +34,7 @@ class RemovedShards:
         )
 
     async def has(self, database: str) -> bool:
-        return _path(database) in await self._objects.list(FOLDER)
+        return await self._objects.exists(_path(database))
 
     async def all(self) -> frozenset[str]:
         paths = await self._objects.list(FOLDER)
@@ -59,12 +58,6 @@ async def _delete_below(objects: Objects, folder: str) -> None:
     for start in range(0, len(paths), DELETES_AT_ONCE):
         some = paths[start : start + DELETES_AT_ONCE]
         await asyncio.gather(*(objects.delete(path) for path in some))
-
-
-def topology_path(database: str) -> str:
-    """The path of a shard's entry in the topology."""
-    service, _, shard = database.partition("/")
-    return entry_path(service, int(shard))
 
 
 def _path(database: str) -> str:

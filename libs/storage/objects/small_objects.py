@@ -254,6 +254,13 @@ class Objects:
         with self._finding("looking at", path):
             return int((await self._store.head_async(path))["size"])
 
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.size(path)
+        except ObjectNotFound:
+            return False
+        return True
+
     async def check(self, timeout_s: float) -> None:
         """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read."""
         try:

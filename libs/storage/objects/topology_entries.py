@@ -19,6 +19,12 @@ def entry_path(service: str, shard: int) -> str:
     return f"{FOLDER}/{service}-{shard}{_ENDING}"
 
 
+def entry_path_of(database: str) -> str:
+    """The path for the shard of a database, such as `ingest/0`."""
+    service, _, shard = database.partition("/")
+    return entry_path(service, int(shard))
+
+
 def database_of(path: str) -> str | None:
     """The database, such as `ingest/0`, that the shard of an entry had; None of another object."""
     name = path.removeprefix(f"{FOLDER}/").removesuffix(_ENDING)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import bisect
 import hashlib
+import heapq
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -175,14 +175,12 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.ListQueuesResponse:
         size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         after = _after(request.page_token)
-        ids = sorted(
+        following = (
             queue_id
             for queue_id in self._owner.shard.queues
-            if queue_id > after and may("inspect", queue_id)
+            if queue_id > after and queue_id.startswith(request.prefix) and may("inspect", queue_id)
         )
-        if request.prefix:
-            ids = ids[bisect.bisect_left(ids, request.prefix) :]
-            ids = [queue_id for queue_id in ids if queue_id.startswith(request.prefix)]
+        ids = heapq.nsmallest(size + 1, following)
         page = ids[:size]
         answer = queue_pb2.ListQueuesResponse(
             next_page_token=_page_token(page[-1]) if len(ids) > size else ""

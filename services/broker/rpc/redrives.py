@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any, Final
 
-from libs.access.current import hold_to, may, require
+from libs.access.current import hold_to, may, may_some, require
 from libs.access.verbs import Verb
 from libs.filters import SOURCE_BYTES_MAX
 from libs.serving.requests.expressions import checking_expression
@@ -204,7 +204,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         found = _ID.fullmatch(redrive_id)
         number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
         record = self._owner.shard.redrives.get(number)
-        if record is None or not any(may(verb, record.queue_id) for verb in verbs):
+        if record is None or not may_some(verbs, record.queue_id):
             await self._owner.durable()
             raise NotFound("redrive", redrive_id)
         return number

@@ -80,11 +80,5 @@ class ShardLoad:
 
 
 def _messages_of(queue: Queue) -> int:
-    waiting = queue.waiting
-    return (
-        waiting.ready_count
-        + waiting.timed_count
-        + queue.leases.count
-        + queue.done.count
-        + queue.failed.count
-    )
+    waiting_count = sum(lane.count for lane in queue.waiting.by_name.values())
+    return waiting_count + queue.leases.count + queue.done.count + queue.failed.count

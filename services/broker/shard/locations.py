@@ -25,7 +25,8 @@ REMEMBERED_S: Final = 60.0
 """How old an answer may be that is not fresh; a queue moves, or is created elsewhere, rarely."""
 
 ABSENT_S: Final = 1.0
-"""The same for a name that no shard has: it bounds what callers of absent queues cost the store."""
+"""The same for a name that no shard has: it bounds what calls about absent queues cost the store,
+but for those of commands and redrives, which read the claim of their target before they refuse."""
 
 NAMES_MAX: Final = 10_000
 """Names that are remembered: a megabyte."""

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from libs.storage.database.addresses import overlap, parse_root
-from libs.storage.database.roots import Root, open_root
+from libs.storage.database.roots import Root, check_folder, open_root
 from libs.storage.errors import StorageError
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
@@ -136,7 +136,7 @@ async def _create(given: argparse.Namespace) -> None:
 
 
 async def _list(given: argparse.Namespace) -> None:
-    _check_folder(given.backups)
+    check_folder(given.backups)
     backups = open_root(given.backups)
     catalogue = Catalogue(backups.objects)
     ids = await catalogue.ids()
@@ -150,7 +150,7 @@ async def _list(given: argparse.Namespace) -> None:
 
 async def _restore(given: argparse.Namespace) -> None:
     _check_apart(given)
-    _check_folder(given.backups)
+    check_folder(given.backups)
     root, backups = _two_roots(given)
     catalogue = Catalogue(backups.objects)
     backup = await catalogue.get(given.backup_id)
@@ -169,13 +169,6 @@ async def _restore(given: argparse.Namespace) -> None:
     if given.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is no instance yet"
     _show(given, fields, said)
-
-
-def _check_folder(url: str) -> None:
-    """Raises ValueError where backups are to be read from a folder that is not there."""
-    folder = parse_root(url).folder
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")  # rather than make it
 
 
 def _check_apart(given: argparse.Namespace) -> None:

@@ -21,7 +21,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from libs.serving.process.shards import wait_for_clock
 from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root
@@ -35,7 +34,7 @@ from libs.storage.records.configs import decode_config, partition_index
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import renumber
-from services.janitor.backup.shards import KINDS, kind_of
+from services.janitor.backup.shards import KINDS, opened_restored
 from services.janitor.jobs.contract import Progress, Report
 from slatemq.errors import FailedPrecondition
 
@@ -212,13 +211,8 @@ class Restoring:
     async def _opened(self, name: str) -> AsyncIterator[Database]:
         # Those of the instance's jobs, whose manifests were not copied.
         await self.target.forget_snapshots(name)
-        database = await self.target.database(name, kind_of(name), is_restored=True)
-        try:
-            await wait_for_clock(database)
+        async with opened_restored(self.target, name) as database:
             yield database
-            await database.flush_memtable()
-        finally:
-            await database.close()
 
     async def _find_queues(self, broker: Database, shard: int) -> None:
         async for rows in broker.scan(*config_range()):

@@ -61,6 +61,18 @@ class ShardSnapshots:
             raise Unavailable(self.lost.result(), reason="SNAPSHOT_LOST")
 
 
+@asynccontextmanager
+async def opened_restored(root: Root, name: str) -> AsyncIterator[Database]:
+    """A database that begins without its WAL; at the end all of its rows are in tables."""
+    database = await root.database(name, kind_of(name), is_restored=True)
+    try:
+        await wait_for_clock(database)
+        yield database
+        await database.flush_memtable()
+    finally:
+        await database.close()
+
+
 async def databases_of(root: Root) -> list[str]:
     """The names of all databases below a root, also of those that are lost, the brokers' first."""
     found = {

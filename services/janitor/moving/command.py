@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from libs.storage.database.addresses import parse_root
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import check_folder, open_root
 from libs.storage.errors import StorageError
 from services.janitor.moving.wals import WalMove
 from slatemq.errors import SlateMQError
@@ -61,9 +60,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
     given = parse(argv, environ)
     try:
-        folder = parse_root(given.root).folder
-        if folder is not None and not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")  # rather than make it
+        check_folder(given.root)
         source, target = open_root(given.root, given.wal_store), open_root(given.root, given.to)
         asyncio.run(WalMove(source, target, given.lost, _say).move())
     except ValueError as error:

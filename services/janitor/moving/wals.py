@@ -17,19 +17,18 @@ then, and what may have been given out since is renumbered, as in a copy of the 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from libs.serving.process.shards import wait_for_clock
 from libs.storage.database.integrity import WAL
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.database.wal_stores import WalStore, unknown_wal_store
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 from services.janitor.backup.renumbering import renumber
-from services.janitor.backup.shards import databases_of, kind_of
+from services.janitor.backup.shards import databases_of, kind_of, opened_restored
 from slatemq.errors import FailedPrecondition
 
 LOST_COMMITS_S: Final = 3600.0
@@ -119,24 +118,15 @@ class WalMove:
                 await database.close()
             self.say(f"{name}: all of its log is in tables")
         for name in self.databases:
-            async with self._opened(name):
+            async with opened_restored(self.target, name):
                 self.say(f"{name}: its log begins in {self.target.wal_url}")
 
     async def _begin_without(self) -> None:
         async def done(name: str, _: Database) -> None:
             self.say(f"{name}: goes on from its tables in {self.target.wal_url}")
 
-        await renumber(self.databases, self._opened, LOST_COMMITS_S, done)
-
-    @asynccontextmanager
-    async def _opened(self, name: str) -> AsyncIterator[Database]:
-        database = await self.target.database(name, kind_of(name), is_restored=True)
-        try:
-            await wait_for_clock(database)
-            yield database
-            await database.flush_memtable()
-        finally:
-            await database.close()
+        opened = partial(opened_restored, self.target)
+        await renumber(self.databases, opened, LOST_COMMITS_S, done)
 
     async def _refuse_used(self, new: WalStore) -> None:
         for name in self.databases:

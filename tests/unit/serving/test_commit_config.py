@@ -14,7 +14,6 @@ from libs.serving.process.store_costs import (
     KINDS,
     StoreCosts,
     costs_of,
-    parse_prices,
 )
 from libs.storage.database.addresses import parse_root, parse_wal_store
 from libs.storage.database.statistics import Statistics
@@ -72,7 +71,7 @@ def test_each_store_has_its_price() -> None:
     assert costs_of("", "", root, disk).wal["put"] == 0.0
     assert costs_of("", "put=2", root, disk).wal["put"] == 2.0
     with pytest.raises(FatalError) as raised:
-        parse_prices("wal_store_prices", "put:1", fast)
+        costs_of("", "put:1", root, root)
     assert raised.value.cause.message.startswith("wal_store_prices: 'put:1' is not like")
 
 

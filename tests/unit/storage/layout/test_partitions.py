@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.layout.ids import message_id
-from libs.storage.layout.partitions import Partition, partition_of_id, partition_of_value
+from libs.storage.layout.partitions import Partition, partition_of_value
+from tests.partition_rule import partition_of
 
 GOLDEN_VALUES = [
     # value, and its partition of 2, 3, 8 and 1,000
@@ -30,7 +31,8 @@ def test_a_header_value_stays_in_its_partition(value: str, expected: tuple[int, 
 
 @pytest.mark.parametrize(("one", "expected"), GOLDEN_IDS)
 def test_an_id_stays_in_its_partition(one: int, expected: tuple[int, ...]) -> None:
-    assert tuple(partition_of_id(one, count) for count in COUNTS) == expected
+    for count, index in zip(COUNTS, expected, strict=True):
+        assert Partition(index, count).select([one], {}) == [one]
 
 
 HEADERS = st.dictionaries(st.sampled_from(["customer", "other"]), st.text(max_size=5))
@@ -55,10 +57,7 @@ def test_each_message_is_in_exactly_one_partition(
     for index, some in enumerate(by_partition):
         for one in some:
             value = headers.get(ordering_header) if ordering_header else None
-            expected = (
-                partition_of_id(one, count) if value is None else partition_of_value(value, count)
-            )
-            assert expected == index
+            assert partition_of(one, value, count) == index
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8, 64])
