@@ -2,7 +2,7 @@
 
 Starts an ingest, a router and as many brokers as there are partitions, publishes, consumes and
 acks by batches, and prints microseconds of processor time for each message, by service: of all
-brokers together, which should stay the same, and of the busiest one, which should fall.
+brokers together, and of the busiest one, which should fall.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that moves only when a test says so."""
+"""Clocks that move only when a test says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = now_ms
-
         self.stepped_ms = 0
 
     def now_ms(self) -> int:
@@ -22,3 +21,13 @@ class ManualClock:
         """Follows a step of the wall clock."""
         self.advance(by_ms)
         self.stepped_ms += by_ms
+
+
+class ManualSeconds:
+    """In place of `time.monotonic`."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s

@@ -195,7 +195,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL or number
 
-    # When it is run again, then all of it is done, and nothing is asked to be a conflict
+    # When it is run again, then all of it is done, and nothing is reported as a conflict
     again = cli.ok(*act)
     assert [one["ok"] for one in again.objects] == [True] * 4
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)

@@ -80,7 +80,7 @@ def test_a_file_that_is_wrong_at_its_end_publishes_nothing(
     assert (wrong.code, wrong.out) == (2, b"")
     assert f"{file}, line 2: Records[0]" in wrong.err
 
-    # And repaired, all of it is published, which it would not be had some been before
+    # And once it is repaired, all of it is published, which it would not be had some been before
     file.write_bytes(good)
     (result,) = cli.ok("events", "import", str(file), "--json").objects
     assert (result["published_count"], result["duplicate_count"]) == (1_500, 0)

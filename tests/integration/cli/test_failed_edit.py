@@ -296,7 +296,7 @@ def test_an_edit_that_cannot_be_done_is_reported_and_kept_though_others_are_done
     assert done.code == 1, done
     assert "1 redriven, 1 not done" in done.out.decode()
     assert "still begins with !" in done.err
-    # Then what was edited is not lost, and programs are reported, too
+    # Then what was edited is not lost, and programs learn of it, too
     (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
     assert "!2\n" in kept.read_text()
     again = cli.run("failed", "edit", queue, "--file", str(kept), "--yes", "--json")

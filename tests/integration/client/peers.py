@@ -72,7 +72,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         leases: What is in flight, by token.
         break_after: Streams break when they have sent this many messages.
         ended: Tokens whose lease is over.
-        lose: This many answers to acks and nacks get lost after they were carried out.
+        lose: How many acks and nacks are carried out, and lose their answers.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.

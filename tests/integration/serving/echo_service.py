@@ -31,7 +31,7 @@ METHODS = {kind: f"/{NAME}/{kind}" for kind in ("uu", "us", "ss")}
 
 @dataclass
 class EchoServicer:
-    """Answers what it is asked to."""
+    """Answers as the request says."""
 
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)

@@ -12,23 +12,17 @@ from libs.storage.database.roots import open_root
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
 from tests.integration.serving.echo_service import METHODS, EchoServicer
+from tests.manual_clock import ManualSeconds
 from tests.ports import free_ports
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> ManualSeconds:
+    return ManualSeconds()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def directory(clock: Clock) -> AsyncIterator[TopologyDirectory]:
+async def directory(clock: ManualSeconds) -> AsyncIterator[TopologyDirectory]:
     made = TopologyDirectory(open_root("memory:///").objects, clock)
     yield made
     await made.close()
@@ -75,7 +69,7 @@ async def test_an_unknown_peer_is_unavailable(channels: Channels) -> None:
 
 
 async def test_a_peer_that_moved_is_found_at_its_new_place(
-    directory: TopologyDirectory, channels: Channels, clock: Clock
+    directory: TopologyDirectory, channels: Channels, clock: ManualSeconds
 ) -> None:
     # Given a peer that was called and then went away
     server, _, address = await serve()
@@ -92,7 +86,7 @@ async def test_a_peer_that_moved_is_found_at_its_new_place(
     # When it comes back elsewhere
     server, _, address = await serve()
     await directory.announce(Peer("broker", 0, address))
-    clock.now = 1.0
+    clock.now_s = 1.0
 
     # Then the next call finds it
     assert await echo(await channels.to("broker", 0), "again") == "again"

@@ -235,7 +235,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_handler(
         # When the client gives up
         calling.cancel()
 
-        # Then the handler is reported, and no trace of the call is left
+        # Then the handler is cancelled, and no trace of the call is left
         await servicer.cancelled.wait()
         while gate.calls_count:
             await asyncio.sleep(0)

@@ -141,7 +141,7 @@ async def test_a_watch_on_the_health_does_not_hold_up_the_end() -> None:
         # When the process is asked to stop
         os.kill(os.getpid(), signal.SIGTERM)
 
-        # Then the watcher is reported, and the end comes long before the grace of 60 s
+        # Then the watcher learns of it, and the end comes long before the grace of 60 s
         seen.append(await watch.read())
         async with asyncio.timeout(30):
             assert (await stack.run).code == 0

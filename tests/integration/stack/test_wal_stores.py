@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import slatemq
 from libs.serving.process.exits import EXIT_USAGE
 from tests.integration.stack.processes import Service
 from tests.integration.stack.test_instance import ended, running
-from tests.integration.storage.s3_servers import CREDENTIALS, moto
+from tests.integration.storage.s3_servers import CREDENTIALS, make_bucket, moto
 
 pytestmark = pytest.mark.s3
 
@@ -36,11 +35,7 @@ def wal_store(
     port = request.getfixturevalue("port")
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    bucket = request.node.name.partition("[")[0].replace("_", "-")[:50].strip("-")
-    connection.request("PUT", f"/{bucket}")
-    assert connection.getresponse().status == 200
-    connection.close()
+    bucket = make_bucket(port, request.node.name.partition("[")[0])
     return f"s3://{bucket}?endpoint=http://127.0.0.1:{port}&region=us-east-1&allow_http=true"
 
 

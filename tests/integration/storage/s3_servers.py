@@ -20,6 +20,16 @@ def root_url(port: int, prefix: str, bucket: str = BUCKET) -> str:
     return f"s3://{bucket}/{prefix}?{options}"
 
 
+def make_bucket(port: int, name: str) -> str:
+    """Makes a bucket of about this name, which may be that of a test; returns what it is called."""
+    bucket = name.replace("_", "-")[-60:].strip("-")
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("PUT", f"/{bucket}")
+    assert connection.getresponse().status == 200
+    connection.close()
+    return bucket
+
+
 @contextmanager
 def moto() -> Iterator[int]:
     """A fresh S3 server with one bucket; gives its port."""
@@ -27,10 +37,7 @@ def moto() -> Iterator[int]:
     server.start()
     try:
         _, port = server.get_host_and_port()
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("PUT", f"/{BUCKET}")
-        assert connection.getresponse().status == 200
-        connection.close()
+        make_bucket(port, BUCKET)
         yield port
     finally:
         server.stop()

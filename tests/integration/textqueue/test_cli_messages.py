@@ -30,7 +30,7 @@ def test_a_byte_order_mark_is_reported_and_how_to_get_rid_of_it(
 
     assert run.err.count("slatemq: jobs.tq:1: a byte order mark (BOM)") == 1
     assert "unknown control" not in run.err
-    # And what is asked to do helps
+    # And the advice helps
     advice = run.err.partition("remove the mark: ")[2]
     subprocess.run(advice, shell=True, check=True)
     assert file.read_bytes() == b"-first\n-second\n"

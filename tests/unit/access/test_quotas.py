@@ -25,14 +25,7 @@ from libs.access.quotas import (
 )
 from libs.documents import Document
 from slatemq.errors import InvalidArgument, ResourceExhausted
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.manual_clock import ManualSeconds
 
 
 @given(
@@ -42,7 +35,7 @@ class Clock:
 def test_over_any_time_no_more_passes_than_the_rate_and_one_batch(
     per_s: int, steps: list[tuple[int, float]]
 ) -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = RateQuota(per_s, clock)
     passed = largest = 0
 
@@ -60,7 +53,7 @@ def test_over_any_time_no_more_passes_than_the_rate_and_one_batch(
 @given(per_s=st.integers(1, 1000), count=st.integers(1, 100_000))
 @example(per_s=50, count=452)
 def test_after_the_named_time_it_passes_again(per_s: int, count: int) -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = RateQuota(per_s, clock)
     quota.take(count)
     wait_ms = quota.wait_ms()
@@ -75,7 +68,7 @@ def test_after_the_named_time_it_passes_again(per_s: int, count: int) -> None:
 def test_those_who_wait_as_they_are_asked_to_have_room_one_after_the_other(
     per_s: int, size: int, callers: int
 ) -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = RateQuota(per_s, clock)
     while not quota.wait_ms():
         quota.take(size)
@@ -93,7 +86,7 @@ def test_those_who_wait_as_they_are_asked_to_have_room_one_after_the_other(
 
 
 def test_turns_that_were_not_taken_are_over() -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = RateQuota(10, clock)
     quota.take(20)
     assert [quota.promise_ms() for _ in range(3)] == [1001, 3001, 5001]
@@ -106,7 +99,7 @@ def test_turns_that_were_not_taken_are_over() -> None:
 
 
 def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = PrincipalQuota("shop", Limits(publish_messages_per_s=10), clock)
     quota.publish(25, 0)
 
@@ -123,7 +116,7 @@ def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
 
 
 def test_one_rate_that_is_used_up_does_not_use_up_the_other() -> None:
-    clock, usage = Clock(), Usage()
+    clock, usage = ManualSeconds(100.0), Usage()
     limits = Limits(principals=("s*",), publish_messages_per_s=10, publish_bytes_per_s=1000)
     quota = PrincipalQuota("shop", limits, clock, usage)
     quota.publish(1, 5000)
@@ -138,7 +131,7 @@ def test_one_rate_that_is_used_up_does_not_use_up_the_other() -> None:
 
 
 def test_other_limits_hold_at_once_and_equal_ones_change_nothing() -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = PrincipalQuota("shop", Limits(publish_messages_per_s=10), clock)
     quota.publish(25, 0)
     idle = [quota.is_idle]
@@ -181,7 +174,7 @@ def test_no_more_places_are_taken_than_there_are_and_all_are_given_back(
 ) -> None:
     usage = Usage()
     limits = Limits(principals=("shop",), open_streams=most, waiting_claims=most)
-    quota = PrincipalQuota("shop", limits, Clock(), usage)
+    quota = PrincipalQuota("shop", limits, ManualSeconds(100.0), usage)
     taken: list[tuple[Place, AbstractContextManager[None]]] = []
 
     for kind, left in steps:  # -1 takes a place; others give one back, in any order
@@ -225,7 +218,7 @@ class place_of:  # noqa: N801 - it stands for a context manager that was entered
 
 def test_places_taken_before_a_lower_limit_stay_and_count() -> None:
     usage = Usage()
-    quota = PrincipalQuota("shop", Limits(), Clock(), usage)
+    quota = PrincipalQuota("shop", Limits(), ManualSeconds(100.0), usage)
     with quota.place("open_streams"), quota.place("open_streams"):
         quota.set_limits(Limits(principals=("shop",), open_streams=2))
         with (
@@ -240,7 +233,7 @@ def test_places_taken_before_a_lower_limit_stay_and_count() -> None:
 
 @pytest.mark.parametrize("kind", get_args(Quantity))
 def test_what_stays_may_shrink_beyond_its_limit_but_not_grow(kind: Quantity) -> None:
-    quota = PrincipalQuota("shop", limits_of({kind: 10}), Clock())
+    quota = PrincipalQuota("shop", limits_of({kind: 10}), ManualSeconds(100.0))
 
     quota.hold(kind, 10)
     quota.hold(kind, 15, 15)
@@ -252,7 +245,7 @@ def test_what_stays_may_shrink_beyond_its_limit_but_not_grow(kind: Quantity) -> 
 
 
 async def test_answers_to_one_that_is_refused_too_often_are_held_back_and_not_too_many() -> None:
-    clock = Clock()
+    clock = ManualSeconds(100.0)
     quota = PrincipalQuota("shop", Limits(), clock)
 
     # Those of a second at once

@@ -9,21 +9,14 @@ import pytest
 from libs.access.audit import AUDIT_LOGGER, SUBJECTS_MAX, Act, subjects_of
 from libs.serving.process.logs import REPEAT_S, REPEATS_MAX, RepeatLimit
 from libs.serving.requests.auditing import Auditor
+from tests.manual_clock import ManualSeconds
 
 PURGE = "/slatemq.v1.QueueService/PurgeQueue"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualSeconds:
+    return ManualSeconds()
 
 
 @pytest.fixture
@@ -32,7 +25,7 @@ def published() -> list[Act]:
 
 
 @pytest.fixture
-def auditor(published: list[Act], clock: Clock) -> Auditor:
+def auditor(published: list[Act], clock: ManualSeconds) -> Auditor:
     return Auditor(published.append, clock)
 
 
@@ -43,12 +36,12 @@ def act(outcome: str, principal: str = "shop") -> Act:
 
 
 def test_a_flood_of_refusals_is_counted_and_hides_no_other_caller(
-    auditor: Auditor, published: list[Act], clock: Clock
+    auditor: Auditor, published: list[Act], clock: ManualSeconds
 ) -> None:
     for _ in range(1000):
         auditor.record(act("PERMISSION_DENIED"))
     auditor.record(act("PERMISSION_DENIED", "other"))
-    clock.now += REPEAT_S + 1
+    clock.now_s += REPEAT_S + 1
     auditor.record(act("PERMISSION_DENIED"))
 
     assert [one.principal for one in published] == ["shop"] * REPEATS_MAX + ["other", "shop"]

@@ -14,14 +14,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
 from slatemq.v1.topology_pb2 import GetTopologyRequest
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.manual_clock import ManualSeconds
 
 
 @pytest.fixture
@@ -83,23 +76,23 @@ async def test_a_process_that_moved_replaces_its_entry(objects: Objects) -> None
 
 
 async def test_a_reading_serves_until_it_is_old(objects: Objects) -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     reader = TopologyDirectory(objects, clock)
     await reader.read()
     await TopologyDirectory(objects).announce(Peer("router", 1, "r:1"))
 
-    clock.now = CACHE_MS / 1000
+    clock.now_s = CACHE_MS / 1000
     assert dict((await reader.read()).shards("router")) == {}
     assert dict((await reader.read(max_age_ms=250)).shards("router")) == {1: "r:1"}
 
 
 async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     reader = TopologyDirectory(objects, clock)
     assert reader.last() is None
     await reader.read()
     await TopologyDirectory(objects).announce(Peer("router", 1, "r:1"))
-    clock.now = CACHE_MS / 1000 + 1
+    clock.now_s = CACHE_MS / 1000 + 1
 
     last = reader.last()
 
@@ -152,7 +145,7 @@ class _Counted(Objects):
 
 async def test_a_reading_without_a_change_is_one_request(objects: Objects) -> None:
     store = _Counted(objects)
-    clock = Clock()
+    clock = ManualSeconds()
     reader, writer = TopologyDirectory(store, clock), TopologyDirectory(objects)
     for shard in range(10):
         await writer.announce(Peer("broker", shard, f"b:{shard}"))
@@ -160,25 +153,25 @@ async def test_a_reading_without_a_change_is_one_request(objects: Objects) -> No
 
     # When nothing has changed
     store.reads.clear()
-    clock.now += CACHE_MS / 1000 + 1
+    clock.now_s += CACHE_MS / 1000 + 1
     assert len((await reader.read()).brokers) == 10
     assert store.reads == ["topology/change"]
 
     # When a process moved
     await writer.announce(Peer("broker", 3, "elsewhere:3"))
-    clock.now += CACHE_MS / 1000 + 1
+    clock.now_s += CACHE_MS / 1000 + 1
     assert (await reader.read()).address("broker", 3) == "elsewhere:3"
 
 
 async def test_an_entry_whose_writer_ended_before_the_change_is_found(objects: Objects) -> None:
-    clock = Clock()
+    clock = ManualSeconds()
     reader, writer = TopologyDirectory(objects, clock), TopologyDirectory(objects)
     await writer.announce(Peer("broker", 0, "b:0"))
     await reader.read()
     entry = {"service": "broker", "shard": 1, "address": "b:1"}
     await objects.put("topology/broker-1.json", json.dumps(entry).encode())
 
-    clock.now += LIST_MS / 1000 + 1
+    clock.now_s += LIST_MS / 1000 + 1
 
     assert dict((await reader.read()).brokers) == {0: "b:0", 1: "b:1"}
 

@@ -250,7 +250,7 @@ def test_the_list_stays_short_and_may_be_damaged(
         queue.append(f"\U0001f600 message {number} " + "\U0001f600" * 100)
     assert listed.stat().st_size < 500 + 2 * LINE_BYTES_MAX
 
-    # Then it still returns what is gone, also with rubbish in it
+    # Then it still reports what is gone, also with rubbish in it
     with listed.open("ab") as file:
         file.write(b"\x00\xff\n[1]\n{}\n[1, 2, 3, 4, 5]\n[0, ")
     save(path, path.read_bytes().partition(b"message 49")[0].rpartition(b"\n")[0] + b"\n", False)

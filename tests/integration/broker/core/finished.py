@@ -73,7 +73,7 @@ class Finished(Compared):
         return result.status.code, result.lease_deadline_ms
 
     async def finish_again(self) -> None:
-        """A lease that is over: a repeat is reported, and nothing else changes anything."""
+        """A lease that is over: a repeat is OK, and nothing else changes anything."""
         if not self.over:
             return
         token, became = self.random.choice(list(self.over.items()))

@@ -195,7 +195,7 @@ async def test_a_read_that_an_edit_has_overtaken_is_not_delivered() -> None:
 
 
 class SlowShard(Ingest):
-    """Ingests of which shard 1 answers when it is asked to."""
+    """Ingests of which shard 1 answers when a test lets it."""
 
     def __init__(self) -> None:
         super().__init__()

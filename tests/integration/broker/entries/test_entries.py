@@ -1,4 +1,4 @@
-"""Entries of a real broker by their handles: what is reported, and where they went."""
+"""Entries of a real broker by their handles: what is shown of them, and where they went."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_views_show_as_much_as_is_asked() -> None:
             assert (dict(headers.message.headers), headers.message.payload) == ({"big": "xxx"}, b"")
             assert headers.etag == full.etag == f"e{number}"
             assert full.message.payload == b"%010d" % number
-        # A message that ingest does not have any more is told without, one that is down not at all.
+        # An entry is shown without a message that is gone, and not while its ingest is down.
         rig.ingest.gone = {1}
         assert not (await get(rig, handles[1], FULL)).HasField("message")
         assert (await get(rig, handles[2], FULL)).HasField("message")

@@ -57,7 +57,7 @@ async def test_the_history_comes_along_through_redrives_and_transfers(tmp_path: 
         await redriven(rig, "repaired")
         await transfer(rig, "repaired", "last")
 
-        # Then each of its entries returns what was until it came there, and since
+        # Then each of its entries shows what was until it came there, and since
         history = [("q", "nack: broken"), ("repaired", "nack: again")]
         [entry] = await listed(rig, AVAILABLE, "last", view=ATTEMPTS)
         assert outcomes(entry) == outcomes(await get(rig, entry.handle, ATTEMPTS)) == history

@@ -15,7 +15,7 @@ class Pushes:
 
     Attributes:
         away: Every call fails.
-        lose_answers: The next this many calls are done, but their answers get lost.
+        lose_answers: How many of the next calls are done, and lose their answers.
         slow: While it is not set, calls wait before anything happens.
         numbers: The last number of each broker shard and ingest shard.
         stored: What came, by ingest shard.

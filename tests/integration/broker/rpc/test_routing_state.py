@@ -109,7 +109,7 @@ FORGOTTEN = grpc.StatusCode.INVALID_ARGUMENT, "REVISION_FORGOTTEN"
 
 
 async def delete_more_than_are_remembered(rig: Rig) -> None:
-    """Deletes `a`, and this many others then that this is forgotten."""
+    """Deletes `a`, and then so many others that it is forgotten."""
     rig.owner.durable_configs.deleted_kept = KEPT
     await delete(rig, "a")
     for number in range(KEPT):

@@ -278,7 +278,7 @@ async def test_what_comes_at_once_is_sent_together_and_a_lost_connection_is_repo
         await asyncio.gather(*(backend.complete_task(task.task_id) for task in tasks))
         assert (await backend.stats()).pending_tasks == 0
 
-        # And a connection that is lost is asked to all who share it, then made again
+        # And all who share a connection learn that it is lost, before it is made again
         await asyncio.to_thread(server.kill)
         lost = await asyncio.gather(
             *(backend.enqueue_task(task) for task in tasks[:10]), return_exceptions=True

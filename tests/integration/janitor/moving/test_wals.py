@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from services.janitor.moving.wals import WalMove
 from services.janitor.runs.history import RunStore
 from services.janitor.verify.command import verify_stopped
 from slatemq.errors import FailedPrecondition
-from tests.integration.storage.s3_servers import CREDENTIALS, moto
+from tests.integration.storage.s3_servers import CREDENTIALS, make_bucket, moto
 
 KINDS = {"broker/0": Kind.BROKER, "ingest/0": Kind.INGEST}
 ROW = b"\x01\x7f"
@@ -41,6 +40,10 @@ class Places(NamedTuple):
     second: str
 
 
+def in_folders(folder: Path) -> Places:
+    return Places(*((folder / name).as_uri() for name in ("data", "first", "second")))
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     with moto() as port:
@@ -51,27 +54,18 @@ def port() -> Iterator[int]:
 def places(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Places:
-    files = [(tmp_path / name).as_uri() for name in ("data", "first", "second")]
+    files = in_folders(tmp_path)
     if request.param == "file beside file":
-        return Places(*files)
+        return files
     port = request.getfixturevalue("port")
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     options = f"endpoint=http://127.0.0.1:{port}&region=us-east-1&allow_http=true"
     prefix = tmp_path.name
     if request.param == "s3 beside file":
-        return Places(f"s3://queues/{prefix}?{options}", files[1], files[2])
+        return Places(f"s3://queues/{prefix}?{options}", files.first, files.second)
     # Roots in folders have no prefix: the bucket of their WALs is one instance's.
-    return Places(files[0], f"s3://{_bucket(port, f'{prefix}-1')}?{options}", files[2])
-
-
-def _bucket(port: int, name: str) -> str:
-    name = name.replace("_", "-")[-60:].strip("-")
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("PUT", f"/{name}")
-    assert connection.getresponse().status == 200
-    connection.close()
-    return name
+    return Places(files.root, f"s3://{make_bucket(port, f'{prefix}-1')}?{options}", files.second)
 
 
 def row(value: bytes) -> Batch:
@@ -171,7 +165,7 @@ async def test_an_owner_that_runs_on_loses_nothing_that_it_has_answered(places: 
 async def test_a_lost_store_is_left_behind_with_what_it_had_and_numbers_are_left_out(
     tmp_path: Path,
 ) -> None:
-    places = Places(*((tmp_path / name).as_uri() for name in ("data", "first", "second")))
+    places = in_folders(tmp_path)
     await make(open_root(places.root), places.first)
     shutil.rmtree(tmp_path / "first")
     with pytest.raises(LostWalStore):
@@ -189,7 +183,7 @@ async def test_a_lost_store_is_left_behind_with_what_it_had_and_numbers_are_left
 
 
 async def test_an_emptied_store_may_be_the_new_one(tmp_path: Path) -> None:
-    places = Places(*((tmp_path / name).as_uri() for name in ("data", "first", "second")))
+    places = in_folders(tmp_path)
     await make(open_root(places.root), places.first)
     shutil.rmtree(tmp_path / "first")
     await move(places, places.first, is_lost=True)
@@ -199,7 +193,7 @@ async def test_an_emptied_store_may_be_the_new_one(tmp_path: Path) -> None:
 async def test_wals_at_the_root_are_not_given_up_and_other_stores_not_taken(
     tmp_path: Path,
 ) -> None:
-    places = Places(*((tmp_path / name).as_uri() for name in ("data", "first", "second")))
+    places = in_folders(tmp_path)
     with pytest.raises(FailedPrecondition, match="no instance"):
         await move(places, places.first)
     await make(open_root(places.root))
@@ -257,7 +251,7 @@ async def test_a_backup_of_a_stopped_instance_has_its_log_and_is_restored_with_a
 
 
 async def test_verifying_a_stopped_instance_reads_its_log_where_it_is(tmp_path: Path) -> None:
-    places = Places(*((tmp_path / name).as_uri() for name in ("data", "first", "second")))
+    places = in_folders(tmp_path)
     await make(open_root(places.root), places.first)
     before = await verify_stopped(open_root(places.root))
     assert not [one for one in before.all() if one.record in ("file", "manifest")]

@@ -10,19 +10,12 @@ from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
 from services.broker.shard import locations
 from services.broker.shard.locations import ABSENT_S, REMEMBERED_S, Locations
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.manual_clock import ManualSeconds
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualSeconds:
+    return ManualSeconds()
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ async def move(names: QueueNames, *shards: int) -> None:
 
 
 async def test_an_answer_is_remembered_for_a_minute_unless_a_fresh_one_is_wanted(
-    names: QueueNames, clock: Clock
+    names: QueueNames, clock: ManualSeconds
 ) -> None:
     known = Locations(names, clock)
     assert await names.claim("q", (3,), UNCLAIMED)
@@ -58,7 +51,7 @@ async def test_an_answer_is_remembered_for_a_minute_unless_a_fresh_one_is_wanted
 
 
 async def test_that_a_name_is_free_is_remembered_for_a_second(
-    names: QueueNames, objects: Objects, clock: Clock
+    names: QueueNames, objects: Objects, clock: ManualSeconds
 ) -> None:
     known = Locations(names, clock)
     for _ in range(10):
@@ -72,7 +65,7 @@ async def test_that_a_name_is_free_is_remembered_for_a_second(
 
 
 async def test_a_store_that_is_away_leaves_what_is_remembered(
-    names: QueueNames, objects: Objects, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    names: QueueNames, objects: Objects, clock: ManualSeconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Locations(names, clock)
     assert await names.claim("q", (3,), UNCLAIMED)
