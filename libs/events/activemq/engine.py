@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from proton import (
     SASL,
@@ -317,8 +317,7 @@ class Engine(asyncio.Protocol):
     # --- asyncio ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._proton.bind(self._connection)
         self._connection.open()
         self._tick()

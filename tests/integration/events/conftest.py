@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
@@ -83,6 +84,11 @@ def in_group(settings: Any, group: str) -> Any:
     """The settings of another consumer group on the same events."""
     key = "queue_prefix" if isinstance(settings, RabbitmqSettings) else "consumer_group"
     return msgspec.structs.replace(settings, **{key: group})
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Services run on uvloop, whose transports and errors are not those of asyncio."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
