@@ -56,6 +56,10 @@ class QueueMeasures:
             description="ms from an event or a task until it was published, or finished",
             explicit_bucket_boundaries_advisory=BOUNDS_MS,
         )
+        # Shown as 0 from the start: an alert on a counter that is absent never fires.
+        for (_, operation), attributes in self._attributes.items():
+            (self._published if operation == "publish" else self._consumed).add(0, attributes)
+            self._failed.add(0, attributes)
 
     def note_published(self, kind: str, since: str) -> None:
         """`since`: the time of the event, or when the task was accepted."""

@@ -59,6 +59,13 @@ async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer)
     measures = Measures()
     backend, watch = await connected(redis, measures, [0.0])
     try:
+        # Then all counters are there before there is anything to count
+        publishes = {"event publish": 0.0, "task publish": 0.0}
+        consumes = {"event consume": 0.0, "task consume": 0.0}
+        assert measures["slatemq_queue_published_total"] == publishes
+        assert measures["slatemq_queue_consumed_total"] == consumes
+        assert measures["slatemq_queue_failed_total"] == {**publishes, **consumes}
+
         # Given two events, of which a handler refuses one once
         refused: list[str] = []
         finished: list[str] = []
@@ -98,6 +105,7 @@ async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer)
             "task consume": 1.0,
         }
         assert measures["slatemq_queue_failed_total"] == {
+            **publishes,
             "event consume": 1.0,
             "task consume": 1.0,
         }
