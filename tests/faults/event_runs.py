@@ -44,6 +44,9 @@ CALL_S: Final = 10.0
 STALLED_S: Final = 240.0
 """How long nothing may move before a run is over, with something missing or not."""
 
+QUIET_S: Final = 15.0
+"""Longer than a consumer waits before it tries a server again."""
+
 AT_ONCE: Final = 1_000
 
 
@@ -211,6 +214,12 @@ class _Rig:
                 return
             await asyncio.sleep(0.2)
 
+    async def until_quiet(self) -> None:
+        """Wait until no event has come for a while."""
+        seen = None
+        while seen != (seen := self.run.events_count):
+            await asyncio.sleep(QUIET_S)
+
     async def settle(self) -> None:
         """Wait until no task waits anywhere: what a killed consumer had comes again by then."""
         backend = TaskBackend(self.settings, 0, Telemetry().meter)
@@ -276,6 +285,10 @@ async def _recording(settings: QueueSettings, run: EventRun) -> AsyncIterator[No
 
 async def _work(rig: _Rig, away_s: float) -> None:
     run = rig.run
+
+    async def have_events() -> bool:
+        return run.stored.keys() <= run.event_ids.keys()
+
     async with _recording(rig.settings, run):
         await asyncio.sleep(rig.server.settle_s)
         await rig.ingest.start()
@@ -295,10 +308,10 @@ async def _work(rig: _Rig, away_s: float) -> None:
             await rig.read()
             print(f"all read after {time.monotonic() - began:.0f} s", flush=True)
 
-            async def have_events() -> bool:
-                return run.mode == "fire-and-forget" or run.stored.keys() <= run.event_ids.keys()
-
-            await rig.until(have_events)
+            if run.mode == "fire-and-forget":  # any of them may be missing
+                await rig.until_quiet()
+            else:
+                await rig.until(have_events)
             print(f"all events after {time.monotonic() - began:.0f} s", flush=True)
         finally:
             await rig.ingest.close()

@@ -143,7 +143,7 @@ def retry(session: Session) -> None:
     if session.json:
         write_json({"retried_count": count})
     else:
-        note(f"{count} tasks are retried")
+        note("1 task is retried" if count == 1 else f"{count} tasks are retried")
 
 
 def _print(session: Session, found: Task) -> None:
