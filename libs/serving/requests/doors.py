@@ -18,6 +18,7 @@ connection is looked up in the lists of revoked ones, where there are such, like
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -70,6 +71,10 @@ class Visit:
 
 
 UNJUDGED: Final = Visit()
+
+current_visit: ContextVar[Visit] = ContextVar("current_visit", default=UNJUDGED)
+"""Of the call that a task serves. The guard renews it for each response of a stream; a handler that
+would have to undo a response does so before."""
 
 
 class Judge(Protocol):

@@ -33,7 +33,7 @@ from libs.access.current import hold_back
 from libs.access.principals import LIMIT_REASON
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
-from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit
+from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit, current_visit
 from libs.serving.requests.gate import Entrance, Gate, OpenGate
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
@@ -277,7 +277,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
 
 async def _visit(judge: Judge | None, context: Context) -> Visit:
-    return UNJUDGED if judge is None else await judge.enter(context)
+    if judge is None:
+        return UNJUDGED
+    visit = await judge.enter(context)
+    current_visit.set(visit)
+    return visit
 
 
 def _unchanged(data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from libs.access.current import require
+from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Dispatcher
@@ -116,6 +117,8 @@ class Streams:
             head = self._head(stream).SerializeToString()
             encoding = await encode_messages(self._shard, batches, head)
             answer = encoded(consumer_pb2.ConsumeResponse, encoding)
+            # While its messages can still be released: the guard would withhold it with them.
+            await current_visit.get().renew()
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.
                 tokens = [token for one in batches for token in one.claimed.tokens]

@@ -517,7 +517,10 @@ async def test_a_stream_ends_when_the_policy_takes_its_queue_away(
 async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forbids_it(
     secured: tuple[Secured, LocalStack],
 ) -> None:
-    """Its requests are judged as well: this one sends none but the first."""
+    """Its requests are judged as well: this one sends none but the first.
+
+    The message that it would have got next goes back, and no attempt is counted.
+    """
     made, stack = secured
     tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
     bearer = (("authorization", f"Bearer {made.tokens['shop'].token}"),)
@@ -529,7 +532,7 @@ async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forb
         slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
         grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
     ):
-        await ops.create_queue("orders-silent")
+        await ops.create_queue("orders-silent", lease=3600)
         while True:
             stream: Any = ConsumerServiceStub(channel).Consume(metadata=bearer)
             try:
@@ -539,9 +542,11 @@ async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forb
             except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await asyncio.sleep(0.2)  # The policy of another test is still in force.
 
+        published: list[int] = []
+
         async def read_on() -> None:
             while True:
-                await ops.publish(b"x", {"queue": "orders-silent"})
+                published.append(int(await ops.publish(b"x", {"queue": "orders-silent"})))
                 while not (await stream.read()).runs:
                     pass
 
@@ -549,6 +554,8 @@ async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forb
         try:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read_on()
+            (withheld,) = await ops.claim("orders-silent", 10, wait=30)
+            assert (withheld.message_id, withheld.attempts_count) == (published[-1], 1)
         finally:
             made.write_policy(POLICY)
 
