@@ -133,8 +133,36 @@ async def test_queue_files_verification_repair_and_backups_work_with_tls_and_tok
             assert await payload_of(client, "orders") == b"one lamp"
 
 
-async def test_a_job_with_spark_asks_the_owners_of_shards_with_tls_and_tokens(
+async def test_dead_letters_are_archived_and_restored_with_tls_and_tokens(
     secured: tuple[Secured, LocalStack],
 ) -> None:
     made, stack = secured
-    await Operator(made, stack).job("retention")
+    operator = Operator(made, stack)
+    async with slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as client:
+        await client.create_queue("broken", max_attempts=1)
+        await client.create_queue("fixed")
+        contents = [b"in the log", bytes(100_000)]  # The second is an object of its own.
+        for content in contents:
+            await client.publish(content, {"queue": "broken"})
+            (message,) = await client.claim("broken", wait=60)
+            await message.nack("no")
+
+        archived = await operator.job("dead-letters", "--older-than", "0s", "--queue", "broken")
+        assert archived["letters_archived"] == 2
+        counts = (await client.get_queue("broken")).counts
+        assert (counts.failed_count, counts.archived_count) == (0, 2)
+        read = [one.message async for one in client.read_archived("broken")]
+        assert sorted([one.payload for one in read if one], key=len) == contents
+
+        restored = await operator.job("restore", "--queue", "broken", "--into", "fixed")
+        assert restored["letters_restored"] == 2
+        came = [await payload_of(client, "fixed") for _ in contents]
+        assert sorted(came, key=len) == contents
+
+
+@pytest.mark.parametrize("job", ["retention", "done", "report"])
+async def test_a_job_with_spark_asks_the_owners_of_shards_with_tls_and_tokens(
+    secured: tuple[Secured, LocalStack], job: str
+) -> None:
+    made, stack = secured
+    await Operator(made, stack).job(job)
