@@ -7,9 +7,10 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -315,22 +316,9 @@ class Peers:
             await asyncio.sleep(pause)
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
-    @asynccontextmanager
-    async def answers(
-        self, call: grpc.aio.UnaryStreamCall[Q, R]
-    ) -> AsyncGenerator[AsyncIterator[R], None]:
+    def answers(self, call: grpc.aio.UnaryStreamCall[Q, R]) -> _Answers[R]:
         """Within it the responses of a streaming call, which is cancelled at the end."""
-
-        async def each() -> AsyncIterator[R]:
-            responses = aiter(call)
-            while (response := await self.unless_closed(anext(responses, None))) is not None:
-                yield response
-
-        try:
-            with errors_translated():
-                yield each()
-        finally:
-            call.cancel()
+        return _Answers(self, call)
 
     async def unless_closed(self, work: Awaitable[T]) -> T:
         """The result; closing the channels cancels calls, which must not look like a cancel."""
@@ -341,6 +329,36 @@ class Peers:
             if self._closed and (task is None or not task.cancelling()):
                 raise closed() from None
             raise
+
+
+class _Answers(AbstractAsyncContextManager[AsyncIterator[R]]):
+    """See `Peers.answers`.
+
+    No generator: a loop that ends closes all that are left, in any order, and a context must not be
+    closed before what is within it.
+    """
+
+    def __init__(self, peers: Peers, call: grpc.aio.UnaryStreamCall[Any, R]) -> None:
+        self._peers = peers
+        self._call = call
+
+    async def __aenter__(self) -> AsyncIterator[R]:
+        return self._each()
+
+    async def _each(self) -> AsyncIterator[R]:
+        responses = aiter(self._call)
+        while (response := await self._peers.unless_closed(anext(responses, None))) is not None:
+            yield response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.cancel()
+        if isinstance(error, grpc.RpcError):
+            raise translated(error) from None
 
 
 def pause_s(error: SlateMQError | None, backoff_s: float) -> float:

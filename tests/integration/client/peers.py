@@ -295,6 +295,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             await refuse(context, NotFound("queue", request.queue_id))
         return queue_pb2.LocateQueueResponse(broker_shards=[self.queue_shard])
 
+    async def WatchQueues(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        change = queue_pb2.QueueChange(deleted_queue_id="gone")
+        yield queue_pb2.WatchQueuesResponse(changes=[change])
+        await asyncio.Event().wait()
+
     async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
         return queue_pb2.CreateQueueResponse(queue=request.queue)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
@@ -32,6 +33,24 @@ async def _consume_batches(client: slatemq.Client) -> object:
 
 async def _list(client: slatemq.Client) -> object:
     return [one async for one in client.list_entries("q", cast("Any", "nostate"))]
+
+
+def test_errors_among_the_responses_of_streams_are_the_only_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(client: slatemq.Client) -> list[Any]:
+        return [1 / 0 async for _ in client.watch_queues()]
+
+    async def program() -> list[Any]:
+        async with Instance() as running, slatemq.connect(running.endpoint) as client:
+            failing = [fail(client) for _ in range(20)]
+            return list(await asyncio.gather(*failing, return_exceptions=True))
+
+    # The errors keep the streams until the loop ends, which closes them in any order.
+    errors = asyncio.run(program())
+
+    assert {type(error) for error in errors} == {ZeroDivisionError}
+    assert caplog.messages == []
 
 
 Call = Callable[[slatemq.Client], Awaitable[object]]
