@@ -27,6 +27,7 @@ from slatemq._checks import check_field, check_whole, fields_of, iterable, messa
 from slatemq._rpc.peers import NOT_TAKEN, Method, errors_translated
 from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, is_absent
 from slatemq.errors import (
+    INCOMPLETE,
     Aborted,
     AlreadyExists,
     DeadlineExceeded,
@@ -292,7 +293,7 @@ class QueueCalls(Calls):
         """Changes the settings given; None resets one to its default.
 
         With the etag of a queue that was read before, no other change is overwritten: raises
-        Aborted instead.
+        Aborted instead, and Unavailable (INCOMPLETE) while a partition is missing.
         """
         if not settings:
             raise InvalidArgument("update_mask", "name at least one setting to change")
@@ -315,14 +316,25 @@ class QueueCalls(Calls):
     async def _etags(self, queue_id: str, etag: str) -> Sequence[str]:
         """The etags of a queue's partitions, of which that of the queue is made; none of none.
 
-        Of several, all are compared before any partition changes. Raises Aborted.
+        Of several, all are compared before any partition changes.
+
+        Raises:
+            Aborted: The queue was changed since.
+            Unavailable: A partition is missing, so that its etag is not known (INCOMPLETE).
         """
         etags = etag.split(ETAGS_BETWEEN) if etag else []
         shards = await self._locations.located(queue_id, fresh=True) if etag else ()
         if len(shards) > 1 or len(etags) > 1:
-            current = (await self.get_queue(queue_id)).etag
-            if current != etag:
-                raise Aborted(f"queue {queue_id!r} was changed since", etag=current)
+            current = await self.get_queue(queue_id)
+            if current.missing_partitions:
+                missing = ", ".join(map(str, current.missing_partitions))
+                raise Unavailable(
+                    f"queue {queue_id!r} misses partitions ({missing}), so its etag cannot be "
+                    "compared",
+                    reason=INCOMPLETE,
+                )
+            if current.etag != etag:
+                raise Aborted(f"queue {queue_id!r} was changed since", etag=current.etag)
         return etags
 
     async def _ask_queue(self, queue_id: str, method: Method[Q, Any], request: Q) -> Queue:

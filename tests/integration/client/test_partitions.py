@@ -300,6 +300,12 @@ async def test_a_partition_whose_broker_is_away_holds_up_no_other_and_is_named(
     with pytest.raises(Unavailable) as refused:
         [one async for one in client.list_queues()]
     assert refused.value.reason == "INCOMPLETE"
+    for etag in (queue.etag, seen.etag):
+        with pytest.raises(Unavailable, match=r"misses partitions \(1\)") as refused:
+            await client.update_queue("q", max_attempts=7, etag=etag)
+        assert refused.value.reason == "INCOMPLETE"
+        with pytest.raises(Unavailable, match=r"misses partitions \(1\)"):
+            await client.delete_queue("q", etag=etag)
     got = await claimed(made, "q", there)
     await client.ack([one.lease_token for one in got])
     with pytest.raises(Unavailable) as refused:
