@@ -54,6 +54,17 @@ def test_an_event_that_comes_again_as_it_was_is_no_violation() -> None:
     assert events.repeated == 1
 
 
+def test_an_event_that_comes_again_has_what_an_edit_made_of_its_message_meanwhile() -> None:
+    judge, events = judges()
+    events.landed(event(1, of_message(7, color="red")))
+    with pytest.raises(Violated, match="comes again as another"):
+        events.landed(event(1, of_message(7, size=10, color="red")))
+    judge.editing(b"key", 7, b"#edit 1")
+    events.landed(event(1, of_message(7, size=10, color="red")))
+    with pytest.raises(Violated, match="comes again as another"):
+        events.landed(event(1, of_message(7, size=10, color="blue")))
+
+
 def test_an_event_that_comes_again_as_another_is_a_violation() -> None:
     _, events = judges()
     events.landed(event(1, of_message(7, color="red")))
