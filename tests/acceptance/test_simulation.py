@@ -103,6 +103,12 @@ async def ends(self):
 RouterProcess.wait_fatal = ends
 """
 
+DECISION = """
+from libs.access.policy import Decision, Rights
+
+Rights.decide = lambda *args: Decision({is_permitted}, "of the test")
+"""
+
 ENDLESS = """
 from tests.simulation import run
 
@@ -111,18 +117,28 @@ run.STEPS_MAX = 100
 
 
 @pytest.mark.parametrize(
-    ("bug", "why"),
+    ("bug", "why", "seed"),
     [
-        (HANDLER.format(error="AssertionError('of the test')"), "AssertionError: of the test"),
-        (HANDLER.format(error="DataLoss('of the test')"), "of the test"),
-        (ROUTER, "ends: failed: routing ended"),
-        (ENDLESS, "the world is not over after 2,001 steps"),
+        (HANDLER.format(error="AssertionError('of the test')"), "AssertionError: of the test", 5),
+        (HANDLER.format(error="DataLoss('of the test')"), "of the test", 5),
+        (ROUTER, "ends: failed: routing ended", 5),
+        (ENDLESS, "the world is not over after 2,001 steps", 5),
+        # These worlds have access control.
+        (DECISION.format(is_permitted=False), "PermissionDenied('of the test')", 1),
+        (DECISION.format(is_permitted=True), "which was refused", 1),
     ],
-    ids=["a handler raises", "a handler finds damage", "a service ends", "a world is endless"],
+    ids=[
+        "a handler raises",
+        "a handler finds damage",
+        "a service ends",
+        "a world is endless",
+        "all is refused",
+        "all is permitted",
+    ],
 )
-def test_a_fault_that_no_client_has_to_bear_is_a_violation(bug: str, why: str) -> None:
+def test_a_fault_that_no_client_has_to_bear_is_a_violation(bug: str, why: str, seed: int) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", WORLD_OF.format(bug=bug), "--seed", "5", "--messages", "20"],
+        [sys.executable, "-c", WORLD_OF.format(bug=bug), "--seed", f"{seed}", "--messages", "20"],
         capture_output=True,
         text=True,
         check=False,
@@ -319,7 +335,7 @@ def pushing() -> Judge:
 def test_pushes_of_refused_commands_must_not_be_seen() -> None:
     found = pushing()
     found.refused(b"pushed", "one")
-    with pytest.raises(Violated, match="whose commands were refused"):
+    with pytest.raises(Violated, match="which was refused"):
         deliver(found, "blue", b"pushed", "", 8)
 
 
@@ -371,13 +387,20 @@ def test_a_message_has_no_more_attempts_than_its_queue_allows() -> None:
 def test_a_claim_after_an_edit_gives_what_the_edit_made() -> None:
     found = judge()
     before = found.now()
-    edit = found.editing(b"key", b"#new")
+    edit = found.editing(b"key", 7, b"#new")
     deliver(found, token="two", attempt=2, now_ms=3000)
     found.edited("red", b"key", 7, edit)
     deliver(found, token="three", attempt=3, now_ms=5000, claimed=before)
     deliver(found, token="four", attempt=4, now_ms=7000, tail=b"#new")
     with pytest.raises(Violated, match="with another content than after edit 1"):
         deliver(found, token="five", attempt=5, now_ms=9000)
+
+
+def test_a_publish_that_no_rule_permits_must_not_be_seen() -> None:
+    found = judge()
+    found.forbidden(b"key")
+    with pytest.raises(Violated, match="which was refused"):
+        deliver(found, token="two", attempt=2, now_ms=3000)
 
 
 def test_a_payload_that_no_message_was_given_is_a_violation() -> None:

@@ -87,6 +87,7 @@ class Cluster:
     Attributes:
         processes: Those that are to run.
         by_machine: Those that have a machine now.
+        protection: Settings of access control; empty: there is none.
         clients: The machines of clients.
         story: What happened, a line each; with its time.
     """
@@ -102,6 +103,7 @@ class Cluster:
         self.store = SimulatedStore(self.loop, seed)
         self.processes: list[Process] = []
         self.by_machine: dict[Machine, Process] = {}
+        self.protection: Mapping[str, str] = {}
         self.clients: list[Machine] = []
         self.story: list[str] = []
         self._chance = random.Random(f"{seed}/cluster")
@@ -159,6 +161,7 @@ class Cluster:
             queue=self._event_queues,
             instance=instance.settings,
             instance_number=instance.number,
+            **self.protection,
         )
         telemetry = Telemetry()
         process.service = build(config, telemetry, root)

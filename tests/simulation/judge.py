@@ -97,7 +97,7 @@ class _Sent:
     Attributes:
         only: The one queue that a push is for.
         source: What a push finishes with itself: queue and payload.
-        is_refused: The push was refused, so it must never be seen.
+        is_refused: It was refused, or is not permitted, so it must never be seen.
         contents: What it was published with, and what edits made of it, in their order.
         gone_ms: From when on no claim may give it, by the clock of its ingest; 0: unknown.
         retention_ms: How long after its receipt that is; 0: it is kept.
@@ -293,6 +293,10 @@ class Judge:
             retention_ms=retention_ms,
         )
 
+    def forbidden(self, key: bytes) -> None:
+        """No rule permits the publish of this message: it must never be seen."""
+        self.sent[key].is_refused = True
+
     def published(self, key: bytes, message_id: int, received_ms: int = 0) -> None:
         """The publish was answered; an ID of 0: it is accepted, and stored later."""
         sent = self.sent[key]
@@ -303,8 +307,9 @@ class Judge:
             if sent.retention_ms and received_ms:
                 sent.gone_ms = max(sent.gone_ms, received_ms + sent.retention_ms)
 
-    def editing(self, key: bytes, tail: bytes) -> Content:
+    def editing(self, key: bytes, message_id: int, tail: bytes) -> Content:
         """The content of a message is about to change; `done` tells the answer."""
+        self._same_message(key, message_id)
         content = Content(self.now(), tail=tail)
         self.sent[key].contents.append(content)
         return content
@@ -379,7 +384,7 @@ class Judge:
 
     def _may_be_there(self, queue: str, key: bytes, sent: _Sent, message_id: int) -> None:
         if sent.is_refused:
-            raise Violated(f"{queue} delivers {key!r}, whose commands were refused")
+            raise Violated(f"{queue} delivers {key!r}, which was refused")
         known = self.queues[queue]
         if known.fed_from:
             # Dead letters are redriven by their broker, which says nothing of single ones.

@@ -130,6 +130,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         world: The machine of the simulation itself: supervisors, links and the store.
         graves: Machines that have ended, and what they would have run.
         faults: What nobody caught.
+        resumed_s: When a machine that stood still went on for the last time.
         on_step: Called after each step with the machine and the callback that ran.
     """
 
@@ -144,6 +145,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         self.steps = 0
         self.graves: list[Any] = []
         self.faults: list[str] = []
+        self.resumed_s = 0.0
         self.on_step: Callable[[Machine, asyncio.Handle], None] | None = None
         self.world = Machine(self, "world")
         self.set_exception_handler(_note_fault)
@@ -159,6 +161,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
 
     def resume(self, machine: Machine) -> None:
         machine.is_still = False
+        self.resumed_s = self.time()
         if machine.ready and machine not in self._busy:
             self._busy.append(machine)
 

@@ -18,7 +18,9 @@ from tests.simulation.judge import Judge
 from tests.simulation.workload import (
     BACKOFF,
     COLORS,
+    LATE,
     LEASE_S,
+    PARTITIONS,
     QUEUES,
     TAIL,
     Workload,
@@ -29,9 +31,6 @@ from tests.simulation.workload import (
 
 ALL: Final = "all"
 """The queue that every message reaches."""
-
-LATE: Final = "late"
-"""A queue that is created while messages come, and starts at the beginning."""
 
 
 class Operators:
@@ -171,7 +170,7 @@ class Operators:
         key = key_of(entry.message)
         self._edits += 1
         tail = TAIL + f"edit {self._edits}".encode()
-        content = self._judge.editing(key, tail)
+        content = self._judge.editing(key, entry.message_id, tail)
         # By its etag: a try whose answer was lost changes nothing after a later edit.
         await client.edit_message(entry.handle, payload=key + tail, etag=entry.etag)
         self._judge.edited(ALL, key, entry.message_id, content)
@@ -232,6 +231,7 @@ class Operators:
                 lease=LEASE_S,
                 backoff=BACKOFF,
                 max_attempts=1000,
+                partitions=PARTITIONS if LATE in self._workload.partitioned else None,
             )
 
         with self._judge.change("queue.created", LATE):

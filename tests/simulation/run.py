@@ -18,6 +18,7 @@ from libs.serving.requests import guard
 from libs.storage.errors import StorageError
 from services.broker.delivery import dispatcher
 from slatemq.errors import SlateMQError
+from tests.simulation.access import Access
 from tests.simulation.broker_clocks import BrokerClocks
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.event_judge import EventJudge
@@ -26,8 +27,8 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.janitor import Janitor
 from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.loop import Machine, Stalled
-from tests.simulation.operators import LATE, Operators
-from tests.simulation.workload import BUGS, DELAY_MAX_S, INGESTS, QUEUES, Workload, failed
+from tests.simulation.operators import Operators
+from tests.simulation.workload import BROKERS, BUGS, DELAY_MAX_S, INGESTS, Workload, failed
 
 DRAIN_S: Final = 180.0
 """How long all that was published may take to be consumed once nothing is at fault."""
@@ -42,6 +43,9 @@ PRODUCERS: Final = 3
 
 WINDOW_S: Final = 5
 """How far back queues may start, in worlds with a janitor."""
+
+ACCESS_SHARE: Final = 0.3
+"""Of worlds that have access control."""
 
 CLOCK_APART_MS: Final = 500
 """By how much more than its steps a clock may be apart where clocks step: owners follow slowly."""
@@ -71,6 +75,8 @@ class Verdict:
         checks: How often the state of a broker was compared with itself.
         purged: Messages that the janitor had deleted.
         queues: The kinds of queues that it had.
+        partitioned: Those of them that had partitions.
+        has_access: Whether it had access control.
         mishaps: The numbers of those that happened.
     """
 
@@ -87,6 +93,8 @@ class Verdict:
     checks: int
     purged: int
     queues: list[str]
+    partitioned: list[str]
+    has_access: bool
     crashes: int
     mishaps: list[int]
     faults: list[str]
@@ -135,6 +143,10 @@ class World:
         self.workload = Workload(self.cluster, self.judge, seed)
         self.operators = Operators(self.cluster, self.judge, self.workload, seed)
         self.janitor = Janitor(self.cluster, seed)
+        self.access: Access | None = None
+        if random.Random(f"{seed}/has-access").random() < ACCESS_SHARE:
+            self.access = Access(self.cluster, self.judge, self.workload, seed)
+            self.cluster.protection = self.access.settings
         self.crashes = 0
         self.mishaps: list[int] = []
         self.trace: TextIO | None = None
@@ -163,6 +175,9 @@ class World:
             violation = str(error)
         except TimeoutError:
             violation = f"the queues are not created after {TROUBLED_S:.0f} s"
+        finally:
+            if self.access is not None:
+                self.access.close()
         return Verdict(
             self._seed,
             violation,
@@ -177,6 +192,8 @@ class World:
             self.invariants.checks,
             self.janitor.purged,
             self.workload.names,
+            [name for name in self.workload.partitioned if name in self.judge.queues],
+            self.access is not None,
             self.crashes,
             self.mishaps,
             loop.faults,
@@ -184,9 +201,7 @@ class World:
         )
 
     def _apart(self, queue: str, since_ms: int) -> Apart:
-        # Any broker may have the queue that is created without another.
-        shard = None if queue == LATE else QUEUES[queue].shard
-        return self.clocks.apart(shard, since_ms)
+        return self.clocks.apart(self.workload.broker_of(queue), since_ms)
 
     def _note_step(self, machine: Machine, handle: Any) -> None:
         loop = self.cluster.loop
@@ -202,7 +217,7 @@ class World:
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
-        for kind, shards in (("ingest", INGESTS), ("broker", 2), ("router", self._routers)):
+        for kind, shards in (("ingest", INGESTS), ("broker", BROKERS), ("router", self._routers)):
             for shard in range(shards):
                 cluster.add(kind, shard)
         admin = cluster.client_machine("admin")
@@ -210,6 +225,8 @@ class World:
             await admin.run(workload.create_queues())
         workload.begin(PRODUCERS, self._messages)
         self.operators.begin()
+        if self.access is not None:
+            self.access.begin()
         if self._has_janitor:
             self._tasks.append(self.janitor.begin())
         mishaps = asyncio.create_task(self._mishap())
@@ -272,13 +289,15 @@ class World:
                 *workload.publish_tasks,
                 *workload.consume_tasks,
                 *self.operators.tasks,
+                *(self.access.tasks if self.access is not None else ()),
                 *self._tasks,
             ]
         )
         if isinstance(error, Violated):
             raise error
         if error is not None:
-            raise Violated(f"a client ended: {error!r}") from error
+            ended = "".join(traceback.format_exception(error))
+            raise Violated(f"a client ended: {ended}") from error
 
     # --- Mishaps ------------------------------------------------------------
 

@@ -214,6 +214,10 @@ class ServedCall:
     def set_details(self, details: str) -> None:
         self._details = details
 
+    def code(self) -> grpc.StatusCode | None:
+        """What the call ended with; None: it has not ended."""
+        return None if self._status is None else self._status.code
+
     def invocation_metadata(self) -> Metadata:
         return self.call.metadata
 

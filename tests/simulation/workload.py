@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from slatemq import Backoff, Complete, Push, TaskState, Transfer, connect
+from slatemq import Backoff, Complete, Credentials, Push, TaskState, Transfer, connect
 from slatemq._publish.published import Published
 from slatemq.client import Client
 from slatemq.errors import (
@@ -23,7 +23,9 @@ from slatemq.errors import (
     Internal,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     SlateMQError,
+    Unauthenticated,
 )
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import queue_pb2
@@ -34,6 +36,7 @@ from tests.simulation.judge import Judge, Violated
 T = TypeVar("T")
 
 INGESTS: Final = 2
+BROKERS: Final = 2
 COLORS: Final = ("red", "green", "blue")
 LEASE_S: Final = 3.0
 ATTEMPTS_MAX: Final = 2
@@ -66,7 +69,7 @@ LARGE: Final = TAIL + b"large" * 14_000
 LEASE_OVER: Final = ("LEASE_ENDED", "LEASE_UNKNOWN")
 """Why an ack is refused whose lease had ended."""
 
-BUGS: Final = (Internal, DataLoss)
+BUGS: Final = (Internal, DataLoss, Unauthenticated)
 """What no mishap excuses as an answer."""
 
 
@@ -95,6 +98,25 @@ class Kind:
     needs: tuple[str, ...] = ()
 
 
+LATE: Final = "late"
+"""A queue that is created while messages come, on any broker, and starts at the beginning."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A client that claims.
+
+    Attributes:
+        credentials: Its own; None: those of the clients of the world.
+        check: Called when a claim gave messages, with the time at which it began.
+    """
+
+    queue: str
+    name: str
+    credentials: Credentials | None = None
+    check: Callable[[float], None] | None = None
+
+
 NONE: Final = "none"
 """No message has this as its color: of queues that get messages otherwise."""
 
@@ -111,14 +133,19 @@ QUEUES: Final[Mapping[str, Kind]] = {
     # Their filters change; they are paused, purged, deleted and created again.
     "edited": Kind("color", "red"),
     "moved": Kind("color", "blue", shard=1, consumers=1, idle_s=2.0, forgets=0.4),
-    # Created while messages come; it starts at the beginning.
-    "late": Kind(consumers=1),
+    LATE: Kind(consumers=1),
     # Not consumed before the end.
     "ranked": Kind("color", "green", consumers=1),
 }
 
 CHOSEN: Final = ("red", "flaky", "first", "edited", "moved", "ranked")
 """Kinds of which a world has some, beside `all`."""
+
+PARTITIONS: Final = BROKERS
+"""Of a queue that has some: one on each broker."""
+
+MAY_HAVE_PARTITIONS: Final = ("all", "red", "flaky", "first", "edited", "moved", LATE)
+"""Not `ranked`, whose order holds within a partition, nor those that commands name together."""
 
 
 def now_ms() -> int:
@@ -141,6 +168,8 @@ class Workload:
 
     Attributes:
         names: The queues of this world.
+        partitioned: Those that have partitions.
+        credentials: Of its clients, where the world has access control.
         stopping: Consumers end after their present claim.
         calm: Consumers only ack.
     """
@@ -152,6 +181,11 @@ class Workload:
         chosen = self._chance.sample(CHOSEN, self._chance.randint(2, 4))
         chosen += [needed for name in chosen for needed in QUEUES[name].needs]
         self.names = [name for name in QUEUES if name == "all" or name in chosen]
+        spread = random.Random(f"{seed}/partitions")
+        share = spread.choice((0.0, 0.5))
+        self.partitioned = [name for name in MAY_HAVE_PARTITIONS if spread.random() < share]
+        self.credentials: Credentials | None = None
+        self._guests: set[asyncio.Task[None]] = set()
         self._number = 0
         self.stopping = False
         self.calm = False
@@ -174,13 +208,16 @@ class Workload:
             attempts_max=kind.attempts_max,
             fed_from=kind.fed_from,
         )
-        beside = f"beside-{kind.shard}"
-        await self.insist(lambda: _create_beside(client, beside, kind.shard))
+        place: dict[str, Any] = {"partitions": PARTITIONS}
+        if name not in self.partitioned:
+            beside = f"beside-{kind.shard}"
+            await self.insist(lambda: _create_beside(client, beside, kind.shard))
+            place = {"with_queue": beside}
 
         async def create() -> None:
             await client.create_queue(
                 name,
-                with_queue=beside,
+                **place,
                 filter=filter_of(kind.header, kind.value),
                 priority="int(headers['rank'])" if name == "ranked" else None,
                 lease=LEASE_S,
@@ -209,9 +246,14 @@ class Workload:
 
     def note_error(self, what: str, error: SlateMQError) -> None:
         """Tell of an error that clients must expect. Raises Violated for a bug."""
-        if isinstance(error, BUGS):
+        is_denied = isinstance(error, PermissionDenied)
+        if isinstance(error, BUGS) or (is_denied and asyncio.current_task() not in self._guests):
             raise Violated(f"{what}: {error!r}")
         self._cluster.tell(f"{what}: {error}")
+
+    def broker_of(self, name: str) -> int | None:
+        """The shard that a queue is on; None: it is on several, or on any."""
+        return None if name in self.partitioned or name == LATE else QUEUES[name].shard
 
     def begin(self, producers: int, messages: int) -> None:
         for number in range(producers):
@@ -223,9 +265,16 @@ class Workload:
 
     def consume(self, name: str) -> None:
         for number in range(QUEUES[name].consumers):
-            consumer = f"{name}-consumer-{number}"
-            machine = self._cluster.client_machine(consumer)
-            self.consume_tasks.append(machine.run(self._consume(name, consumer)))
+            consumer = Consumer(name, f"{name}-consumer-{number}")
+            self.consume_tasks.append(self.consume_as(consumer))
+
+    def consume_as(self, consumer: Consumer) -> asyncio.Task[None]:
+        """One with credentials of its own may be denied what the others may do."""
+        machine = self._cluster.client_machine(consumer.name)
+        task = machine.run(self._consume(consumer))
+        if consumer.credentials is not None:
+            self._guests.add(task)
+        return task
 
     # --- Producers ----------------------------------------------------------
 
@@ -313,20 +362,24 @@ class Workload:
 
     # --- Consumers ----------------------------------------------------------
 
-    async def _consume(self, queue: str, name: str) -> None:
+    async def _consume(self, consumer: Consumer) -> None:
+        queue, name = consumer.queue, consumer.name
         chance = random.Random(self._chance.random())
-        async with await self.connected() as client:
+        async with await self.connected(consumer.credentials) as client:
             while not self.stopping:
                 if QUEUES[queue].idle_s and not self.calm:
                     await asyncio.sleep(chance.random() * QUEUES[queue].idle_s)
                 most = 1 if queue == "ranked" else chance.randint(1, 8)
                 claimed, claimed_ms = self._judge.now(), now_ms()
+                claimed_s = self._cluster.loop.time()
                 try:
                     messages = await client.claim(queue, most, wait=CLAIM_S, consumer_id=name)
                 except SlateMQError as error:
                     self.note_error(f"{name} claims", error)
                     await asyncio.sleep(0.2)
                     continue
+                if messages and consumer.check is not None:
+                    consumer.check(claimed_s)
                 for message in messages:
                     key, tail = parts_of(message.payload)
                     self._judge.delivered_to(
@@ -418,13 +471,23 @@ class Workload:
         await client.execute([Transfer(token, "third")])
         self._judge.moved(key, "third")
 
-    async def connected(self) -> Client:
+    async def connected(self, credentials: Credentials | None = None) -> Client:
+        """A client that knows all ingests; `credentials` are not those of the world's clients."""
         while True:
-            client = connect(self._cluster.addresses, call_timeout=20)
+            client = connect(
+                self._cluster.addresses,
+                call_timeout=20,
+                credentials=credentials or self.credentials,
+            )
             try:
                 await client._peers.reach()
                 # A shard that is added takes over dedupe keys, and knows nothing of them.
-                if len(await client._peers.ingest_shards()) == INGESTS:
+                # And partitions take all brokers.
+                ingests, brokers = (
+                    await client._peers.ingest_shards(),
+                    await client._peers.broker_shards(),
+                )
+                if len(ingests) == INGESTS and len(brokers) == BROKERS:
                     return client
             except SlateMQError as error:
                 self.note_error("connecting", error)
