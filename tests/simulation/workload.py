@@ -28,8 +28,6 @@ from slatemq.errors import (
     Unauthenticated,
 )
 from slatemq.models import OutgoingMessage
-from slatemq.v1 import queue_pb2
-from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge, Violated
 
@@ -208,16 +206,16 @@ class Workload:
             attempts_max=kind.attempts_max,
             fed_from=kind.fed_from,
         )
-        place: dict[str, Any] = {"partitions": PARTITIONS}
-        if name not in self.partitioned:
-            beside = f"beside-{kind.shard}"
-            await self.insist(lambda: _create_beside(client, beside, kind.shard))
-            place = {"with_queue": beside}
+        # Its next life must be where this one is: what that broker has judged does not come again.
+        beside = f"beside-{self.broker_of(name)}"
+        await self.insist(lambda: _create_beside(client, beside, self.broker_of(name)))
+        partitions = PARTITIONS if name in self.partitioned else None
 
         async def create() -> None:
             await client.create_queue(
                 name,
-                **place,
+                with_queue=beside,
+                partitions=partitions,
                 filter=filter_of(kind.header, kind.value),
                 priority="int(headers['rank'])" if name == "ranked" else None,
                 lease=LEASE_S,
@@ -495,14 +493,13 @@ class Workload:
             await asyncio.sleep(0.2)
 
 
-async def _create_beside(client: Client, name: str, shard: int) -> None:
-    """A queue without messages on a shard, so that others can be created with it."""
-    queue = queue_pb2.Queue(queue_id=name, filter="false")
-    request = queue_pb2.CreateQueueRequest(queue=queue)
+async def _create_beside(client: Client, name: str, shard: int | None) -> None:
+    """A queue without messages on a shard, or on all, so that others can be created with it."""
     with suppress(AlreadyExists):
-        await client._peers.ask_broker(
-            shard, lambda channel: QueueServiceStub(channel).CreateQueue, request
-        )
+        if shard is None:
+            await client.create_queue(name, filter="false", partitions=PARTITIONS)
+        else:
+            await client.create_queue(name, filter="false", shard=shard)
 
 
 def filter_of(header: str | None, value: str | None) -> str:
