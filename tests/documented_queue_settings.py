@@ -32,7 +32,7 @@ the file or the variable.
 
 While `queue.enabled` is false, the services run in **direct mode**: the settings are checked, and
 nothing of event queues is loaded. Of `queue.consistency`, `async` and `sync`
-take publishes [through the backend](../how-to/async.md), which must not be `activemq` then;
+take publishes [through the backend](../how-to/async.md);
 with `write-through` and `fire-and-forget` what was stored is
 [published as events](../how-to/write-through.md), to any of the backends.
 

@@ -27,7 +27,7 @@ from slatemq.errors import SlateMQError, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.shard_processes import Member
-from tests.integration.events.backends.servers import PreparedServer, Server, running
+from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.tasks.queued_ingest import QueuedIngest, queue_settings, write_config
 from tests.integration.ingest.server import message
@@ -338,7 +338,5 @@ def run_events(
     (folder / "server").mkdir()
     with running(make(folder / "server")) as server:
         settings = queue_settings(name, server, mode)
-        if isinstance(server, PreparedServer):
-            asyncio.run(server.prepare(getattr(settings, name)))
         asyncio.run(_work(_Rig(folder, run, server, settings, victims), away_s))
     return run

@@ -157,19 +157,19 @@ class Tasks:
         return read_dead_letter(message.body, message.properties, place)
 
     async def retry_all(self) -> int:
-        count, limit = 0, BROWSED_MAX
+        names, limit = set[str](), BROWSED_MAX
         while True:
             seen, moved = await self._retry(limit)
-            count += moved
+            names |= moved  # a task may be there more than once
             if seen < limit:
-                return count
+                return len(names)
             if not moved:
                 limit *= 2  # only what is not retried, which came back: look behind it
 
-    async def _retry(self, limit: int) -> tuple[int, int]:
-        """Look at dead letters; returns how many there were, and how many tasks moved back."""
+    async def _retry(self, limit: int) -> tuple[int, set[str]]:
+        """Look at dead letters; returns how many there were, and which tasks moved back."""
         receiver = await self._connection.receive(self._addresses.dead)
-        moved = 0
+        moved = set[str]()
         try:
             found = await self._drain(receiver, limit)
             for message in found:
@@ -177,7 +177,7 @@ class Tasks:
                 if isinstance(dead, FailedTask):
                     await self.enqueue(dead.task.renewed())
                     message.accept()
-                    moved += 1
+                    moved.add(dead.name)
         finally:
             await receiver.close()  # what was not moved goes back
         return len(found), moved

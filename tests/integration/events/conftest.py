@@ -73,7 +73,7 @@ class Rig:
         if group != "workers":
             settings = in_group(settings, f"{self._prefix}-{group}")
         if isinstance(self.server, PreparedServer):
-            await self.server.prepare(settings)
+            self.server.prepare(settings)
         backend = open_backend(self._backend)
         await backend.connect(settings)
         self._closing.push_async_callback(backend.close)

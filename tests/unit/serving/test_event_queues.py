@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from libs.events.settings import Backend, Consistency
 from libs.serving.process.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
@@ -96,24 +98,16 @@ def test_a_file_that_cannot_be_read_is_named(
     assert f"cannot read {file}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync"])
-def test_a_backend_that_carries_events_only_stops_the_start_of_task_modes(
-    consistency: str, file: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("consistency", get_args(Consistency))
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_every_backend_may_be_used_in_every_mode(
+    backend: str, consistency: str, file: Path
 ) -> None:
-    text = "queue:\n  enabled: true\n  backend: activemq\n  consistency: "
-    file.write_text(text + consistency)
-    with pytest.raises(SystemExit) as ended:
-        load(IngestConfig, "it", [*ROOT, "--config", str(file)], {})
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    names = "kafka, rabbitmq, redis, slatemq"
-    assert f"queue.backend: must be one of {names} where queue.consistency is {consistency}" in said
-
-    # But publishes that are stored directly, and then told as events, are what it is for
-    file.write_text(text + "write-through")
+    text = f"queue: {{enabled: true, backend: {backend}, consistency: {consistency}}}"
+    file.write_text(text)
     queue = load(IngestConfig, "it", [*ROOT, "--config", str(file)], {}).queue
     assert queue is not None
-    assert queue.backend == "activemq"
+    assert (queue.backend, queue.consistency) == (backend, consistency)
 
 
 def test_the_launcher_gives_the_file_to_every_service(file: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aio_pika
@@ -62,8 +64,13 @@ class Amqp10Server(RabbitmqServer):
             group_address="/amq/queue/{group}.{name}",
         )
 
-    async def prepare(self, settings: ActivemqSettings) -> None:
-        """Create the queues of these settings, and bind the queue of its group to the events."""
+    def prepare(self, *sections: ActivemqSettings) -> None:
+        """Create the queues of these settings, and bind the queues of groups to the events."""
+        with ThreadPoolExecutor(1) as thread:  # whose caller may have an event loop
+            for settings in sections:
+                thread.submit(asyncio.run, self._prepare(settings)).result()
+
+    async def _prepare(self, settings: ActivemqSettings) -> None:
         addresses = Addresses(settings)
         connection = await aio_pika.connect(f"{settings.url}/")
         async with connection, connection.channel() as channel:

@@ -45,8 +45,8 @@ class Server(Protocol):
 class PreparedServer(Protocol):
     """A server on which what a backend needs is made before it connects."""
 
-    async def prepare(self, settings: Any) -> None:
-        """Make it."""
+    def prepare(self, *sections: Any) -> None:
+        """Make what backends with these settings need."""
 
 
 def missing(what: str) -> None:

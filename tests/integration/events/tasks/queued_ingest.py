@@ -22,7 +22,7 @@ from slatemq._admin.task_ids import TaskIds
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2, task_pb2_grpc
-from tests.integration.events.backends.servers import Server
+from tests.integration.events.backends.servers import PreparedServer, Server
 from tests.integration.ingest.server import Ingest, message, serving
 
 EVENTUALLY_S = 60.0
@@ -36,6 +36,10 @@ def queue_settings(
 ) -> QueueSettings:
     """Settings with names that nothing else uses."""
     section = msgspec.structs.replace(server.settings(f"t{uuid.uuid4().hex[:8]}"), **changes)
+    if isinstance(server, PreparedServer):
+        shards = (f"{section.queue_prefix}.ingest-{shard}" for shard in range(2))
+        names = [msgspec.structs.replace(section, queue_prefix=prefix) for prefix in shards]
+        server.prepare(section, *names)
     return msgspec.structs.replace(
         QueueSettings(enabled=True, consistency=consistency),
         backend=backend,

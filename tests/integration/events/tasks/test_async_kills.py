@@ -34,7 +34,7 @@ MODULE = "tests.integration.events.tasks.killed_ingest"
 PUBLISHES = 12
 
 
-BACKENDS = ("redis", "redis-lists", "slatemq", "rabbitmq", "kafka")
+BACKENDS = tuple(SERVERS)
 
 HOLD_S = 40
 """Longer than a backend holds what a dead consumer had."""
