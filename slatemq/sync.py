@@ -327,6 +327,7 @@ class SyncClient(Face[asynchronous.Client]):
     update_instance = method_of(asynchronous.Client.update_instance)
     check_access = method_of(asynchronous.Client.check_access)
     get_caller = method_of(asynchronous.Client.get_caller)
+    get_callers = method_of(asynchronous.Client.get_callers)
     examine = method_of(asynchronous.Client.examine)
     run_job = method_of(asynchronous.Client.run_job)
     get_job_run = method_of(asynchronous.Client.get_job_run)

@@ -31,8 +31,7 @@ publish those.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final
@@ -46,6 +45,7 @@ from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
+from slatemq._patterns import Pattern
 
 VARIABLES: Final[dict[str, Type]] = {
     "headers": ("map", "string", "string"),
@@ -185,17 +185,6 @@ class Binding:
     rules: tuple[Rule, ...]
 
 
-class Pattern:
-    """Texts that a `*` may stand in for any number of characters of."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        parts = [".*".join(re.escape(part) for part in text.split("*")) for text in patterns]
-        self._matches = re.compile("|".join(parts), re.DOTALL).fullmatch
-
-    def matches(self, text: str) -> bool:
-        return self._matches(text) is not None
-
-
 class Policy:
     """The rules of a file.
 
@@ -315,6 +304,11 @@ class Rights:
     def permits_some(self, verb: Verb) -> bool:
         """Whether there is any queue on which the principal may do this."""
         return any(verb in rule.verbs for rule in self._rules)
+
+    def queue_patterns(self, verb: Verb) -> tuple[str, ...]:
+        """The queues on which the principal may do this, each pattern once."""
+        rules = (rule for rule in self._rules if verb in rule.verbs)
+        return tuple(dict.fromkeys(pattern for rule in rules for pattern in rule.queue_patterns))
 
 
 Decisions = Callable[[Rights, Verb, str, tuple[tuple[str, str], ...]], Decision]

@@ -69,7 +69,11 @@ class AccessServicer(access_check_pb2_grpc.AccessServiceServicer):
             for number, verb in _VERBS.items()
             if caller is None or caller.rights.permits_some(verb)
         ]
-        return access_check_pb2.GetCallerResponse(principal=caller_name(), verbs=verbs)
+        return access_check_pb2.GetCallerResponse(
+            principal=caller_name(),
+            verbs=verbs,
+            inspected_queues=["*"] if caller is None else caller.rights.queue_patterns("inspect"),
+        )
 
 
 def _checked_verb(request: access_check_pb2.CheckAccessRequest) -> Verb:

@@ -6,6 +6,7 @@ the token of the person who looks. It may be stopped and started at any instant.
 `config`    settings
 `charts`    small pictures of numbers over time, as SVG
 `formats`   payloads and times as texts for people
+`sights`    what a token may see, so that one look serves several
 `sessions`  who is logged in: sealed cookies, and the tokens of forms
 `measures`  what the console measures of itself
 `clients`   a client of the instance for each token
@@ -19,5 +20,5 @@ the token of the person who looks. It may be stopped and started at any instant.
 `service`   the process: its listener, TLS, start and end
 
 Imports go down only: service → connections, app → pages → rendering → guard → live, payloads →
-clients → sessions → formats, charts, measures, config.
+clients → sessions → formats, charts, measures, sights, config.
 """

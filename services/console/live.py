@@ -2,11 +2,13 @@
 
 ::
 
-    look() ─► sample ─► history of each queue, in memory ─► pages, and their event streams
+    look() of those who see most ─► what each token may see of it ─► history of each queue, in
+                                    memory ─► pages, and their event streams
 
 The instance keeps no history of counts; this one begins with the first page that someone opens, and
 ends a minute after the last. Persons with different tokens see different queues, so each token has
-a history of its own.
+a history of its own. But few of them are sampled for: before each look, each token asks the brokers
+what it may see, and one look serves all who may see no more than the token that took it.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry.metrics import Histogram
 
 from services.console.clients import Clients, OpenInstance
+from services.console.sights import Sight
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import Counts
 from slatemq._admin.rates import UNKNOWN, Look, QueueRates, look, rates_between, sum_rates
 from slatemq.errors import SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SAMPLE_S: Final = 2.0
 """Between two samples at least, and after one that failed."""
@@ -100,22 +105,24 @@ class Watch:
         status: The latest sample.
         totals: The history of all queues together.
         queues: Those of single queues.
+        streams_count: Open pages that are updated.
+        sight: What the token may see, as it was asked for before the latest sample.
     """
 
-    def __init__(self, clients: Clients, token: str, durations: Histogram) -> None:
+    def __init__(self, clients: Clients, token: str) -> None:
         self.status = Status([], [], [], [])
         self.totals = History()
         self.queues: dict[str, History] = {}
+        self.streams_count = 0
+        self.sight = Sight({})
         self._clients = clients
         self._token = token
-        self._durations = durations
         self._look: Look | None = None
         self._tried = asyncio.Condition()
         self._is_sampling = False
         self._error: SlateMQError | OpenInstance | None = None
         self._readers_count = 0
         self._left_s = time.monotonic()
-        self.streams_count = 0
 
     async def current(self) -> Watch:
         """This one, once it has a sample; waits for no more than one try.
@@ -142,32 +149,58 @@ class Watch:
         if self._error is not None:
             raise self._error
 
-    async def run(self) -> None:
-        """Sample until no page has looked for a minute."""
-        while self._readers_count or time.monotonic() - self._left_s < IDLE_S:
-            began_s = time.monotonic()
-            self._is_sampling = True
-            self._error = await self._sample()
-            self._is_sampling = False
-            async with self._tried:
-                self._tried.notify_all()
-            took_s = time.monotonic() - began_s
-            self._durations.record(took_s)
-            has_failed = self._error is not None
-            pause_s = SAMPLE_S if has_failed else max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE)
-            await asyncio.sleep(pause_s)
+    @property
+    def is_watched(self) -> bool:
+        """Whether a page has looked within the last minute."""
+        return self._readers_count > 0 or time.monotonic() - self._left_s < IDLE_S
 
-    async def _sample(self) -> SlateMQError | OpenInstance | None:
-        """What went wrong."""
-        try:
+    async def prove(self) -> Sight | None:
+        """Begin a try: find out what the token may see; None where that went wrong."""
+        self._is_sampling = True
+
+        async def ask() -> Sight:
             client = await self._clients.of(self._token)
-            self._add(await look(client))
+            return Sight(await client.get_callers())
+
+        sight = await self._trying(ask)
+        if sight is not None:
+            self.sight = sight
+        return sight
+
+    async def take(self) -> Look | None:
+        """Look with this token; None where that went wrong."""
+
+        async def ask() -> Look:
+            return await look(await self._clients.of(self._token))
+
+        return await self._trying(ask)
+
+    async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        try:
+            return await ask()
         except (SlateMQError, OpenInstance) as error:
-            return error
+            await self._end_try(error)
         except Exception:  # Pages wait for this.
             log.exception("sampling the instance failed")
-            return Unavailable("the console failed to sample the instance: its log says why")
+            said = "the console failed to sample the instance: its log says why"
+            await self._end_try(Unavailable(said))
         return None
+
+    async def show(self, now: Look) -> None:
+        """End a try with this look."""
+
+        async def add() -> bool:
+            self._add(now)
+            return True
+
+        if await self._trying(add):
+            await self._end_try(None)
+
+    async def _end_try(self, error: SlateMQError | OpenInstance | None) -> None:
+        self._error = error
+        self._is_sampling = False
+        async with self._tried:
+            self._tried.notify_all()
 
     def _add(self, now: Look) -> None:
         rates, queues = rates_between(self._look, now), now.status.queues
@@ -185,29 +218,74 @@ class Watch:
 
 
 class Watches:
-    """The watch of each token.
+    """The watch of each token, sampled together.
 
     Attributes:
         streams_count: Open pages that are updated.
     """
 
     def __init__(self, clients: Clients, durations: Histogram) -> None:
-        """`durations` gets the length of each sample, in s."""
+        """`durations` gets the length of each look, in s."""
         self.streams_count = 0
         self._clients = clients
         self._durations = durations
-        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._watches: dict[str, Watch] = {}
+        self._arrived = asyncio.Event()
+        self._sampling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     async def of(self, token: str) -> Watch:
         """The watch of a token, with a sample. Raises SlateMQError, OpenInstance."""
-        found = self._watches.get(token)
-        if found is None or found[1].done():
-            watch = Watch(self._clients, token, self._durations)
-            task = asyncio.create_task(watch.run())
-            self._watches[token] = watch, task
-            task.add_done_callback(lambda _: self._forget(token, watch))
-        return await self._watches[token][0].current()
+        watch = self._watches.get(token)
+        if watch is None:
+            watch = self._watches[token] = Watch(self._clients, token)
+            self._arrived.set()
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.create_task(self._sample_all())
+        return await watch.current()
+
+    async def _sample_all(self) -> None:
+        """Sample until no page has looked for a minute; also at once, when someone comes."""
+        while self._watches:
+            self._arrived.clear()
+            began_s = time.monotonic()
+            has_succeeded = await self._sample(list(self._watches.values()))
+            took_s = time.monotonic() - began_s
+            pause_s = max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE) if has_succeeded else SAMPLE_S
+            arrival = asyncio.ensure_future(self._arrived.wait())
+            try:
+                await asyncio.wait([arrival], timeout=pause_s)
+            finally:
+                arrival.cancel()
+            self._watches = {token: one for token, one in self._watches.items() if one.is_watched}
+
+    async def _sample(self, watches: list[Watch]) -> bool:
+        """One sample for each of these; whether any of them has got one."""
+        sights = await asyncio.gather(*(watch.prove() for watch in watches))
+        proven = [watch for watch, sight in zip(watches, sights, strict=True) if sight is not None]
+        takers = widest(proven)
+        looks = await asyncio.gather(*map(self._take, takers))
+        taken = [(watch, now) for watch, now in zip(takers, looks, strict=True) if now is not None]
+        left = []
+        for watch in proven:
+            if watch in takers:
+                continue
+            found = next((now for taker, now in taken if taker.sight.covers(watch.sight)), None)
+            if found is None:
+                left.append(watch)  # What went wrong may be about the other token alone.
+            else:
+                seen = watch.sight.restricted(found.status)
+                await watch.show(Look(seen, found.taken_s))
+                await asyncio.sleep(0)
+        return any([*taken, *await asyncio.gather(*map(self._take, left))])
+
+    async def _take(self, watch: Watch) -> Look | None:
+        began_s = time.monotonic()
+        now = await watch.take()
+        self._durations.record(time.monotonic() - began_s)
+        if now is not None:
+            await watch.show(now)
+        return now
 
     async def stream(
         self, watch: Watch, render: Callable[[Watch], str]
@@ -242,7 +320,7 @@ class Watches:
     def has_place(self, token: str) -> bool:
         """Whether one more stream may be opened."""
         found = self._watches.get(token)
-        own = found[0].streams_count if found is not None else 0
+        own = found.streams_count if found is not None else 0
         return self.streams_count < STREAMS_MAX and own < PERSON_STREAMS_MAX
 
     def stop_streams(self) -> None:
@@ -250,14 +328,19 @@ class Watches:
 
     async def close(self) -> None:
         self.stop_streams()
-        tasks = [task for _, task in self._watches.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.gather(self._sampling, return_exceptions=True)
 
-    def _forget(self, token: str, watch: Watch) -> None:
-        if self._watches.get(token, (None,))[0] is watch:
-            del self._watches[token]
+
+def widest(watches: Iterable[Watch]) -> list[Watch]:
+    """The fewest of these that together see what all of them may see, as far as patterns say."""
+    found: list[Watch] = []
+    for watch in watches:
+        if not any(one.sight.covers(watch.sight) for one in found):
+            found = [one for one in found if not watch.sight.covers(one.sight)]
+            found.append(watch)
+    return found
 
 
 def event(name: str, text: str) -> bytes:

@@ -31,7 +31,7 @@ class Measures(NamedTuple):
 
     Attributes:
         requests: Durations of answers in s, by method, route and status.
-        samples: Durations of samples of the instance in s.
+        samples: Durations of looks at the instance in s; one may serve several persons.
         logins: Tokens that were checked, by whether they were refused.
     """
 
@@ -54,7 +54,7 @@ def measures_of(telemetry: Telemetry) -> Measures:
         meter.create_histogram(
             "slatemq.console.sample.duration",
             unit="s",
-            description="Duration of a sample of the instance for someone's pages",
+            description="Duration of a look at the instance, for all pages that it serves",
             explicit_bucket_boundaries_advisory=BUCKETS_S,
         ),
         meter.create_counter(

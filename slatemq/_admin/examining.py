@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import grpc
 
-from slatemq._admin.instance import ANSWER_S, InstanceCalls
+from slatemq._admin.instance import ANSWER_S, STATUS_S, InstanceCalls
 from slatemq._checks import fields_of
+from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from slatemq.v1 import access_check_pb2, access_pb2, instance_pb2
 from slatemq.v1.access_check_pb2_grpc import AccessServiceStub
 from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
@@ -65,10 +67,13 @@ class Caller:
     Attributes:
         principal: The name; empty where there is no policy.
         verbs: What it may do on some queue, or at all.
+        inspected_queues: The patterns of the queues that it may inspect, in which a `*` stands for
+            any characters.
     """
 
     principal: str
     verbs: Sequence[str]
+    inspected_queues: Sequence[str] = ()
 
 
 class ExaminingCalls(InstanceCalls):
@@ -81,8 +86,31 @@ class ExaminingCalls(InstanceCalls):
             lambda channel: AccessServiceStub(channel).GetCaller,
             access_check_pb2.GetCallerRequest(),
         )
-        names = [access_pb2.Verb.Name(verb).removeprefix("VERB_").lower() for verb in found.verbs]
-        return Caller(found.principal, names)
+        return _caller_of(found)
+
+    async def get_callers(self) -> dict[int, Caller]:
+        """Who this client is to each broker shard, which has loaded the policy by itself.
+
+        Brokers that do not answer within some seconds are left out. Raises Unauthenticated,
+        Unavailable (no process answers).
+        """
+        brokers = {
+            shard: address
+            for service, shard, address in await self._processes()
+            if service == "broker"
+        }
+        found = await asyncio.gather(*map(self._caller_at, brokers.values()))
+        return {shard: one for shard, one in zip(brokers, found, strict=True) if one is not None}
+
+    async def _caller_at(self, address: str) -> Caller | None:
+        stub = AccessServiceStub(self._peers.at(address))
+        try:
+            with errors_translated():
+                return _caller_of(
+                    await stub.GetCaller(access_check_pb2.GetCallerRequest(), timeout=STATUS_S)
+                )
+        except (Unavailable, DeadlineExceeded, ResourceExhausted):
+            return None
 
     async def examine(self) -> list[Examination]:
         """Have every process examine itself; takes the verb `operate`.
@@ -114,6 +142,11 @@ class ExaminingCalls(InstanceCalls):
             skew_ms=skew_ms,
             certificates=certificates,
         )
+
+
+def _caller_of(found: access_check_pb2.GetCallerResponse) -> Caller:
+    verbs = [access_pb2.Verb.Name(verb).removeprefix("VERB_").lower() for verb in found.verbs]
+    return Caller(found.principal, verbs, tuple(found.inspected_queues))
 
 
 def _now_ms() -> int:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslatemq/v1/access_check.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x12\n\x10GetCallerRequest\"G\n\x11GetCallerResponse\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x1f\n\x05verbs\x18\x02 \x03(\x0e\x32\x10.slatemq.v1.Verb\"\xdb\x02\n\x12\x43heckAccessRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x1e\n\x04verb\x18\x02 \x01(\x0e\x32\x10.slatemq.v1.Verb\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12<\n\x07headers\x18\x04 \x03(\x0b\x32+.slatemq.v1.CheckAccessRequest.HeadersEntry\x12\x42\n\nattributes\x18\x05 \x03(\x0b\x32..slatemq.v1.CheckAccessRequest.AttributesEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aN\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.slatemq.v1.AttributeValues:\x02\x38\x01\"2\n\x0f\x41ttributeValues\x12\x0e\n\x06values\x18\x01 \x03(\t\x12\x0f\n\x07is_list\x18\x02 \x01(\x08\"\xb2\x01\n\x13\x43heckAccessResponse\x12\x11\n\tpermitted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12&\n\x05rules\x18\x03 \x03(\x0b\x32\x17.slatemq.v1.RuleVerdict\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x13\n\x0bpolicy_file\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x14\n\x0cloaded_at_ms\x18\x07 \x01(\x03\"\xa2\x02\n\x0bRuleVerdict\x12\r\n\x05place\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x05\x12\x0f\n\x07\x62inding\x18\x03 \x01(\t\x12\x14\n\x0c\x62inding_line\x18\x04 \x01(\x05\x12\x30\n\x07\x66inding\x18\x05 \x01(\x0e\x32\x1f.slatemq.v1.RuleVerdict.Finding\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"\x8c\x01\n\x07\x46inding\x12\x17\n\x13\x46INDING_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46INDING_PERMITS\x10\x01\x12\x18\n\x14\x46INDING_OTHER_QUEUES\x10\x02\x12\x1b\n\x17\x46INDING_CONDITION_FALSE\x10\x03\x12\x1c\n\x18\x46INDING_CONDITION_FAILED\x10\x04\x32\xb9\x01\n\rAccessService\x12V\n\x0b\x43heckAccess\x12\x1e.slatemq.v1.CheckAccessRequest\x1a\x1f.slatemq.v1.CheckAccessResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12P\n\tGetCaller\x12\x1c.slatemq.v1.GetCallerRequest\x1a\x1d.slatemq.v1.GetCallerResponse\"\x06\xca\xbd\x18\x02\x10\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslatemq/v1/access_check.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x12\n\x10GetCallerRequest\"a\n\x11GetCallerResponse\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x1f\n\x05verbs\x18\x02 \x03(\x0e\x32\x10.slatemq.v1.Verb\x12\x18\n\x10inspected_queues\x18\x03 \x03(\t\"\xdb\x02\n\x12\x43heckAccessRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x1e\n\x04verb\x18\x02 \x01(\x0e\x32\x10.slatemq.v1.Verb\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12<\n\x07headers\x18\x04 \x03(\x0b\x32+.slatemq.v1.CheckAccessRequest.HeadersEntry\x12\x42\n\nattributes\x18\x05 \x03(\x0b\x32..slatemq.v1.CheckAccessRequest.AttributesEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aN\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.slatemq.v1.AttributeValues:\x02\x38\x01\"2\n\x0f\x41ttributeValues\x12\x0e\n\x06values\x18\x01 \x03(\t\x12\x0f\n\x07is_list\x18\x02 \x01(\x08\"\xb2\x01\n\x13\x43heckAccessResponse\x12\x11\n\tpermitted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12&\n\x05rules\x18\x03 \x03(\x0b\x32\x17.slatemq.v1.RuleVerdict\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x13\n\x0bpolicy_file\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x14\n\x0cloaded_at_ms\x18\x07 \x01(\x03\"\xa2\x02\n\x0bRuleVerdict\x12\r\n\x05place\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\x05\x12\x0f\n\x07\x62inding\x18\x03 \x01(\t\x12\x14\n\x0c\x62inding_line\x18\x04 \x01(\x05\x12\x30\n\x07\x66inding\x18\x05 \x01(\x0e\x32\x1f.slatemq.v1.RuleVerdict.Finding\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"\x8c\x01\n\x07\x46inding\x12\x17\n\x13\x46INDING_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46INDING_PERMITS\x10\x01\x12\x18\n\x14\x46INDING_OTHER_QUEUES\x10\x02\x12\x1b\n\x17\x46INDING_CONDITION_FALSE\x10\x03\x12\x1c\n\x18\x46INDING_CONDITION_FAILED\x10\x04\x32\xb9\x01\n\rAccessService\x12V\n\x0b\x43heckAccess\x12\x1e.slatemq.v1.CheckAccessRequest\x1a\x1f.slatemq.v1.CheckAccessResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12P\n\tGetCaller\x12\x1c.slatemq.v1.GetCallerRequest\x1a\x1d.slatemq.v1.GetCallerResponse\"\x06\xca\xbd\x18\x02\x10\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,21 +44,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCALLERREQUEST']._serialized_start=70
   _globals['_GETCALLERREQUEST']._serialized_end=88
   _globals['_GETCALLERRESPONSE']._serialized_start=90
-  _globals['_GETCALLERRESPONSE']._serialized_end=161
-  _globals['_CHECKACCESSREQUEST']._serialized_start=164
-  _globals['_CHECKACCESSREQUEST']._serialized_end=511
-  _globals['_CHECKACCESSREQUEST_HEADERSENTRY']._serialized_start=385
-  _globals['_CHECKACCESSREQUEST_HEADERSENTRY']._serialized_end=431
-  _globals['_CHECKACCESSREQUEST_ATTRIBUTESENTRY']._serialized_start=433
-  _globals['_CHECKACCESSREQUEST_ATTRIBUTESENTRY']._serialized_end=511
-  _globals['_ATTRIBUTEVALUES']._serialized_start=513
-  _globals['_ATTRIBUTEVALUES']._serialized_end=563
-  _globals['_CHECKACCESSRESPONSE']._serialized_start=566
-  _globals['_CHECKACCESSRESPONSE']._serialized_end=744
-  _globals['_RULEVERDICT']._serialized_start=747
-  _globals['_RULEVERDICT']._serialized_end=1037
-  _globals['_RULEVERDICT_FINDING']._serialized_start=897
-  _globals['_RULEVERDICT_FINDING']._serialized_end=1037
-  _globals['_ACCESSSERVICE']._serialized_start=1040
-  _globals['_ACCESSSERVICE']._serialized_end=1225
+  _globals['_GETCALLERRESPONSE']._serialized_end=187
+  _globals['_CHECKACCESSREQUEST']._serialized_start=190
+  _globals['_CHECKACCESSREQUEST']._serialized_end=537
+  _globals['_CHECKACCESSREQUEST_HEADERSENTRY']._serialized_start=411
+  _globals['_CHECKACCESSREQUEST_HEADERSENTRY']._serialized_end=457
+  _globals['_CHECKACCESSREQUEST_ATTRIBUTESENTRY']._serialized_start=459
+  _globals['_CHECKACCESSREQUEST_ATTRIBUTESENTRY']._serialized_end=537
+  _globals['_ATTRIBUTEVALUES']._serialized_start=539
+  _globals['_ATTRIBUTEVALUES']._serialized_end=589
+  _globals['_CHECKACCESSRESPONSE']._serialized_start=592
+  _globals['_CHECKACCESSRESPONSE']._serialized_end=770
+  _globals['_RULEVERDICT']._serialized_start=773
+  _globals['_RULEVERDICT']._serialized_end=1063
+  _globals['_RULEVERDICT_FINDING']._serialized_start=923
+  _globals['_RULEVERDICT_FINDING']._serialized_end=1063
+  _globals['_ACCESSSERVICE']._serialized_start=1066
+  _globals['_ACCESSSERVICE']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

@@ -45,21 +45,27 @@ class GetCallerResponse(_message.Message):
 
     PRINCIPAL_FIELD_NUMBER: _builtins.int
     VERBS_FIELD_NUMBER: _builtins.int
+    INSPECTED_QUEUES_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
     """The principal's name; empty where the process has no policy."""
     @_builtins.property
     def verbs(self) -> _containers.RepeatedScalarFieldContainer[_access_pb2.Verb.ValueType]:
         """What it may do on at least one queue, or for VERB_OPERATE at all; every verb where there is no policy."""
 
+    @_builtins.property
+    def inspected_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The patterns of the queues that it may inspect, in which a `*` stands for any characters; the pattern `*` where there is no policy."""
+
     def __init__(
         self,
         *,
         principal: _builtins.str = ...,
         verbs: _abc.Iterable[_access_pb2.Verb.ValueType] | None = ...,
+        inspected_queues: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "verbs", b"verbs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inspected_queues", b"inspected_queues", "principal", b"principal", "verbs", b"verbs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

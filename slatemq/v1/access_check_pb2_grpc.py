@@ -62,7 +62,7 @@ class AccessServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCaller(self, request, context):
-        """Returns who the caller is, and what it may do somewhere.
+        """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

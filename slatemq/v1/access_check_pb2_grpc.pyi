@@ -40,7 +40,7 @@ class AccessServiceStub:
     queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
     """
     GetCaller: _grpc.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]
-    """Returns who the caller is, and what it may do somewhere."""
+    """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
 
 @_typing.type_check_only
 class AccessServiceAsyncStub(AccessServiceStub):
@@ -54,7 +54,7 @@ class AccessServiceAsyncStub(AccessServiceStub):
     queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
     """
     GetCaller: _aio.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]  # type: ignore[assignment]
-    """Returns who the caller is, and what it may do somewhere."""
+    """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
 
 class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains what the policy permits. Served by every process, for the policy that this process has loaded."""
@@ -77,6 +77,6 @@ class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _access_check_pb2.GetCallerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_check_pb2.GetCallerResponse, _abc.Awaitable[_access_check_pb2.GetCallerResponse]]:
-        """Returns who the caller is, and what it may do somewhere."""
+        """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
 
 def add_AccessServiceServicer_to_server(servicer: AccessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -164,6 +164,10 @@ async def test_each_caller_does_what_the_policy_permits(
         # Lists have what may be inspected
         assert [queue.queue_id async for queue in shop.list_queues()] == ["orders"]
         assert len([queue async for queue in ops.list_queues()]) == 2
+        for client, patterns in ((shop, ("orders*",)), (ops, ("*",))):
+            caller = await client.get_caller()
+            assert caller.inspected_queues == patterns
+            assert await client.get_callers() == {0: caller}
         for forbidden in (shop.purge_queue("orders"), shop.get_queue("bills")):
             with pytest.raises(PermissionDenied):
                 await forbidden

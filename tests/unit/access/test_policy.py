@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.access.policy import Pattern, Policy, Rights
+from libs.access.policy import Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
 from libs.events.slatemq.headers import BACKEND_HEADERS
+from slatemq._patterns import Pattern
 from slatemq.errors import InvalidArgument
 
 POLICY = """
@@ -60,6 +61,15 @@ def test_a_principal_may_do_what_a_rule_permits_and_nothing_else(
     verb: Verb, queue: str, headers: dict[str, str] | None, permitted: bool
 ) -> None:
     assert rights(SHOP).decide(verb, queue, headers).is_permitted is permitted
+
+
+def test_the_patterns_of_a_verb_are_those_of_all_rules_that_have_it() -> None:
+    lead = rights(Principal("shop-lead", "token"))
+
+    assert rights(SHOP).queue_patterns("inspect") == ("receipts",)
+    assert lead.queue_patterns("inspect") == ("receipts", "*")
+    assert lead.queue_patterns("publish") == ("orders", "orders-*")
+    assert rights(ANONYMOUS).queue_patterns("inspect") == ()
 
 
 def test_a_decision_names_its_rule_or_what_is_missing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
@@ -13,10 +13,14 @@ from opentelemetry.metrics import NoOpMeter
 from services.console import live
 from services.console.clients import Clients, OpenInstance
 from services.console.live import SAMPLES_KEPT, History, Watch, Watches, event, together
-from slatemq import Counts
+from slatemq import Caller, Counts
 from slatemq._admin.instance import Status
+from slatemq._admin.queue_models import queue_of
 from slatemq._admin.rates import UNKNOWN, QueueRates
+from slatemq._patterns import Pattern
 from slatemq.errors import Unauthenticated, Unavailable
+from slatemq.models import ServiceStatus
+from slatemq.v1.queue_pb2 import Queue
 
 DURATIONS = NoOpMeter("console").create_histogram("durations")
 
@@ -33,6 +37,9 @@ class Instance:
 
     async def of(self, _: str) -> Instance:
         return self
+
+    async def get_callers(self) -> dict[int, Caller]:
+        return {0: Caller("operator", ["inspect", "operate"], ["*"])}
 
     async def status(self, **_: object) -> Status:
         if self._answers.empty():
@@ -56,8 +63,60 @@ class Instance:
         return cast("Clients", self)
 
 
+class Tenants:
+    """An instance that shows each token what matches its pattern, and the clients of it.
+
+    Attributes:
+        patterns: Of the queues that each token may inspect; a token without one is refused.
+        looks: The tokens that looked at the instance, in order.
+        failing: Those that cannot.
+    """
+
+    def __init__(self, **patterns: str) -> None:
+        self.patterns = patterns
+        self.looks: list[str] = []
+        self.failing: set[str] = set()
+
+    async def of(self, token: str) -> Tenant:
+        return Tenant(self, token)
+
+    @property
+    def clients(self) -> Clients:
+        return cast("Clients", self)
+
+
+class Tenant(NamedTuple):
+    tenants: Tenants
+    token: str
+
+    async def get_callers(self) -> dict[int, Caller]:
+        pattern = self.tenants.patterns.get(self.token)
+        if pattern is None:
+            raise Unauthenticated(f"{self.token} has been revoked")
+        return {0: Caller(self.token, ["inspect"], [pattern])}
+
+    async def status(self, **_: object) -> Status:
+        self.tenants.looks.append(self.token)
+        if self.token in self.tenants.failing:
+            raise Unauthenticated(f"{self.token} was revoked just now")
+        pattern = Pattern([self.tenants.patterns[self.token]])
+        names = [name for name in ("a-1", "a-2", "b-1") if pattern.matches(name)]
+        broker = ServiceStatus("broker", 0, "", True)
+        return Status([broker], [], [queue_of(Queue(queue_id=name)) for name in names], [])
+
+
+async def until_refused(watch: Watch) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            await watch.next_sample()
+
+
+def names(watch: Watch) -> list[str]:
+    return [queue.queue_id for queue in watch.status.queues]
+
+
 @asynccontextmanager
-async def watching(instance: Instance) -> AsyncIterator[Watches]:
+async def watching(instance: Instance | Tenants) -> AsyncIterator[Watches]:
     watches = Watches(instance.clients, DURATIONS)
     try:
         yield watches
@@ -65,9 +124,9 @@ async def watching(instance: Instance) -> AsyncIterator[Watches]:
         await watches.close()
 
 
-async def page(watches: Watches) -> Watch:
+async def page(watches: Watches, token: str = "") -> Watch:
     """What a page gets."""
-    return await asyncio.wait_for(watches.of(""), WAIT_S)
+    return await asyncio.wait_for(watches.of(token), WAIT_S)
 
 
 def up(broker: int = 0) -> Status:
@@ -205,3 +264,93 @@ async def test_an_open_page_is_drawn_with_each_sample_and_says_when_there_is_non
         with pytest.raises(StopAsyncIteration):
             await next_event()
         assert (watches.streams_count, watch.streams_count) == (0, 0)
+
+
+async def test_one_look_serves_all_who_may_see_no_more() -> None:
+    tenants = Tenants(a="a-*", ops="*", b="b-*", other_ops="*")
+    async with watching(tenants) as watches:
+        seen = await asyncio.gather(*(page(watches, token) for token in tenants.patterns))
+
+    assert [names(watch) for watch in seen] == [
+        ["a-1", "a-2"], ["a-1", "a-2", "b-1"], ["b-1"], ["a-1", "a-2", "b-1"]
+    ]  # fmt: skip
+    assert tenants.looks == ["ops"]
+
+
+async def test_tokens_that_see_different_queues_take_samples_of_their_own() -> None:
+    tenants = Tenants(a="a-*", b="b-*", one="a-1")
+    async with watching(tenants) as watches:
+        seen = await asyncio.gather(*(page(watches, token) for token in tenants.patterns))
+
+    assert [names(watch) for watch in seen] == [["a-1", "a-2"], ["b-1"], ["a-1"]]
+    assert sorted(tenants.looks) == ["a", "b"]
+
+
+async def test_who_comes_later_does_not_wait_for_the_next_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SAMPLE_S", LONG_S)
+    tenants = Tenants(ops="*", a="a-*")
+    async with watching(tenants) as watches:
+        await page(watches, "ops")
+        assert names(await page(watches, "a")) == ["a-1", "a-2"]
+        assert watches.viewers_count == 2
+
+    assert tenants.looks == ["ops", "ops"]
+
+
+async def test_a_token_that_is_refused_sees_nothing_of_the_looks_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(live, "SAMPLE_SHARE", 0)
+    tenants = Tenants(ops="*", a="*")
+    async with watching(tenants) as watches:
+        _, watch = await asyncio.gather(page(watches, "ops"), page(watches, "a"))
+        assert len(names(watch)) == 3
+
+        # When it may see less, then it does
+        tenants.patterns["a"] = "b-*"
+        async with asyncio.timeout(WAIT_S):
+            while names(watch) != ["b-1"]:
+                await watch.next_sample()
+
+        # And when it is revoked
+        del tenants.patterns["a"]
+        with pytest.raises(Unauthenticated, match="a has been revoked"):
+            await until_refused(watch)
+        assert len(names(await page(watches, "ops"))) == 3
+
+
+async def test_a_sample_that_fails_for_one_token_is_taken_with_the_others() -> None:
+    tenants = Tenants(ops="*", a="a-*", b="b-*")
+    tenants.failing.add("ops")
+    async with watching(tenants) as watches:
+        ops, a, b = await asyncio.gather(
+            *(page(watches, token) for token in tenants.patterns), return_exceptions=True
+        )
+
+    assert isinstance(ops, Unauthenticated)
+    assert isinstance(a, Watch)
+    assert isinstance(b, Watch)
+    assert (names(a), names(b)) == (["a-1", "a-2"], ["b-1"])
+    assert tenants.looks == ["ops", "a", "b"]
+
+
+async def test_sampling_ends_a_minute_after_the_last_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(live, "SAMPLE_SHARE", 0)
+    tenants = Tenants(ops="*", a="a-*")
+    async with watching(tenants) as watches:
+        await asyncio.gather(page(watches, "ops"), page(watches, "a"))
+        monkeypatch.setattr(live, "IDLE_S", 0.0)
+        async with asyncio.timeout(WAIT_S):
+            while watches.viewers_count:
+                await asyncio.sleep(0)
+
+        # And whoever comes back is sampled for again
+        looks_count = len(tenants.looks)
+        assert names(await page(watches, "a")) == ["a-1", "a-2"]
+        assert tenants.looks[looks_count] == "a"
