@@ -23,6 +23,9 @@ WITH_KEDA = "s3 with keda"
 WITH_METRICS = "s3 with keda, metrics"
 """The same with the component that Prometheus needs."""
 
+WITH_STANDBYS = "azure with standbys, metrics"
+"""The one that labels pods, with two pods for each shard."""
+
 Manifest = dict[str, Any]
 
 
@@ -38,8 +41,8 @@ def rendered(overlay: str) -> list[Manifest]:
 
 @cache
 def _rendered(overlay: str) -> list[Manifest]:
-    if overlay in (WITH_KEDA, WITH_METRICS):
-        name, _, components = overlay.partition(" with ")
+    name, _, components = overlay.partition(" with ")
+    if components:
         with TemporaryDirectory() as folder:
             return built(_over(Path(folder), name, components.split(", ")))
     return built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))

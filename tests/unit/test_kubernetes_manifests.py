@@ -27,6 +27,7 @@ from libs.serving.process.config import ServingConfig, load
 from libs.serving.process.exits import FatalError
 from libs.serving.process.process_config import ProcessConfig, load_own
 from libs.serving.process.shards import opened_root
+from libs.serving.process.standby import owner_name_of
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
@@ -42,6 +43,7 @@ from tests.kubernetes.manifests import (
     OVERLAYS,
     WITH_KEDA,
     WITH_METRICS,
+    WITH_STANDBYS,
     Manifest,
     built,
     containers,
@@ -56,6 +58,11 @@ from tests.unit.test_docs import commands
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
+
+STANDBYS_FROM = "1.31"
+"""The oldest that keeps the two pods of a shard apart."""
+
+COMPONENT = "app.kubernetes.io/component"
 
 PAGE = FOLDER.parents[1] / "docs/how-to/kubernetes.md"
 DEV_ACCESS = "slatemq.cli.access.dev_access"
@@ -88,7 +95,7 @@ ASKS_KUBERNETES = "slatemq-janitor"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
-@pytest.fixture(params=[*OVERLAYS, WITH_KEDA, WITH_METRICS])
+@pytest.fixture(params=[*OVERLAYS, WITH_KEDA, WITH_METRICS, WITH_STANDBYS])
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return rendered(request.param)
 
@@ -101,6 +108,13 @@ def pods(manifests: list[Manifest]) -> list[Pod]:
 @pytest.mark.parametrize("overlay", ["base", *OVERLAYS, WITH_KEDA, WITH_METRICS])
 def test_every_manifest_is_valid_for_kubernetes(overlay: str, version: str) -> None:
     for manifest in rendered(overlay):
+        if manifest["apiVersion"] not in (CERTIFICATES, MONITORS):
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [STANDBYS_FROM, VERSIONS[-1]])
+def test_every_manifest_with_standbys_is_valid_for_kubernetes(version: str) -> None:
+    for manifest in rendered(WITH_STANDBYS):
         if manifest["apiVersion"] not in (CERTIFICATES, MONITORS):
             kubernetes_validate.validate(manifest, version, strict=True)
 
@@ -158,7 +172,7 @@ def test_no_recovery_is_killed_and_no_client_can_have_a_pod_killed(
             *_, alive, address = pod.probe(kind)
             assert alive == "--alive"
             assert address == f"127.0.0.1:{pod.ports['services']}"
-        assert "--alive" not in pod.probe("readinessProbe")
+        assert ("--alive" in pod.probe("readinessProbe")) is ("SLATEMQ_STANDBY" in pod.environ)
         assert pod.probe("readinessProbe")[-1] == f"127.0.0.1:{pod.ports['clients']}"
 
 
@@ -265,20 +279,63 @@ def test_selectors_select_the_pods_that_they_mean(manifests: list[Manifest]) -> 
     def selected(selector: dict[str, str]) -> set[str]:
         return {name for name, has in labels.items() if selector.items() <= has.items()}
 
+    def of_service(name: str) -> set[str]:
+        return {name, f"{name}-standby"} & labels.keys()
+
     for one in workloads(manifests):
         name = one["metadata"]["name"]
         assert selected(one["spec"]["selector"]["matchLabels"]) == {name}
+        spread = of_service(name.removesuffix("-standby"))
         for constraint in one["spec"]["template"]["spec"]["topologySpreadConstraints"]:
-            assert selected(constraint["labelSelector"]["matchLabels"]) == {name}
+            assert selected(constraint["labelSelector"]["matchLabels"]) == spread
         if one["kind"] == "StatefulSet":
             assert named(manifests, "Service", one["spec"]["serviceName"])
     for one in of_kind(manifests, "Service"):
-        assert selected(one["spec"]["selector"]) == {one["metadata"]["name"]}
+        assert selected(one["spec"]["selector"]) == of_service(one["metadata"]["name"])
+    kept: set[str] = set()
     for one in of_kind(manifests, "PodDisruptionBudget"):
-        assert selected(one["spec"]["selector"]["matchLabels"]) == {one["metadata"]["name"]}
-    budgets = {one["metadata"]["name"] for one in of_kind(manifests, "PodDisruptionBudget")}
+        of_budget = selected(one["spec"]["selector"]["matchLabels"])
+        assert of_budget == of_service(one["metadata"]["name"])
+        kept |= of_budget
     single = {"slatemq-console", "slatemq-janitor"}
-    assert budgets == labels.keys() - single
+    assert kept == labels.keys() - single
+
+
+def test_a_standby_is_the_pod_of_an_owner_but_for_its_name_and_never_on_its_node() -> None:
+    with_standbys, plain = rendered(WITH_STANDBYS), rendered("azure")
+    for service in ("ingest", "broker"):
+        name = f"slatemq-{service}"
+        owner, standby, before = (
+            named(manifests, "StatefulSet", one)["spec"]
+            for manifests, one in (
+                (with_standbys, name), (with_standbys, f"{name}-standby"), (plain, name)
+            )
+        )  # fmt: skip
+        as_owner = {"app.kubernetes.io/name": name}
+        labels = standby["template"]["metadata"]["labels"]
+        assert labels | as_owner == owner["template"]["metadata"]["labels"]
+        assert labels.items() > {"azure.workload.identity/use": "true", COMPONENT: service}.items()
+        assert standby["template"]["spec"] == owner["template"]["spec"]
+        assert standby["serviceName"] == owner["serviceName"] == name
+        assert standby["updateStrategy"] == {"type": "OnDelete"}
+        assert before["selector"] == owner["selector"]
+
+        (apart,) = owner["template"]["spec"]["affinity"]["podAntiAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert apart["matchLabelKeys"] == [COMPONENT, "apps.kubernetes.io/pod-index"]
+        assert apart["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_each_life_of_a_standby_claims_its_shard_under_a_name_of_its_own() -> None:
+    for pod in pods(rendered(WITH_STANDBYS)):
+        if pod.service in ("ingest", "broker"):
+            config: Any = load(CONFIGS[pod.service], pod.service, [], pod.environ)
+            assert config.standby
+            first, second = owner_name_of(config), owner_name_of(config)
+            assert first != second
+            assert first.startswith(f"{pod.environ['SLATEMQ_OWNER_NAME']}.")
 
 
 def test_the_two_doors_are_open_to_whom_they_are_for(manifests: list[Manifest]) -> None:
