@@ -32,7 +32,13 @@ from slatemq.credentials import Credentials
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.steady_load import SteadyLoad
 from tests.forms import proof
-from tests.kubernetes.manifests import Manifest, named, rendered, workloads
+from tests.kubernetes.manifests import (
+    LAPTOP_WITH_STANDBYS,
+    Manifest,
+    named,
+    rendered,
+    workloads,
+)
 from tests.kubernetes.pods import Pod, pods_of
 from tests.kubernetes.volumes import Volume
 from tests.ready_process import popen
@@ -102,10 +108,20 @@ class RunningPod:
 
     def probe(self, kind: str) -> bool:
         """Whether a probe of the manifest passes."""
-        _, *words = self.pod.probe(kind)
+        return self._passes(self.pod.probe(kind))
+
+    def _passes(self, probe: list[str]) -> bool:
+        _, *words = probe
         command = [sys.executable, *(word.replace("127.0.0.1", self.address) for word in words)]
         done = subprocess.run(command, cwd=REPOSITORY, env=self._environ, capture_output=True)
         return done.returncode == 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether it owns its shard, where its readiness probe passes for a standby, too."""
+        python, *words, address = self.pod.probe("readinessProbe")
+        command = [*(word for word in words if word != "--alive"), address]
+        return self._passes([python, *command])
 
     def shows(self, port: int) -> bytes:
         """The certificate with which it answers there."""
@@ -294,14 +310,18 @@ def manifests() -> list[Manifest]:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, manifests: list[Manifest]
-) -> Iterator[Cluster]:
+def loopback() -> None:
     with socket.socket() as probe:
         try:
             probe.bind(("127.20.1.1", 0))
         except OSError:
             pytest.skip("this machine has no loopback network, only 127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, manifests: list[Manifest], loopback: None
+) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), manifests)
     try:
         for pod in cluster.pods:
@@ -436,3 +456,48 @@ async def test_certificates_and_their_authority_are_renewed_under_load(
         assert pids == [pod.process.pid for pod in cluster.pods]
     finally:
         cluster.renew(with_authorities(old, both))
+
+
+async def test_standbys_take_the_shards_of_a_dead_node_and_of_pods_that_are_updated(
+    tmp_path: Path, loopback: None
+) -> None:
+    cluster = Cluster(tmp_path, rendered(LAPTOP_WITH_STANDBYS), address_shift=2)
+    pairs = [cluster.of(service) for service in ("ingest", "broker")]
+    assert [len(pair) for pair in pairs] == [2, 2]
+
+    def serving() -> list[RunningPod]:
+        return [pod for pair in pairs for pod in pair if pod.serves]
+
+    async def until_serving() -> list[RunningPod]:
+        await asyncio.to_thread(wait_until, lambda: len(serving()) == len(pairs), 120)
+        return serving()
+
+    try:
+        for pod in cluster.pods:
+            pod.start()
+        await asyncio.to_thread(cluster.wait_ready)
+        owners = await until_serving()
+        async with cluster.load("standby-0", "standby-1") as load:
+            # When the node of both owners dies, the other pods of their shards serve
+            for pod in owners:
+                pod.kill()
+            await load.progress()
+            standbys = await until_serving()
+            assert not {*standbys} & {*owners}
+
+            # Then those that come back are ready, and wait
+            for pod in owners:
+                pod.start()
+            await asyncio.to_thread(cluster.wait_ready, *owners)
+            await load.progress()
+            assert serving() == standbys
+
+            # And when an update replaces those that serve, the others take over once more
+            for pod in standbys:
+                await asyncio.to_thread(pod.replace)
+                await asyncio.to_thread(cluster.wait_ready, pod)
+                await load.progress()
+            assert await until_serving() == owners
+    finally:
+        for pod in cluster.pods:
+            pod.kill()

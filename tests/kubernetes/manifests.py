@@ -26,6 +26,8 @@ WITH_METRICS = "s3 with keda, metrics"
 WITH_STANDBYS = "azure with standbys, metrics"
 """The one that labels pods, with two pods for each shard."""
 
+LAPTOP_WITH_STANDBYS = "laptop with standbys"
+
 Manifest = dict[str, Any]
 
 
