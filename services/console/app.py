@@ -85,7 +85,7 @@ def build_app(config: ConsoleConfig, telemetry: Telemetry) -> Starlette:
     watches = Watches(clients, measures.samples)
     measure_viewers(telemetry, lambda: watches.viewers_count, lambda: watches.streams_count)
     guard = Middleware(Guard, seal=seal, hosts=config.allowed_hosts)
-    timed = Middleware(Timed, durations=measures.requests)
+    timed = Middleware(Timed, tracer=telemetry.tracer, durations=measures.requests)
     app = Starlette(
         routes=routes(),
         middleware=[timed, guard] if telemetry.enabled else [guard],

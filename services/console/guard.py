@@ -159,11 +159,14 @@ def _trace_of_act(scope: Scope) -> Iterator[None]:
 
     To the services, all acts come from the console's own address.
     """
-    trace_id = secrets.randbits(128)
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    context = trace.SpanContext(trace_id, secrets.randbits(64), is_remote=False, trace_flags=flags)
+    context = trace.get_current_span().get_span_context()  # Of the request, where it is traced.
+    if not context.is_valid:
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        ids = secrets.randbits(128), secrets.randbits(64)
+        context = trace.SpanContext(*ids, is_remote=False, trace_flags=flags)
     host, port = scope.get("client") or ("", 0)
-    facts = {"path": scope["path"], "peer": f"{host}:{port}", "request_id": f"{trace_id:032x}"}
+    request_id = trace.format_trace_id(context.trace_id)
+    facts = {"path": scope["path"], "peer": f"{host}:{port}", "request_id": request_id}
     log.info("act", extra=facts)
     with trace.use_span(trace.NonRecordingSpan(context)):
         yield

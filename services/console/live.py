@@ -18,6 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -241,7 +242,8 @@ class Watches:
             watch = self._watches[token] = Watch(self._clients, token)
             self._arrived.set()
         if self._sampling is None or self._sampling.done():
-            self._sampling = asyncio.create_task(self._sample_all())
+            # Not in the trace of the page that happens to come first.
+            self._sampling = asyncio.create_task(self._sample_all(), context=Context())
         return await watch.current()
 
     async def _sample_all(self) -> None:

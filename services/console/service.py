@@ -111,7 +111,13 @@ async def _serve(
     exposition: Exposition | None,
 ) -> int:
     readers = [exposition.reader] if exposition is not None else []
-    recorder = telemetry.configure("console", f"console-{os.getpid()}", readers=readers)
+    recorder = telemetry.configure(
+        "console",
+        f"console-{os.getpid()}",
+        config.otlp_endpoint,
+        config.trace_sample_percent,
+        readers,
+    )
     app = build_app(config, recorder)
     server = server_of(config, app, certificate)
     loop = asyncio.get_running_loop()

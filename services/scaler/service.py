@@ -118,7 +118,13 @@ async def _serve(
 ) -> int:
     """Raises OSError where it cannot listen."""
     readers = [exposition.reader] if exposition is not None else []
-    recorder = telemetry.configure("scaler", f"scaler-{os.getpid()}", readers=readers)
+    recorder = telemetry.configure(
+        "scaler",
+        f"scaler-{os.getpid()}",
+        config.otlp_endpoint,
+        config.trace_sample_percent,
+        readers,
+    )
     scaler = Scaler(Readings(client))
     health = Health([SERVICE])
     measure_process(recorder.meter)

@@ -118,11 +118,6 @@ class ServingConfig(MutualTlsConfig):
         default=50,
         minimum=0,
     )
-    otlp_endpoint: str = setting(
-        "URL to send OpenTelemetry traces and metrics to (OTLP over gRPC), such as "
-        "http://127.0.0.1:4317; empty sends nothing.",
-        default="",
-    )
     store_prices: str = setting(
         "USD for a million requests to the object store by kind, for the metric slatemq.store.cost "
         "and commit_budget_usd, such as put=5,list=5,get=0.4,head=0.4,delete=0 (kinds left out cost"
@@ -135,12 +130,6 @@ class ServingConfig(MutualTlsConfig):
         "s3_express=true in its URL those of S3 Express One Zone in us-east-1: put=1.13,list=1.13,"
         "get=0.03,head=0.03,delete=0.",
         default="",
-    )
-    trace_sample_percent: int = setting(
-        "Share of traces that are recorded, in percent, of those that begin here.",
-        default=100,
-        minimum=0,
-        maximum=100,
     )
 
     @property

@@ -85,6 +85,17 @@ class ProcessConfig:
     log_format: str = setting(
         "Form of a log line, on stderr.", default="text", choices=("text", "json")
     )
+    otlp_endpoint: str = setting(
+        "URL to send OpenTelemetry traces and metrics to (OTLP over gRPC), such as "
+        "http://127.0.0.1:4317; empty sends nothing.",
+        default="",
+    )
+    trace_sample_percent: int = setting(
+        "Share of traces that are recorded, in percent, of those that begin here.",
+        default=100,
+        minimum=0,
+        maximum=100,
+    )
 
     @property
     def is_exposed(self) -> bool:

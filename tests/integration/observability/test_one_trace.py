@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc.aio
 import pytest
+from aiohttp import ClientSession
 from opentelemetry import trace
 from opentelemetry.proto.collector.metrics.v1 import (
     metrics_service_pb2,
@@ -20,8 +21,11 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace import TracerProvider
 
 import slatemq
+from services.scaler.stubs.externalscaler_pb2 import ScaledObjectRef
+from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerStub
 from tests.acceptance.local_stack import LocalStack
 from tests.forms import proof
+from tests.integration.lone_service import running
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -143,6 +147,63 @@ async def test_one_trace_shows_publish_route_assign_claim_ack_and_the_janitors_r
         finally:
             await asyncio.to_thread(stack.close)
 
+
+async def test_one_trace_shows_what_a_page_and_keda_have_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a stack with its console, and a scaler, that send their spans to a collector
+    async with collecting() as (collector, url):
+        monkeypatch.setenv("SLATEMQ_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        stack = await asyncio.to_thread(LocalStack, tmp_path, ready=True)
+        try:
+            async with slatemq.connect(stack.endpoint) as client:
+                await client.create_queue("orders")
+
+            # When KEDA asks, within a trace of its own, and a person opens a page
+            async with (
+                running("scaler", tmp_path, "--endpoint", stack.endpoint) as addresses,
+                grpc.aio.insecure_channel(addresses["address"]) as channel,
+            ):
+                stub: Any = ExternalScalerStub(channel)
+                reference = ScaledObjectRef(scalerMetadata={"queue": "orders", "target": "1"})
+                metadata = (("traceparent", f"00-{KEDAS_TRACE.hex()}-{'b' * 16}-01"),)
+                await stub.IsActive(reference, metadata=metadata, timeout=WAIT_S)
+            async with (
+                ClientSession() as session,
+                session.get(f"{stack.console}/queue", params={"queue": "orders"}) as answer,
+            ):
+                assert answer.status == 200
+
+            # Then the broker's span is below each, and so is that of no other page
+            read = ("broker", "slatemq.v1.QueueService/GetQueue")
+            call = ("scaler", "externalscaler.ExternalScaler/IsActive")
+            spans = await _until(lambda: collector.spans.get(KEDAS_TRACE), call, read)
+            assert _parent(spans, *read) == call
+            page = ("console", "GET /queue")
+            spans = await _until(lambda: _trace_of(collector, page), page, read)
+            assert _parent(spans, *read) == page
+            assert ("broker", "slatemq.v1.QueueService/ListQueues") not in _names(spans)
+        finally:
+            await asyncio.to_thread(stack.close)
+
+
+async def _until(
+    spans: Callable[[], Sequence[Exported] | None], *wanted: tuple[str, str]
+) -> Sequence[Exported]:
+    """The spans of a trace, once it has these."""
+    async with asyncio.timeout(WAIT_S):
+        while not {*wanted} <= _names(found := spans() or ()):
+            await asyncio.sleep(0.1)
+    return found
+
+
+def _trace_of(collector: Collector, span: tuple[str, str]) -> Sequence[Exported] | None:
+    """The spans of the trace that has this one."""
+    return next((one for one in collector.spans.values() if span in _names(one)), None)
+
+
+KEDAS_TRACE = bytes.fromhex("a" * 32)
 
 SNAPSHOT = "slatemq.v1.SnapshotService/CreateSnapshot"
 
