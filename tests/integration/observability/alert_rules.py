@@ -45,6 +45,10 @@ def up(service: str, instance: str, namespace: str = "n") -> str:
     return f"up{{{labels}}}"
 
 
+def waiting(instance: str) -> str:
+    return f'slatemq_standby_waiting{{job="slatemq",instance="{instance}"}}'
+
+
 LAG = "slatemq_router_lag_seconds"
 
 FAULTS = {
@@ -78,6 +82,18 @@ FAULTS = {
         },
         "3m",
         "5m",
+    ),
+    "SlateMQShardsMissing, beside a shard whose standby took it and is then gone": Fault(
+        {
+            up("broker", "b0"): "1x60",
+            up("broker", "b1"): "1x20 stale",
+            waiting("b0"): "1x6 0x54",
+            waiting("b1"): "0x8 1x12 stale",
+            up("broker", "other0", "m"): "1x60",
+            up("broker", "other1", "m"): "1x30 stale",
+        },
+        "8m30s",
+        "10m30s",
     ),
     "SlateMQNotServing": Fault({f"slatemq_serving{HERE}": "1x8 0x12"}, "3m", "4m"),
     "SlateMQNotServing, beside a standby": Fault(

@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,39 @@ LOOK_S = 0.25
 WINDOW = "10s"
 """In place of the windows of the rules and dashboards: ten scrapes."""
 
+BOUNDS = {
+    "SlateMQEventsLate": (60_000, 3_000),
+    "SlateMQPushesWait": (300, 3),
+    "SlateMQQueueOld": (900, 5),
+    "SlateMQRoutingLag": (60, 3),
+}
+"""In place of the times that these alerts compare with."""
+
+
+TARGETS = "targets.json"
+
+
+def targets_of(addresses: Iterable[tuple[str, str]]) -> str:
+    """The file of targets for these services and addresses; a standby is one of its service."""
+    return json.dumps(
+        [
+            {"targets": [address], "labels": {"service": service.removesuffix("-standby")}}
+            for service, address in addresses
+        ]
+    )
+
 
 class Prometheus:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, targets: Path) -> None:
+        """At a port of loopback, with the file of its targets."""
         self._url = f"http://127.0.0.1:{port}"
+        self._targets = targets
+
+    def scrape(self, addresses: Iterable[tuple[str, str]]) -> None:
+        """Have it scrape these services and no others, as when pods have come or gone."""
+        new = self._targets.with_suffix(".new")
+        new.write_text(targets_of(addresses))
+        new.replace(self._targets)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an expression now. Raises AssertionError for one that is wrong."""
@@ -66,16 +95,14 @@ def prometheus(folder: Path, addresses: Mapping[str, str]) -> Iterator[Prometheu
     command = program("prometheus")
     folder.mkdir()
     (folder / "rules.yaml").write_text(_shortened())
+    (folder / TARGETS).write_text(targets_of(addresses.items()))
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"],
         "scrape_configs": [
             {
                 "job_name": "slatemq",
-                "static_configs": [
-                    {"targets": [address], "labels": {"service": service}}
-                    for service, address in addresses.items()
-                ],
+                "file_sd_configs": [{"files": [TARGETS], "refresh_interval": "1s"}],
             }
         ],
     }
@@ -93,7 +120,7 @@ def prometheus(folder: Path, addresses: Mapping[str, str]) -> Iterator[Prometheu
             stderr=log,
         )
     try:
-        server = Prometheus(port)
+        server = Prometheus(port, folder / TARGETS)
         eventually(server.is_ready, START_S, lambda: (folder / "log").read_text()[-2000:])
         yield server
     finally:
@@ -117,6 +144,10 @@ def _shortened() -> str:
         for rule in group["rules"]:
             rule.pop("for", None)
             rule["expr"] = shortened(rule["expr"])
+            if bounds := BOUNDS.get(rule.get("alert", "")):
+                long, short = (f"> {bound}" for bound in bounds)
+                assert rule["expr"].endswith(long)
+                rule["expr"] = rule["expr"].removesuffix(long) + short
     return yaml.safe_dump(rules)
 
 

@@ -14,13 +14,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 import yaml
 
 import slatemq
 from slatemq import Push
 from slatemq.errors import NotFound
+from slatemq.v1 import queue_pb2
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack
 from tests.dashboards import panels
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
@@ -40,6 +44,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 WAIT_S = 60.0
 PAUSE_S = 0.05
 SMALL_DISK_MIB = 256
+IN_FLIGHT_MAX = 1_000
 ELSEWHERE = {
     "overview, Refused ranges and replays, refused ranges",  # two routers that compete
     "processes, Events, failed",  # a backend that is down
@@ -102,30 +107,38 @@ def scraped(folder: Path, *arguments: str) -> Iterator[tuple[LocalStack, Prometh
     with pytest.MonkeyPatch.context() as environ:
         # So that there are some, on a fast machine too.
         environ.setenv("SLATEMQ_SLOW_STEP_MS", "1")
+        environ.setenv("SLATEMQ_IN_FLIGHT_MAX", str(IN_FLIGHT_MAX))
         stack = LocalStack(folder / "stack", *arguments, "--http-ports", "0", ready=True)
     with stack, prometheus(folder / "prometheus", stack.http_endpoints) as server:
         yield stack, server
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack, Prometheus]]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running(RedisServer(tmp_path_factory.mktemp("redis"), "streams")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, redis: RedisServer
+) -> Iterator[tuple[LocalStack, Prometheus]]:
     """With traffic, and with event queues on Redis."""
     folder = tmp_path_factory.mktemp("observed")
-    with running(RedisServer(folder, "streams")) as redis:
-        queue = {
-            "enabled": True,
-            "backend": "redis",
-            "consistency": "write-through",
-            "redis": {"url": redis.settings("t").url},
-        }
-        (folder / "slatemq.yaml").write_text(yaml.safe_dump({"queue": queue}))
-        arguments = ("--data", str(folder / "data"), "--config", str(folder / "slatemq.yaml"))
-        with scraped(folder, *arguments) as (stack, server):
-            traffic = Traffic(stack.endpoint)
-            try:
-                yield stack, server
-            finally:
-                traffic.stop()
+    queue = {
+        "enabled": True,
+        "backend": "redis",
+        "consistency": "write-through",
+        "redis": {"url": redis.settings("t").url},
+    }
+    (folder / "slatemq.yaml").write_text(yaml.safe_dump({"queue": queue}))
+    arguments = ("--data", str(folder / "data"), "--config", str(folder / "slatemq.yaml"))
+    with scraped(folder, *arguments) as (stack, server):
+        traffic = Traffic(stack.endpoint)
+        try:
+            yield stack, server
+        finally:
+            traffic.stop()
 
 
 def test_every_curve_of_every_panel_has_data(run: tuple[LocalStack, Prometheus]) -> None:
@@ -169,34 +182,174 @@ def test_every_alert_reads_metrics_that_are_there(run: tuple[LocalStack, Prometh
     eventually(all_have_data, WAIT_S, lambda: without)
 
 
+def firing(server: Prometheus, *wanted: tuple[str, str]) -> None:
+    """Wait until these have fired, each with its queue or service."""
+    left = set(wanted)  # Each for as long as its window lasts, perhaps not together.
+
+    def all_have_fired() -> bool:
+        left.difference_update(server.firing())
+        return not left
+
+    eventually(all_have_fired, WAIT_S, lambda: left)
+
+
+def ended(server: Prometheus, *names: str) -> None:
+    """Wait until none of these alerts fires; of no names: none that is a page."""
+    pages = {name for name, rule in alerts().items() if rule["labels"]["severity"] == "page"}
+    quiet = {*names} or pages
+    eventually(lambda: not {name for name, _ in server.firing()} & quiet, WAIT_S, server.firing)
+
+
 def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Prometheus]) -> None:
     stack, server = run
-    pages = {name for name, rule in alerts().items() if rule["labels"]["severity"] == "page"}
-
-    def fire(*wanted: tuple[str, str]) -> None:
-        left = set(wanted)  # Each for as long as its window lasts, perhaps not together.
-
-        def all_have_fired() -> bool:
-            left.difference_update(server.firing())
-            return not left
-
-        eventually(all_have_fired, WAIT_S, lambda: left)
-
-    # Given a stack that is well: no alert is a page
-    eventually(lambda: not {name for name, _ in server.firing()} & pages, WAIT_S, server.firing)
+    ended(server)  # Given a stack that is well
 
     # When a message uses up its attempts, and a lease ends, that is a ticket
     asyncio.run(_fail_one(stack.endpoint, server))
-    fire(("SlateMQDeadLetters", "poisoned"), ("SlateMQLeasesEnd", "slow"))
+    firing(server, ("SlateMQDeadLetters", "poisoned"), ("SlateMQLeasesEnd", "slow"))
 
     # When the router and then an ingest stand still, that is a page, for as long as they do
-    for service, alert in (("router", ("SlateMQNoRouter", "")), ("ingest", None)):
+    for service, alert in (
+        ("router", ("SlateMQNoRouter", "")),
+        ("ingest", ("SlateMQPushesWait", "broker")),
+    ):
         stopped = stack.signal(service, signal.SIGSTOP)
         try:
-            fire(("SlateMQProcessDown", service), *([alert] if alert else []))
+            asyncio.run(_push(stack.endpoints["broker"]))
+            firing(server, ("SlateMQProcessDown", service), alert)
         finally:
             os.kill(stopped, signal.SIGCONT)
-        eventually(lambda: not {name for name, _ in server.firing()} & pages, WAIT_S, server.firing)
+        ended(server)
+        ended(server, alert[0])
+
+    # And when a broker does, messages do not get there
+    stopped = stack.signal("broker", signal.SIGSTOP)
+    try:
+        asyncio.run(_publish(stack.endpoint))
+        firing(server, ("SlateMQProcessDown", "broker"), ("SlateMQRoutingLag", ""))
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    ended(server)
+
+
+async def _publish(endpoint: str) -> None:
+    async with slatemq.connect(endpoint) as client:
+        await client.publish("x", {"queue": "orders"})
+
+
+async def _push(endpoint: str) -> None:
+    """To an ingest, through a broker."""
+    async with slatemq.connect(endpoint) as client:
+        await client.execute([Push("flaky", "y")])
+
+
+def test_alerts_of_queues_fire_in_real_faults_and_end_with_them(
+    run: tuple[LocalStack, Prometheus],
+) -> None:
+    stack, server = run
+    asyncio.run(_neglect_queues(stack, server))
+
+
+async def _neglect_queues(stack: LocalStack, server: Prometheus) -> None:
+    async with (
+        slatemq.connect(stack.endpoint) as client,
+        grpc.aio.insecure_channel(stack.endpoints["broker"]) as channel,
+    ):
+        # A message that nobody claims
+        await client.create_queue("old")
+        await client.publish("x", {"queue": "old"})
+        await asyncio.to_thread(firing, server, ("SlateMQQueueOld", "old"))
+        (message,) = await client.claim("old")
+        await client.ack([message.lease_token])
+        await asyncio.to_thread(ended, server, "SlateMQQueueOld")
+
+        # A queue of which one partition was created, and the other one was not
+        stub: Any = QueueServiceStub(channel)
+        wire = queue_pb2.Queue(queue_id="begun", partition=queue_pb2.Partition(index=0, count=2))
+        await stub.CreateQueue(queue_pb2.CreateQueueRequest(queue=wire, broker_shards=[0, 1]))
+        await asyncio.to_thread(firing, server, ("SlateMQQueueQuarantined", "begun"))
+        await stub.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="begun"))
+        await asyncio.to_thread(ended, server, "SlateMQQueueQuarantined")
+
+        # Consumers that hold as many messages as may be in flight
+        await client.create_queue("held")
+        messages = [slatemq.OutgoingMessage(b"x", {"queue": "held"})] * (2 * IN_FLIGHT_MAX)
+        await client.publish_many(messages)
+        held: list[str] = []
+        while claimed := await client.claim("held", IN_FLIGHT_MAX, wait=1):
+            held += [one.lease_token for one in claimed]
+        waiting = asyncio.create_task(client.claim("held", wait=WAIT_S))
+        await asyncio.to_thread(firing, server, ("SlateMQInFlightFull", "broker"))
+        await client.ack(held)
+        assert await waiting
+        await client.purge_queue("held", ["available", "in_flight"])
+        await asyncio.to_thread(ended, server, "SlateMQInFlightFull")
+
+
+def test_alerts_of_processes_fire_in_real_faults_and_end_with_them(
+    run: tuple[LocalStack, Prometheus],
+) -> None:
+    stack, server = run
+    ended(server)
+
+    # Steps of a loop that take long: of each large request here, by the bound of this stack
+    asyncio.run(_publish_until(stack.endpoint, server, "SlateMQSlowSteps"))
+
+    # A janitor that is killed while it runs a job, as its successor finds
+    asyncio.run(_run_job(stack))
+    firing(server, ("SlateMQJanitorFailed", "janitor"))
+
+    # A pod that is gone is no target any more: of two shards, then of the only one
+    targets = list(stack.http_endpoints.items())
+    _, _, port = stack.http_endpoints["broker"].rpartition(":")
+    server.scrape([*targets, ("broker", f"localhost:{port}")])
+    two = 'count by (service) (up{service="broker"} == 1) == 2'
+    eventually(lambda: server.query(two), WAIT_S)
+    server.scrape(targets)
+    firing(server, ("SlateMQShardsMissing", "broker"))
+    server.scrape([one for one in targets if one[0] != "broker"])
+    firing(server, ("SlateMQServiceAbsent", "broker"))
+    server.scrape(targets)
+    ended(server)
+
+
+async def _publish_until(endpoint: str, server: Prometheus, alert: str) -> None:
+    messages = [slatemq.OutgoingMessage(bytes(1024), {"queue": "absent"})] * 1000
+    async with slatemq.connect(endpoint) as client, asyncio.timeout(WAIT_S):
+        while alert not in {name for name, _ in await asyncio.to_thread(server.firing)}:
+            await client.publish_batch(messages)
+
+
+async def _run_job(stack: LocalStack) -> None:
+    """Have the janitor run one, and kill it before that ends."""
+    async with slatemq.connect(stack.endpoint) as client:
+        await client.run_job("report")
+    pid = stack.signal("janitor", signal.SIGKILL)
+    await asyncio.to_thread(stack.wait_restarted, "janitor", pid)
+
+
+def test_alerts_of_events_fire_while_their_backend_is_away(
+    run: tuple[LocalStack, Prometheus], redis: RedisServer
+) -> None:
+    _, server = run
+    redis.kill()
+    try:
+        firing(server, ("SlateMQEventsLate", "ingest"), ("SlateMQEventsLate", "broker"))
+    finally:
+        redis.start()
+    ended(server, "SlateMQEventsLate")
+
+
+@pytest.mark.proof
+def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
+    with scraped(tmp_path, "--standbys") as (stack, server):
+        eventually(lambda: server.query('slatemq_standby_waiting{service="broker"} == 1'), WAIT_S)
+        stopped = stack.signal("broker-standby", signal.SIGSTOP)
+        try:
+            firing(server, ("SlateMQStandbyMissing", "broker"))
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        ended(server, "SlateMQStandbyMissing")
 
 
 CLAIMED = 'slatemq_queue_claimed_messages_total{messaging_destination_name=~"poisoned|slow"}'
