@@ -165,7 +165,7 @@ def _report(session: Session, one: JobRun) -> None:
     if session.json:
         write_json(_fields(one))
         return
-    dry = " (dry run: nothing was removed)" if one.dry_run else ""
+    dry = " (dry run: nothing was changed)" if one.dry_run else ""
     took = f" after {_took(one)}" if one.ended and one.started_at_ms else ""
     say(f"run {one.run_id} is {one.state.value}{took}{dry}")
     if not one.ended and one.progress is not None:

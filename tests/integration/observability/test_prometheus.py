@@ -193,11 +193,15 @@ def firing(server: Prometheus, *wanted: tuple[str, str]) -> None:
     eventually(all_have_fired, WAIT_S, lambda: left)
 
 
-def ended(server: Prometheus, *names: str) -> None:
-    """Wait until none of these alerts fires; of no names: none that is a page."""
+def ended(server: Prometheus, *wanted: tuple[str, str]) -> None:
+    """Wait until none of these fires; of none given: no alert that is a page."""
     pages = {name for name, rule in alerts().items() if rule["labels"]["severity"] == "page"}
-    quiet = {*names} or pages
-    eventually(lambda: not {name for name, _ in server.firing()} & quiet, WAIT_S, server.firing)
+
+    def have_ended() -> bool:
+        left = server.firing()
+        return not (left & {*wanted} if wanted else {name for name, _ in left} & pages)
+
+    eventually(have_ended, WAIT_S, server.firing)
 
 
 def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Prometheus]) -> None:
@@ -220,7 +224,7 @@ def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Pro
         finally:
             os.kill(stopped, signal.SIGCONT)
         ended(server)
-        ended(server, alert[0])
+        ended(server, alert)
 
     # And when a broker does, messages do not get there
     stopped = stack.signal("broker", signal.SIGSTOP)
@@ -258,18 +262,20 @@ async def _neglect_queues(stack: LocalStack, server: Prometheus) -> None:
         # A message that nobody claims
         await client.create_queue("old")
         await client.publish("x", {"queue": "old"})
-        await asyncio.to_thread(firing, server, ("SlateMQQueueOld", "old"))
+        alert = ("SlateMQQueueOld", "old")
+        await asyncio.to_thread(firing, server, alert)
         (message,) = await client.claim("old")
         await client.ack([message.lease_token])
-        await asyncio.to_thread(ended, server, "SlateMQQueueOld")
+        await asyncio.to_thread(ended, server, alert)
 
         # A queue of which one partition was created, and the other one was not
         stub: Any = QueueServiceStub(channel)
         wire = queue_pb2.Queue(queue_id="begun", partition=queue_pb2.Partition(index=0, count=2))
         await stub.CreateQueue(queue_pb2.CreateQueueRequest(queue=wire, broker_shards=[0, 1]))
-        await asyncio.to_thread(firing, server, ("SlateMQQueueQuarantined", "begun"))
+        alert = ("SlateMQQueueQuarantined", "begun")
+        await asyncio.to_thread(firing, server, alert)
         await stub.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="begun"))
-        await asyncio.to_thread(ended, server, "SlateMQQueueQuarantined")
+        await asyncio.to_thread(ended, server, alert)
 
         # Consumers that hold as many messages as may be in flight
         await client.create_queue("held")
@@ -279,11 +285,12 @@ async def _neglect_queues(stack: LocalStack, server: Prometheus) -> None:
         while claimed := await client.claim("held", IN_FLIGHT_MAX, wait=1):
             held += [one.lease_token for one in claimed]
         waiting = asyncio.create_task(client.claim("held", wait=WAIT_S))
-        await asyncio.to_thread(firing, server, ("SlateMQInFlightFull", "broker"))
+        alert = ("SlateMQInFlightFull", "broker")
+        await asyncio.to_thread(firing, server, alert)
         await client.ack(held)
         assert await waiting
         await client.purge_queue("held", ["available", "in_flight"])
-        await asyncio.to_thread(ended, server, "SlateMQInFlightFull")
+        await asyncio.to_thread(ended, server, alert)
 
 
 def test_alerts_of_processes_fire_in_real_faults_and_end_with_them(
@@ -303,7 +310,7 @@ def test_alerts_of_processes_fire_in_real_faults_and_end_with_them(
     targets = list(stack.http_endpoints.items())
     _, _, port = stack.http_endpoints["broker"].rpartition(":")
     server.scrape([*targets, ("broker", f"localhost:{port}")])
-    two = 'count by (service) (up{service="broker"} == 1) == 2'
+    two = 'slatemq:owners:lasting{service="broker"} == 2'
     eventually(lambda: server.query(two), WAIT_S)
     server.scrape(targets)
     firing(server, ("SlateMQShardsMissing", "broker"))
@@ -332,12 +339,13 @@ def test_alerts_of_events_fire_while_their_backend_is_away(
     run: tuple[LocalStack, Prometheus], redis: RedisServer
 ) -> None:
     _, server = run
+    alert = ("SlateMQEventsLate", "ingest")
     redis.kill()
     try:
-        firing(server, ("SlateMQEventsLate", "ingest"), ("SlateMQEventsLate", "broker"))
+        firing(server, alert)
     finally:
         redis.start()
-    ended(server, "SlateMQEventsLate")
+    ended(server, alert)
 
 
 @pytest.mark.proof
@@ -349,7 +357,7 @@ def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
             firing(server, ("SlateMQStandbyMissing", "broker"))
         finally:
             os.kill(stopped, signal.SIGCONT)
-        ended(server, "SlateMQStandbyMissing")
+        ended(server, ("SlateMQStandbyMissing", "broker"))
 
 
 CLAIMED = 'slatemq_queue_claimed_messages_total{messaging_destination_name=~"poisoned|slow"}'

@@ -40,7 +40,7 @@ async def test_a_run_is_reported_with_what_it_did(tmp_path: Path) -> None:
         assert result.code == 0, result
         assert f"run {run_id} is requested" in result.err
         assert f"run {run_id} is done after" in result.out
-        assert "(dry run: nothing was removed)" in result.out
+        assert "(dry run: nothing was changed)" in result.out
         assert "\n  messages purged: 7\n    of orders: 4\n" in result.out
         assert "\n  looking: 500ms\n" in result.out
         assert "\n  wrote reports/a.html\n" in result.out
