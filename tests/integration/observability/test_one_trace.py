@@ -169,21 +169,26 @@ async def test_one_trace_shows_what_a_page_and_keda_have_asked_for(
                 reference = ScaledObjectRef(scalerMetadata={"queue": "orders", "target": "1"})
                 metadata = (("traceparent", f"00-{KEDAS_TRACE.hex()}-{'b' * 16}-01"),)
                 await stub.IsActive(reference, metadata=metadata, timeout=WAIT_S)
-            async with (
-                ClientSession() as session,
-                session.get(f"{stack.console}/queue", params={"queue": "orders"}) as answer,
-            ):
+                pushed = stub.StreamIsActive(reference, metadata=metadata, timeout=WAIT_S)
+                assert (await pushed.read()).result is False
+                pushed.cancel()
+            theirs = {"traceparent": f"00-{BROWSERS_TRACE.hex()}-{'b' * 16}-01"}
+            url = f"{stack.console}/queue?queue=orders"
+            async with ClientSession() as session, session.get(url, headers=theirs) as answer:
                 assert answer.status == 200
 
-            # Then the broker's span is below each, and so is that of no other page
+            # Then the broker's span is below each, and what samples the instance is in neither
             read = ("broker", "slatemq.v1.QueueService/GetQueue")
             call = ("scaler", "externalscaler.ExternalScaler/IsActive")
-            spans = await _until(lambda: collector.spans.get(KEDAS_TRACE), call, read)
+            stream = ("scaler", "externalscaler.ExternalScaler/StreamIsActive")
+            spans = await _until(lambda: collector.spans.get(KEDAS_TRACE), call, stream, read)
             assert _parent(spans, *read) == call
             page = ("console", "GET /queue")
             spans = await _until(lambda: _trace_of(collector, page), page, read)
             assert _parent(spans, *read) == page
             assert ("broker", "slatemq.v1.QueueService/ListQueues") not in _names(spans)
+            # And a browser does not choose the trace
+            assert BROWSERS_TRACE not in collector.spans
         finally:
             await asyncio.to_thread(stack.close)
 
@@ -204,6 +209,7 @@ def _trace_of(collector: Collector, span: tuple[str, str]) -> Sequence[Exported]
 
 
 KEDAS_TRACE = bytes.fromhex("a" * 32)
+BROWSERS_TRACE = bytes.fromhex("c" * 32)
 
 SNAPSHOT = "slatemq.v1.SnapshotService/CreateSnapshot"
 

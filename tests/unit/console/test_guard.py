@@ -194,6 +194,19 @@ def test_an_act_is_logged_with_the_browsers_address_and_the_trace_of_its_calls(
     assert caplog.records == [record]
 
 
+def test_an_act_is_in_the_trace_of_its_request_where_that_is_traced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    context = trace.SpanContext(0xABC, 1, is_remote=False)
+
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        answer = post({})
+
+    (record,) = caplog.records
+    assert vars(record)["request_id"] == answer["trace-id"] == f"{0xABC:032x}"
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
