@@ -30,6 +30,8 @@ from slatemq.v1 import (
     outbox_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
 )
 from tests.faults.hostile.calls import UNREACHED, Calls
 from tests.faults.hostile.generated import BROKEN, SORTS, Generated
@@ -83,6 +85,10 @@ async def _victim(target: Target, number: int) -> Victim:
     now = [ingest_pb2.PublishRun(payloads=[b"one", b"two"], headers=headers)]
     queue = queue_pb2.CreateQueueRequest(queue=queue_pb2.Queue(queue_id=name))
     metadata = target.authorization("ops", 0)
+    # A request that was taken may have drained the only shard.
+    await _stub(target, shard_pb2_grpc.ShardServiceStub, "broker").DrainShard(
+        shard_pb2.DrainShardRequest(cancel=True), timeout=_CALL_S, metadata=metadata
+    )
     await _stub(target, queue_pb2_grpc.QueueServiceStub, "broker").CreateQueue(
         queue, timeout=_CALL_S, metadata=metadata
     )
@@ -133,8 +139,9 @@ async def fingerprint(target: Target, victim: Victim) -> dict[str, str]:
         ),
         (janitor_pb2_grpc.JanitorServiceStub, "janitor", "ListRuns", janitor_pb2.ListRunsRequest()),
         (outbox_pb2_grpc.OutboxServiceStub, "broker", "GetOutbox", outbox_pb2.GetOutboxRequest()),
+        (shard_pb2_grpc.ShardServiceStub, "broker", "GetShard", shard_pb2.GetShardRequest()),
     )
-    found = {}
+    found: dict[str, str] = {}
     for make, kind, name, request in asked:
         answer: Any = await getattr(_stub(target, make, kind), name)(
             request, timeout=_CALL_S, metadata=metadata
@@ -142,11 +149,13 @@ async def fingerprint(target: Target, victim: Victim) -> dict[str, str]:
         if name == "GetQueue":
             answer.queue.counts.ClearField("oldest_claimable_age_ms")
             answer.queue.ClearField("totals")
-        found[name] = (
-            str(sorted(queue.queue_id for queue in answer.queues))
-            if name == "ListQueues"
-            else str(answer)
-        )
+        match name:
+            case "ListQueues":
+                found[name] = str(sorted(queue.queue_id for queue in answer.queues))
+            case "GetShard":
+                found[name] = shard_pb2.BrokerShard.State.Name(answer.shard.state)
+            case _:
+                found[name] = str(answer)
     found["ListEntries"] = str(await _entries(target, victim.queue))
     return found
 
