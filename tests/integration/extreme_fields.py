@@ -92,7 +92,7 @@ async def count_taken(
 ) -> int:
     """How many were taken of a request as it is, and with each field at its extremes.
 
-    `make` makes the request, again after each that was taken. Fails where one meets a fault.
+    `make` makes the request, and another after each that was taken. Fails where one meets a fault.
     """
     taken, usual = 0, await make()
     for change in [repr, *changes(await make())]:  # first as it is

@@ -50,7 +50,7 @@ class Stream:
         return self._number
 
     async def answers(self, count: int) -> dict[int, ingest_pb2.PublishResponse | SlateMQError]:
-        """This many, by number."""
+        """As many answers, by number."""
         publish_responses: dict[int, ingest_pb2.PublishResponse | SlateMQError] = {}
         while len(publish_responses) < count:
             with raising_slatemq_errors():

@@ -40,7 +40,7 @@ RUNS = st.builds(
 
 
 def properties(message: Received) -> dict[str, object]:
-    """All that a message tells."""
+    """All that a message has."""
     names = [name for name, kind in vars(Received).items() if isinstance(kind, property)]
     return {name: getattr(message, name) for name in [*names, "payload"]} | {"": repr(message)}
 

@@ -51,7 +51,7 @@ class DictStore:
         return self._durable
 
     def crash(self, surviving: int) -> DictStore:
-        """What a restart finds if the first this many undurable batches survived."""
+        """What a restart finds if the first of the undurable batches survived, this many."""
         after = DictStore()
         after.rows = dict(self._durable)
         for batch in self._batches[:surviving]:

@@ -1,4 +1,4 @@
-"""Random histories, the part about the past: queues made again get again what they once had."""
+"""Random histories, the part about the past: queues that are made again get what they once had."""
 
 from __future__ import annotations
 

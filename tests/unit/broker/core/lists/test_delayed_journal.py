@@ -94,7 +94,7 @@ async def test_many_delayed_messages_of_one_commit_stand_in_rows_of_bounded_leng
     rig = Rig()
     rig.create()
     many = list(range(1, 2 * ROW_MAX + 2))
-    for start in range(0, len(many), 400):  # a millisecond holds only this many
+    for start in range(0, len(many), 400):  # a millisecond holds no more
         await rig.route(many[start : start + 400], visible_at_ms=START_MS + 500 + start)
     rig.commit()
     rows = journal(rig)
