@@ -27,7 +27,7 @@ POLICY: Final[dict[str, Any]] = {
     "bindings": [{"principals": ["ops"], "roles": ["all"]}],
 }
 RUN_S: Final = 900
-"""For a command. A run with Spark takes some 20 s of processor time, of a machine that is shared."""
+"""For a command. A run with Spark takes some 20 s of processor time."""
 
 
 class Operator:
