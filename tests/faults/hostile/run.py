@@ -50,8 +50,6 @@ streams, each at the limit that `libs/serving/limits.py` states."""
 LEFT_BYTES_MAX: Final = 128 * MEBIBYTE
 """By how much it may be larger afterwards: caches that filled, and what malloc keeps in pieces."""
 
-LOG_LINES: Final = 6
-
 SETTLED_S: Final = 60.0
 
 SLOWER_MAX: Final = 40
@@ -214,11 +212,9 @@ class Hostile:
         for kind, pid in self._target.pids.items():
             if pid != self._pids[kind]:
                 self._pids[kind] = pid
-                log = self._target.stack.folder / "data" / "logs" / f"{kind}.log"
-                lines = log.read_text().splitlines()
-                began = max(n for n, line in enumerate(lines) if " listening " in line)
-                last = " | ".join(lines[max(0, began - LOG_LINES) : began])
-                self._fault(f"{kind} ended and was started again: {last}")
+                said = (self._target.stack.folder / "launcher.err").read_text().splitlines()
+                why = " | ".join(line for line in said if line.startswith(f"slatemq: {kind} "))
+                self._fault(f"{kind} ended and was started again: {why}")
 
     async def _watch(self) -> None:
         while True:
