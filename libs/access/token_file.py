@@ -20,6 +20,7 @@ import hmac
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
@@ -104,7 +105,7 @@ def _checked(document: Document, path: str, entry: _Entry) -> TokenEntry:
             raise ValueError
         if parameters[0] < COST or parameters[0] > COST_MAX:
             raise ValueError
-        hash_token("", salt_bytes, parameters)  # Refuses parameters that scrypt cannot have.
+        _try_out(parameters)
     except (ValueError, MemoryError):
         problem = (
             f"must be scrypt:COST:BLOCK:PARALLEL:SALT:HASH, with a cost from {COST} to {COST_MAX}; "
@@ -114,6 +115,15 @@ def _checked(document: Document, path: str, entry: _Entry) -> TokenEntry:
     expires_at_s = None if entry.expires is None else entry.expires.timestamp()
     principal = Principal(entry.principal, "token", entry.attributes, expires_at_s)
     return TokenEntry(entry.id, principal, salt_bytes, digest_bytes, parameters)
+
+
+@lru_cache(maxsize=64)
+def _try_out(parameters: tuple[int, int, int]) -> None:
+    """Refuse parameters that scrypt cannot have, as `hash_token` does.
+
+    The tokens of a file have the same ones, and trying them out takes as long as checking a token.
+    """
+    hash_token("", bytes(SALT_BYTES), parameters)
 
 
 def _decode(text: str) -> bytes:

@@ -8,6 +8,7 @@ import hmac
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,14 +24,14 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from libs.access import authentication, jwt_tokens, reloading
+from libs.access import authentication, jwt_tokens, reloading, token_file
 from libs.access.authentication import Authenticator
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenEntry, TokenFile
 from libs.documents import Document
-from slatemq._tokens import NewToken, new_token
+from slatemq._tokens import NewToken, hash_token, new_token
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 
 
@@ -198,6 +199,23 @@ def test_a_bad_entry_is_refused_with_its_key(change: dict[str, Any], field: str)
 
     assert caught.value.field == field
     assert "tokens.yaml" in caught.value.description
+
+
+def test_tokens_of_the_same_parameters_are_loaded_at_the_price_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [new_token("shop").entry for _ in range(3)]
+    tried = Counter[tuple[int, int, int]]()
+
+    def counted(token: str, salt: bytes, parameters: tuple[int, int, int]) -> bytes:
+        tried[parameters] += 1
+        return hash_token(token, salt, parameters)
+
+    monkeypatch.setattr(token_file, "hash_token", counted)
+    token_file._try_out.cache_clear()
+    loaded = TokenFile(Document("tokens.yaml", yaml.safe_dump({"tokens": entries})))
+
+    assert (len(loaded), list(tried.values())) == (3, [1])
 
 
 def test_a_file_has_no_secret_and_no_two_tokens_are_alike() -> None:
