@@ -12,6 +12,7 @@ import grpc.aio
 
 from tests.faults.hostile.generated import LARGE, TOKENLESS, Generated, generate
 from tests.faults.hostile.target import Target
+from tests.integration.stack.test_secured_stack import UNSENT
 
 AT_ONCE: Final = 32
 """Calls under way."""
@@ -26,10 +27,6 @@ ANSWERS_MAX: Final = 1_000
 
 FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 """What no caller is answered, whatever was sent."""
-
-UNSENT: Final = "Internal error from Core"
-"""What the client itself says, with INTERNAL, where its stream ended while it sent: the server's
-answer is lost to it."""
 
 UNREACHED: Final = frozenset({grpc.StatusCode.UNAVAILABLE})
 """A call that a server has not answered."""

@@ -167,7 +167,7 @@ def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Pat
         ("drop", True, True),
         ("redrive", True, False),
     ]
-    assert counts(cli, queue) == {"available": 3, "archived": 1}
+    wait_until(lambda: counts(cli, queue) == {"available": 3, "archived": 1}, 60)
     result = cli.ok(*act)
     assert "nothing to do: 4 done already, 1 unchanged" in result.err
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from services.broker.core import shard as shards
-from services.broker.delivery.waiters import TURN
+from services.broker.delivery.waiters import TURN, WaiterLine
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Rig, running
 from tests.integration.waiting import eventually
@@ -46,19 +46,31 @@ async def test_no_step_claims_more_than_a_turn_and_the_answer_is_one() -> None:
         assert set(await rig.ack(*(one.lease_token for one in claimed))) == {0}
 
 
-async def test_a_claim_that_its_caller_leaves_between_turns_is_undone() -> None:
+async def test_a_claim_that_its_caller_leaves_between_turns_is_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with running() as rig:
         await fill(rig)
-        queue = rig.owner.shard.queues["q"]
+        queue, delivery, run = rig.owner.shard.queues["q"], rig.delivery, rig.owner.run
+        assert delivery is not None
         call = rig.consumers.Claim(consumer_pb2.ClaimRequest(queue_id="q", max_messages=COUNT))
         claiming = asyncio.create_task(end_of(call))
         halves: list[int] = []
+        lines: list[WaiterLine] = []
 
         def leave_in_the_middle(in_flight: int) -> None:
             if 0 < in_flight < COUNT and not halves:
                 halves.append(in_flight)
+                lines.append(delivery._waiter_lines[queue])
                 call.cancel()
 
+        async def turn_once_left(command: Callable[[int], int]) -> int:
+            """The broker comes to know that the caller has left before its next turn."""
+            if lines and asyncio.current_task() is lines[0].task:
+                await eventually(lambda: not lines[0].line)
+            return await run(command)
+
+        monkeypatch.setattr(rig.owner, "run", turn_once_left)
         await steps_of(rig, claiming, leave_in_the_middle)
         await eventually(lambda: queue.leases.count == 0)
 
