@@ -126,11 +126,7 @@ def spark_session(
         **_SETTINGS,
         **(_LOCAL_SETTINGS if local else {}),
         "spark.driver.memory": memory,
-        **{
-            f"spark.executorEnv.{name}": os.environ[name]
-            for name in (*TRACE_VARIABLES, *TLS_VARIABLES)
-            if name in os.environ
-        },
+        **variables_of_workers(os.environ),
         **(settings or {}),
     }
     builder = SparkSession.builder.master(master).appName("slatemq-janitor")
@@ -146,6 +142,15 @@ def spark_session(
             stack.enter_context(shipped_code(spark))
         register(spark)
         yield spark
+
+
+def variables_of_workers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings by which calls of Spark's workers have the trace and the TLS of the driver's."""
+    return {
+        f"spark.executorEnv.{name}": environ[name]
+        for name in (*TRACE_VARIABLES, *TLS_VARIABLES)
+        if name in environ
+    }
 
 
 PACKAGES: Final = ("services", "libs", "slatemq")

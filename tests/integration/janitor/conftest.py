@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,17 @@ def short_lived() -> Iterator[None]:
         yield
 
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+"""The trace context in which the session was started."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", "512m", {**SMALL, **READY}) as session:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRACEPARENT", TRACE)
+            started = spark_session("local[2]", "512m", {**SMALL, **READY})
+            session = stack.enter_context(started)
         yield session
 
 

@@ -14,6 +14,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from services.janitor.jobs.owners import owners_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from tests.forms import proof
 from tests.integration.janitor.runs.janitors import QUIET, Run, janitor
 from tests.integration.router.peers import LogMemory, MemoryIngest
 
@@ -67,16 +68,21 @@ async def test_calls_to_owners_carry_the_trace_context_of_the_environment(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", ["context", proof("traces")])
 async def test_calls_of_a_run_and_of_its_spark_workers_are_in_the_trace_of_the_run(
-    tmp_path: Path,
+    tmp_path: Path, job: str
 ) -> None:
-    """Slow: Spark starts. What the janitor records goes nowhere: nothing listens there."""
+    """What the janitor records goes nowhere: nothing listens there.
+
+    The short form starts no Spark. That workers have the context of their driver, test_spark.py
+    shows.
+    """
     async with janitor(tmp_path, *QUIET, "--otlp-endpoint", "http://127.0.0.1:1") as there:
-        runs = [await there.done(await there.run("report", job)) for job in ("traces", "context")]
+        runs = [await there.done(await there.run("report", one)) for one in (job, "context")]
 
         for run in runs:
             assert run.state == Run.STATE_DONE, run.error
             assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]", run.artifacts[0])
-        (of_child, of_worker), (of_other,) = (run.artifacts for run in runs)
-        assert of_worker == of_child
+        (of_child, *of_workers), (of_other,) = (run.artifacts for run in runs)
+        assert of_workers == [of_child] * (job == "traces")
         assert of_other.split("-")[1] != of_child.split("-")[1]

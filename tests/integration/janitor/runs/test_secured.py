@@ -18,7 +18,7 @@ import slatemq
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
 from tests.integration.stack.test_secured_stack import Secured
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Two stacks, and Spark.
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Two stacks.
 
 POLICY: Final[dict[str, Any]] = {
     "roles": {
@@ -134,9 +134,15 @@ async def test_queue_files_verification_repair_and_backups_work_with_tls_and_tok
             assert await payload_of(client, "orders") == b"one lamp"
 
 
+@pytest.mark.proof
 async def test_dead_letters_are_archived_and_restored_with_tls_and_tokens(
     secured: tuple[Secured, LocalStack],
 ) -> None:
+    """Spark starts for each job.
+
+    The short forms are the backup above, a job as well, and what a session gives to Spark's workers
+    (tests/unit/janitor/test_session.py).
+    """
     made, stack = secured
     operator = Operator(made, stack)
     async with slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as client:
@@ -161,6 +167,7 @@ async def test_dead_letters_are_archived_and_restored_with_tls_and_tokens(
         assert sorted(came, key=len) == contents
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("job", ["retention", "done", "report"])
 async def test_a_job_with_spark_asks_the_owners_of_shards_with_tls_and_tokens(
     secured: tuple[Secured, LocalStack], job: str

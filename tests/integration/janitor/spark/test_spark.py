@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 
+from libs.serving.peers.channels import inherited
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from services.janitor.jobs.moments import at_ms
@@ -22,6 +23,7 @@ from services.janitor.spark.source import register
 from services.janitor.spark.tables import TABLES
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import serving
+from tests.integration.janitor.conftest import TRACE
 from tests.integration.janitor.spark.tables_read import snapshot_of
 from tests.integration.janitor.spark.test_broker_tables import many_queues, options_of
 from tests.integration.janitor.spark.test_log_tables import A_DAY, DAYS, ENTRIES_A_DAY, fill
@@ -265,6 +267,12 @@ async def test_columns_that_are_named_are_those_that_come_in_their_order(
     result, *others = await in_thread(rows)
     assert result
     assert others == [result, result]
+
+
+def test_calls_of_workers_have_the_trace_context_of_their_driver(spark: SparkSession) -> None:
+    workers = spark.sparkContext.parallelize([0], 1)
+
+    assert workers.map(lambda _: inherited()()).collect() == [(("traceparent", TRACE),)]  # type: ignore[misc]
 
 
 async def test_a_snapshot_that_is_gone_is_reported_and_so_is_a_wrong_option(

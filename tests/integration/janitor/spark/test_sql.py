@@ -14,6 +14,7 @@ from services.janitor.spark.sql import parse
 from tests.forms import proof
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import ROOT, serving
+from tests.integration.janitor.spark.test_temporary_folder import without_execution
 
 
 def without_java(folder: Path) -> dict[str, str]:
@@ -33,15 +34,20 @@ def without_java(folder: Path) -> dict[str, str]:
 async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
     tmp_path: Path, asked_wrongly: bool
 ) -> None:
-    """The short form asks nothing wrong: tests/unit/janitor/test_failures.py has the texts."""
+    """Temporary files are in a folder that allows no execution, where one can be had.
+
+    The short form asks nothing wrong: tests/unit/janitor/test_failures.py has the texts.
+    """
     data, environ = tmp_path / "data", without_java(tmp_path / "bin")
+    (folder := tmp_path / "tmp").mkdir()
+    prefix, more = without_execution(folder)
 
     async def sql(*arguments: str) -> tuple[int, str, str]:
         started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.janitor", "sql", "--root", data.as_uri()),
+            *(*prefix, sys.executable, "-m", "services.janitor", "sql", "--root", data.as_uri()),
             *("--master", "local[1]", "--memory", "512m", *arguments),
             cwd=ROOT,
-            env=environ,
+            env={**environ, **more},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

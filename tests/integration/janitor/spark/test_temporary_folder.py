@@ -14,9 +14,11 @@ from services.janitor.spark.session import BUNDLED_HOME
 from tests.acceptance.local_stack import REPOSITORY
 from tests.integration.janitor.conftest import SHORT_LIVED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
+"""Its short form is test_sql.py, which asks its question from within such a folder."""
 
 MOUNTED = 'mount -t tmpfs -o noexec,size=512m tmpfs "$TMPDIR" && '
+NAMESPACE = ("unshare", "--map-root-user", "--mount", "sh", "-c")
 
 PROGRAM = """
 from services.janitor.spark.session import spark_session
@@ -25,6 +27,21 @@ with spark_session("local[2]", "512m", settings) as spark:
     rows = spark.range(0, 1000, 1, 2).selectExpr("id % 7 as key").groupBy("key").count().collect()
     print(sorted((row["key"], row["count"]) for row in rows)[0])
 """
+
+
+def without_execution(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What a command begins with that is to have such a folder, which only it sees mounted, and
+    its environment; nothing where there are no namespaces."""
+    probe = [*NAMESPACE, f"{MOUNTED} true"]
+    environ = {
+        "TMPDIR": str(folder),
+        "JDK_JAVA_OPTIONS": f"{SHORT_LIVED} -Djava.io.tmpdir={folder}",
+    }
+    try:
+        subprocess.run(probe, env={**os.environ, **environ}, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return [], {}
+    return [*NAMESPACE, MOUNTED + 'exec "$@"', "sh"], environ
 
 
 def _run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +54,7 @@ def _run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
         "PROGRAM": PROGRAM,
     }
     return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNTED + command],
+        [*NAMESPACE, MOUNTED + command],
         env={**os.environ, **environ},
         cwd=REPOSITORY,
         capture_output=True,
