@@ -27,15 +27,22 @@ WITH_RABBITMQ: Final = frozenset(
 """They share a server, which takes five seconds of a processor to start."""
 
 
+ON_SOURCES: Final = frozenset(f"tests/unit/test_{name}.py" for name in ("house", "words"))
+"""They share what they parse: all sources."""
+
+
 def has_spark(node_id: str) -> bool:
     """Whether a test is in one of these files."""
     return node_id.partition("::")[0] in WITH_SPARK
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """The tests of a file go together, and so do all that have Spark, or RabbitMQ."""
+    """The tests of a file go together, and so do those of files that share what takes long."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.partition("::")[0] in WITH_RABBITMQ:
+        file = nodeid.partition("::")[0]
+        if file in WITH_RABBITMQ:
             return "RabbitMQ"
+        if file in ON_SOURCES:
+            return "sources"
         return "Spark" if has_spark(nodeid) else super()._split_scope(nodeid)

@@ -1,8 +1,8 @@
 """Everything dies at once, wall clocks step, and processes are killed for their memory.
 
-Each process runs in a cgroup of its own, and under libfaketime (Debian's package), which steps its
-wall clock and leaves the monotonic one alone: so do NTP and operators. A kind of mishap that cannot
-be had on this machine is left out, with a line that says so.
+Each process runs in a cgroup of its own, and, where clocks step, under libfaketime (Debian's
+package), which steps its wall clock and leaves the monotonic one alone: so do NTP and operators. A
+kind of mishap that cannot be had on this machine is left out, with a line that says so.
 """
 
 from __future__ import annotations
@@ -52,23 +52,26 @@ def faketime_library() -> str:
 class MortalMember(Member):
     """A member with a wall clock and a limit of memory of its own, as far as there can be."""
 
-    def __init__(self, folder: Path, service: str, shard: int) -> None:
+    def __init__(self, folder: Path, service: str, shard: int, *, stepped: bool) -> None:
         super().__init__(folder, service, shard)
         self._clock = folder / f"{self.name}.clock"
+        self._library = faketime_library() if stepped else ""
         self.step_clock(0)
         self._group = None if memory_limits.lacking() else MemoryGroup(self.name)
 
     async def spawn(self, *command: str, **streams: Any) -> Any:
-        """Not forked: libfaketime is loaded at the start of a program."""
-        environ = dict(os.environ)
-        if library := faketime_library():
-            environ |= {
-                "LD_PRELOAD": library,
+        """Forked unless its clock is to be stepped: libfaketime is loaded as a program starts."""
+        if self._library:
+            environ = {
+                **os.environ,
+                "LD_PRELOAD": self._library,
                 "FAKETIME_TIMESTAMP_FILE": str(self._clock),
                 "FAKETIME_NO_CACHE": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }
-        process = await asyncio.create_subprocess_exec(*command, env=environ, **streams)
+            process = await asyncio.create_subprocess_exec(*command, env=environ, **streams)
+        else:
+            process = await super().spawn(*command, **streams)
         if self._group is not None:
             self._group.limit(None)
             self._group.add(process.pid)
@@ -143,10 +146,9 @@ async def run_restarts(
     random_ = random.Random(seed)
     chosen = kinds or _kinds()
     done: Counter[str] = Counter()
+    places = [("ingest", 0), ("ingest", 1), ("broker", 0), ("router", 0)]
     members = [
-        *(MortalMember(folder, "ingest", shard) for shard in range(2)),
-        MortalMember(folder, "broker", 0),
-        MortalMember(folder, "router", 0),
+        MortalMember(folder, service, shard, stepped=STEPPED in chosen) for service, shard in places
     ]
 
     async def mishaps(work: Work) -> None:

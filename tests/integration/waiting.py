@@ -10,7 +10,14 @@ WAIT_SECONDS: Final = 120.0
 """Far above what anything takes, on a machine with much else to do, too: what hangs fails then."""
 
 
+LOOK_SECONDS: Final = 0.002
+LOOK_SECONDS_MAX: Final = 0.05
+"""Looks at what takes seconds become rarer: some are calls."""
+
+
 async def eventually(come_about: Callable[[], object]) -> None:
+    look_s = LOOK_SECONDS
     async with asyncio.timeout(WAIT_SECONDS):
         while not come_about():
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(look_s)
+            look_s = min(1.1 * look_s, LOOK_SECONDS_MAX)
