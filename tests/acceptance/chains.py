@@ -63,7 +63,7 @@ class Chains:
         for queue_id in QUEUES:
             queue = queue_pb2.Queue(queue_id=queue_id, max_attempts=100)
             queue.backoff.kind = queue_pb2.Backoff.KIND_NONE  # what fails comes again at once
-            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=10)
+            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=60)
         for first in range(0, self.published_count, PUBLISH_BATCH):
             request = ingest_pb2.PublishRequest(request_id=str(uuid.uuid4()))
             for n in range(first, min(first + PUBLISH_BATCH, self.published_count)):

@@ -59,7 +59,7 @@ class Stubs:
         async with asyncio.timeout(60):
             # It may have looked before the last of them had started.
             while True:
-                found = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=10)
+                found = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=60)
                 if found.ingests and found.brokers and found.routers:
                     break
                 await asyncio.sleep(0.05)
@@ -73,7 +73,7 @@ class Stubs:
     async def list_queues(self) -> list[Any]:
         """All queues, with counts."""
         request = queue_pb2.ListQueuesRequest(page_size=1_000)
-        answer = await persist(lambda: self.queues.ListQueues(request, timeout=10))
+        answer = await persist(lambda: self.queues.ListQueues(request, timeout=60))
         return list(answer.queues)
 
     async def __aenter__(self) -> Stubs:

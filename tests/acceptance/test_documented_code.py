@@ -27,7 +27,7 @@ def test_the_code_on_the_pages_runs(stack: LocalStack, tmp_path: Path) -> None:
     queue = queue_pb2.Queue(queue_id="eu-orders", filter='headers.region == "eu"')
     with grpc.insecure_channel(stack.endpoints["broker"]) as channel:
         queues = queue_pb2_grpc.QueueServiceStub(channel)
-        queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=10)
+        queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=60)
 
     for page in PAGES:
         # When the blocks of a page are run as one program, with this stack's address

@@ -120,7 +120,7 @@ class Run:
         for queue_id, (text, _) in FILTERS.items():
             queue = queue_pb2.Queue(queue_id=queue_id, filter=text, max_attempts=max_attempts)
             queue.backoff.kind = queue_pb2.Backoff.KIND_NONE  # what fails comes again at once
-            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=10)
+            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=60)
 
     async def publish(self, stubs: Stubs, publishers: int = 2) -> None:
         """Publish all lines, each batch until it is answered."""

@@ -308,7 +308,7 @@ def test_ctrl_c_gives_back_what_is_in_work_and_counts_no_attempt(
 
     # When Ctrl-C comes
     consumer.send_signal(signal.SIGINT)
-    _, err = consumer.communicate(timeout=20)
+    _, err = consumer.communicate(timeout=60)
 
     # Then the command and its program end, and the message is there as if nothing had been
     assert consumer.returncode == 130
@@ -332,7 +332,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli, queue: str) -> None:
     consumer.stdin.close()
     assert consumer.stderr is not None
     err = consumer.stderr.read()
-    code = consumer.wait(timeout=20)
+    code = consumer.wait(timeout=60)
     consumer.stderr.close()
 
     # Then it ends without a word, and no message is lost or failed

@@ -180,7 +180,7 @@ def test_ctrl_c_shows_how_far_it_came(cli: Cli, queue: str) -> None:
 
     # When Ctrl-C comes, while it waits for more
     publishing.send_signal(signal.SIGINT)
-    assert publishing.wait(timeout=20) == 130
+    assert publishing.wait(timeout=60) == 130
     out, err = publishing.communicate()
 
     # Then the count is what is durable, and going on from it makes the file whole

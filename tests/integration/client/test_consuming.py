@@ -360,7 +360,7 @@ async def test_batches_go_on_after_an_outage(instance: Instance, client: slatemq
         await instance.serve(broker=instance.broker)
         fill(instance.broker, 10)
         await instance.broker.report()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async with await anext(batches) as batch:
                 assert len(batch) == 10
     assert len(instance.broker.acked) == 20

@@ -30,7 +30,7 @@ from tests.integration.router.peers import (
 )
 from tests.ready_process import create_subprocess
 
-START_SECONDS = 20
+START_SECONDS = 60
 
 
 class Process:

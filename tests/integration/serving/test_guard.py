@@ -30,7 +30,7 @@ async def call(channel: grpc.aio.Channel, kind: str, *requests: bytes) -> list[s
     }[kind]
     method: Any = make(METHODS[kind], response_deserializer=StringValue.FromString)
     with raising_slatemq_errors():
-        made = method(iter(requests) if kind[0] == "s" else requests[0], timeout=10)
+        made = method(iter(requests) if kind[0] == "s" else requests[0], timeout=60)
         if kind[1] == "s":
             return [answer.value async for answer in made]
         return [(await made).value]
@@ -288,7 +288,7 @@ async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> 
     method: Any = channel.unary_unary("/test.Echo/none")
 
     with pytest.raises(errors.Unimplemented) as caught, raising_slatemq_errors():
-        await method(b"", timeout=10)
+        await method(b"", timeout=60)
 
     assert caught.value.reason == "UNIMPLEMENTED"
 
@@ -297,7 +297,7 @@ async def test_a_call_without_a_request_is_refused(channel: grpc.aio.Channel) ->
     method: Any = channel.stream_unary(METHODS["uu"])
 
     with pytest.raises(errors.InvalidArgument) as caught, raising_slatemq_errors():
-        await method(iter(()), timeout=10)
+        await method(iter(()), timeout=60)
 
     assert caught.value.reason == "NO_REQUEST"
 

@@ -128,8 +128,9 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def pairs(count: int) -> bytes:
-    """This many headers of a message."""
-    return b"".join(field(2, field(1, b"%d" % number) + field(2, b"x")) for number in range(count))
+    """This many headers of a message, ten million at most."""
+    begin, end = field(2, field(1, bytes(7)) + field(2, b"x")).split(bytes(7))
+    return b"".join([begin + b"%07d" % number + end for number in range(count)])
 
 
 MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [

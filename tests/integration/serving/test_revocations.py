@@ -107,7 +107,7 @@ async def serving(folder: Path, *, policy: bool) -> AsyncIterator[Served]:
     service = RunningService(echo, config, Telemetry())
     with Signals() as signals:
         run = asyncio.create_task(service.run(signals))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not echo.steps:
                 await asyncio.sleep(0)
         addresses = {"clients": service.address, "services": service.peer_address}
@@ -126,7 +126,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def echo(channel: grpc.aio.Channel, text: str = "hello") -> str:
     method: Any = channel.unary_unary(METHODS["uu"], StringValue.SerializeToString)
     with raising_slatemq_errors():
-        answer = await method(StringValue(value=text), wait_for_ready=True, timeout=20)
+        answer = await method(StringValue(value=text), wait_for_ready=True, timeout=60)
     return StringValue.FromString(answer).value
 
 

@@ -47,7 +47,7 @@ class Stack:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     async def until_healthy(self) -> None:
-        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=10)
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=60)
         async for answer in watch:
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                 watch.cancel()

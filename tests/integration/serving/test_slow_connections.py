@@ -62,7 +62,7 @@ async def test_it_is_waited_for(who: str) -> None:
             else grpc.aio.insecure_channel(address, options=limits.channel_options())
         )
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
 
         # Then the connection comes about
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

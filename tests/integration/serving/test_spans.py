@@ -40,7 +40,7 @@ async def test_a_call_is_a_span_under_the_callers(
     method = make(METHODS[kind], StringValue.SerializeToString)
     metadata = (("traceparent", f"00-{TRACE}-{'2' * 16}-01"),)
 
-    call = method(StringValue(value="hello"), metadata=metadata, timeout=10)
+    call = method(StringValue(value="hello"), metadata=metadata, timeout=60)
     _ = [answer async for answer in call] if kind == "us" else await call
     await call.code()
 

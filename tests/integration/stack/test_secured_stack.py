@@ -388,7 +388,7 @@ async def test_no_token_and_no_client_certificate_opens_a_call_of_services(
         async with grpc.aio.secure_channel(address, tls.credentials, tls.options) as channel:
             assign: Any = assignment_pb2_grpc.AssignmentServiceStub(channel).Assign
             try:
-                await assign(assignment_pb2.AssignRequest(), metadata=bearer, timeout=10)
+                await assign(assignment_pb2.AssignRequest(), metadata=bearer, timeout=60)
             except grpc.aio.AioRpcError as error:
                 return from_rpc_error(error).reason
         return "not refused"

@@ -238,7 +238,7 @@ def test_a_reader_waits_for_the_append_that_is_under_way(path: Path) -> None:
         thread = threading.Thread(target=reader)
         thread.start()
         # When a reader has come to it, and the writer goes on
-        assert read.wait(10)
+        assert read.wait(60)
         assert seen == ["a"]
         with path.open("ab", buffering=0) as file:
             file.write(b" of it\n rest\n")

@@ -352,7 +352,7 @@ async def test_tasks_that_are_not_finished_are_listed_as_far_as_the_backend_show
 
 async def test_no_task_comes_from_an_empty_queue_within_seconds(rig: Rig) -> None:
     consumer = await rig.backend()
-    assert await asyncio.wait_for(consumer.dequeue_task(), 20) is None
+    assert await asyncio.wait_for(consumer.dequeue_task(), 60) is None
 
 
 # --- Outages ------------------------------------------------------------------------------------

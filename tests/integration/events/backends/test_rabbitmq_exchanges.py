@@ -107,6 +107,6 @@ async def test_dead_letters_are_in_the_exchange_and_the_queue_that_the_page_name
 
         # Then it is there, and in the queue of that name
         for queue in (own, await channel.get_queue("slatemq.dead-letter")):
-            dead = await queue.get(timeout=10)
+            dead = await queue.get(timeout=60)
             assert (dead.message_id, dead.headers["error"]) == (task.task_id, "no room")
     await backend.close()

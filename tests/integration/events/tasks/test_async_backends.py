@@ -206,7 +206,7 @@ async def test_what_is_not_an_event_comes_again_until_a_queue_takes_it(
             except FailedPrecondition:  # the queue is not there yet
                 return False
 
-        await eventually(is_there, 20)
+        await eventually(is_there, 60)
     await events.close()
 
 

@@ -96,10 +96,10 @@ async def test_at_most_two_commits_are_in_flight_and_the_third_gathers() -> None
 
 async def test_a_read_waits_for_the_commit_it_could_have_seen_and_for_no_other() -> None:
     async with committing() as stack:
-        await asyncio.wait_for(stack.commits.durable(), 1)  # nothing applied: nothing to wait for
+        await asyncio.wait_for(stack.commits.durable(), 60)  # nothing applied: nothing to wait for
         assert stack.rows.taken == []
         await stack.set(b"k")
-        await asyncio.wait_for(stack.commits.durable(), 1)
+        await asyncio.wait_for(stack.commits.durable(), 60)
         assert len(stack.rows.taken) == 1
 
 
@@ -108,7 +108,7 @@ async def test_a_dirty_mark_without_a_change_makes_no_commit() -> None:
     async with committing() as stack:
         stack.commits.on_durable(numbers.append)
         stack.commits.mark_dirty()
-        await asyncio.wait_for(stack.commits.durable(), 5)
+        await asyncio.wait_for(stack.commits.durable(), 60)
         assert numbers == []
         assert await stack.database.get(CLOCK_KEY) is None
         await stack.set(b"k")

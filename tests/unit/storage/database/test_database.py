@@ -175,7 +175,7 @@ async def test_a_second_writer_fences_the_first(root: Root) -> None:
     with pytest.raises(Fenced):  # and for ever
         await old.commit(_batch((b"lost", b"2")))
     assert isinstance(old.failed, Fenced)
-    assert await asyncio.wait_for(old.wait_closed(), 5) == "fenced"
+    assert await asyncio.wait_for(old.wait_closed(), 60) == "fenced"
     await old.close()
 
     assert await new.get(b"kept", durable=True) == b"1"
