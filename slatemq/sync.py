@@ -297,6 +297,8 @@ class SyncClient(Face[asynchronous.Client]):
     broker_shards = method_of(asynchronous.Client.broker_shards)
     drain_shard = method_of(asynchronous.Client.drain_shard)
     remove_shard = method_of(asynchronous.Client.remove_shard)
+    move_queue = method_of(asynchronous.Client.move_queue)
+    queue_moves = method_of(asynchronous.Client.queue_moves)
     purge_queue = method_of(asynchronous.Client.purge_queue)
     entry_page = method_of(asynchronous.Client.entry_page)
     get_entry = method_of(asynchronous.Client.get_entry)

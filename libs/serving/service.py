@@ -34,7 +34,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.objects.shard_owners import Owner
-from slatemq.errors import NotFound
+from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from libs.serving.events.relay import ProcessRelay
@@ -214,8 +214,8 @@ class Service(Generic[C]):
         """Return when the process must end: fenced, or a commit failed. Called after `start`."""
         raise NotImplementedError
 
-    async def directed(self, error: NotFound) -> NotFound:
-        """An error about what is not here, with where it is as far as that is known."""
+    async def directed(self, error: NotFound) -> SlateMQError:
+        """An error about what was not here, with where it is as far as that is known."""
         return error
 
     async def drain(self) -> None:

@@ -9,6 +9,7 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `entries`      entries listed, found, watched, edited
 `outbox`       commands that push to other shards
 `dead_letters` dead letters redriven, settled, archived, removed
+`moves`        queues that leave for other shards, or arrive from them
 `rpc`          one servicer for each gRPC service
 `events`       the events of changes, where event queues are on
 

@@ -33,6 +33,7 @@ from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.topology_entries import entry_path_of
 from services.broker.config import BrokerConfig
+from services.broker.core.moves import moving
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.dead_letters.removals import Archiver, Remover
@@ -51,11 +52,15 @@ from services.broker.entries.finished_pages import list_readers
 from services.broker.entries.lister import EntryLister
 from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.metrics import claim_waits, measure, measure_in_flight, measure_outbox
+from services.broker.moves.arrivals import Arrivals
+from services.broker.moves.departures import Departures
+from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
 from services.broker.outbox.executor import Executor
 from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.rpc.archived import ArchivedServicer
+from services.broker.rpc.arrivals import ArrivalServicer
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
 from services.broker.rpc.entries import DelayedServicer, EntryServicer
@@ -72,7 +77,7 @@ from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
-from slatemq.errors import NotFound
+from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from services.broker.events import BrokerRelay
@@ -106,18 +111,17 @@ class Broker:
         self.owner = owner
         ingests = peers.make_ingests(channels)
         self.payloads = payloads = Payloads(ingests, config.payload_cache_bytes)
-        self.delivery = Dispatcher(
-            owner, payloads, config.waiting_claims_max, config.in_flight_max, budget
-        )
+        bounds = config.waiting_claims_max, config.in_flight_max
+        self.delivery = delivery = Dispatcher(owner, payloads, *bounds, budget)
         self.keeper = LeaseKeeper(owner)
-        self.streams = Streams(shard, owner, self.delivery, self.keeper)
+        self.streams = Streams(shard, owner, delivery, self.keeper)
         self.introductions = Introductions(owner, ingests)
         lists, waiting = list_readers(database), WaitingReader(database)
         self.reader = reader = EntryReader(owner, database, ingests, budget)
         self.watches = DelayedWatches(owner, database, reader)
         self.cleaner = DelayedCleaner(owner, database, last_ms)
         others = Invalidator(channels, directory, shard)
-        self.editor = MessageEditor(owner, self.delivery, payloads, ingests, others)
+        self.editor = MessageEditor(owner, delivery, payloads, ingests, others)
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target = peers.make_target(channels, directory, shard)
         names = QueueNames(root.objects)
@@ -130,21 +134,24 @@ class Broker:
         mover = Mover(owner, lists, pusher)
         archiver = Archiver(mover)
         self.redrives = RedriveRunner(mover, ingests, budget)
-        self.sweeper = Sweeper(owner, database)
+        self.sweeper = sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         unique = UniqueNames(owner, names, channels, shard)
+        epochs, targets = PurgeEpochs(directory, ingests), ArrivalTargets(channels, shard)
+        self.arrivals = Arrivals(shard, owner, sweeper, drain, names, locations)
+        self.departures = Departures(
+            shard, owner, database, delivery, sweeper, names, locations, targets, epochs
+        )
         self.queues = QueueServicer(
-            config, owner, self.delivery, self.sweeper, starts, unique, self.placement
+            config, owner, delivery, sweeper, starts, unique, self.placement
         )
-        self.assignments = AssignmentServicer(
-            shard, owner, self.delivery, self.introductions, starts
-        )
+        self.assignments = AssignmentServicer(shard, owner, delivery, self.introductions, starts)
         lister = EntryLister(owner, waiting, lists, reader)
         finder = EntryFinder(owner, waiting, lists)
         entries = EntryServicer(shard, owner, lister, finder, reader, ingests)
         self.servicers = (
             self.queues,
-            ConsumerServicer(shard, owner, self.delivery, self.streams, self.executor),
+            ConsumerServicer(shard, owner, delivery, self.streams, self.executor),
             self.assignments,
             entries,
             DelayedServicer(self.editor, self.watches, entries),
@@ -153,7 +160,8 @@ class Broker:
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
-            ShardServicer(shard, owner, self.placement, root.objects),
+            ShardServicer(shard, owner, self.placement, root.objects, self.departures),
+            ArrivalServicer(shard, self.arrivals),
             _snapshots(root, database, starts, owner),
         )
 
@@ -170,6 +178,8 @@ class Broker:
             self.executor.forget(),
             self.sender.run(),
             self.placement.load.run(),
+            self.arrivals.run(),
+            self.departures.run(),
         ]
 
     def drain(self) -> None:
@@ -258,10 +268,16 @@ class BrokerService(Service[BrokerConfig]):
         payloads = self.broker.payloads
         return {"payloads": (payloads.hits_count, payloads.misses_count)}
 
-    async def directed(self, error: NotFound) -> NotFound:
+    async def directed(self, error: NotFound) -> SlateMQError:
         if self.broker is None:
             return error
-        return await self.broker.placement.locations.directed(error, self._config.shard)
+        directed = await self.broker.placement.locations.directed(error, self._config.shard)
+        owner = self.broker.owner
+        if directed is error and owner.shard.moves.has_come(
+            error.resource_name, owner.clock.now_ms()
+        ):
+            return moving(error.resource_name)  # Since the error was made.
+        return directed
 
     def servicers(self) -> Iterable[object]:
         assert self.broker is not None, "called after start"

@@ -28,14 +28,16 @@ ANSWER_S: Final = 1.0
 """A broker that needs longer to say what it has to do has too much to do."""
 
 
-async def least_loaded(peers: Peers) -> int:
-    """The shard for a new queue; the only one is not asked.
+async def least_loaded(peers: Peers, beside: int | None = None) -> int:
+    """The shard for a new queue, other than `beside`; the only one is not asked.
 
     Brokers that do not answer, or take no new queues, are passed over. Raises Unavailable or
     DeadlineExceeded where none answers, FailedPrecondition (SHARD_DRAINING) where none takes any.
     """
-    shards = await peers.broker_shards()
-    if len(shards) < 2:
+    shards = [shard for shard in await peers.broker_shards() if shard != beside]
+    if beside is not None and not shards:
+        raise FailedPrecondition("NO_OTHER_SHARD", "there is no other broker shard: add one first")
+    if len(shards) < 2 and beside is None:
         return shards[0] if shards else 0
     left = random.sample(shards, len(shards))
     found: list[tuple[float, int]] = []

@@ -224,6 +224,7 @@ class Queue:
         missing_partitions: The indexes of those that were not found: their broker is down, or a
             creation or deletion broke off, which should be repeated. Counts are without them.
         settings_differ: A change of the settings did not reach all partitions: repeat it.
+        moving_to_broker_shard: In lists, of a queue that moves, and is not there yet; else None.
     """
 
     queue_id: str
@@ -254,6 +255,7 @@ class Queue:
     ordering_header: str = ""
     missing_partitions: tuple[int, ...] = ()
     settings_differ: bool = False
+    moving_to_broker_shard: int | None = None
 
     @property
     def broker_shards(self) -> tuple[int, ...]:
@@ -289,7 +291,12 @@ _OWN = frozenset({"broker_shard", "revision", "etag", "created_at_ms", "updated_
 
 
 def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
-    """A queue of what brokers say of it: of all of it, or of each partition that was found."""
+    """A queue of what brokers say of it: of all of it, or of each partition that was found.
+
+    Of one that moves, what its new shard says counts.
+    """
+    arrived = [part for part in parts if not part.HasField("moving_to_broker_shard")]
+    parts = arrived or parts[-1:]
     parts = sorted(parts, key=lambda part: part.partition.index)
     queues = [queue_of(part) for part in parts]
     first, partition = queues[0], parts[0].partition

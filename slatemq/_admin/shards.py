@@ -1,19 +1,31 @@
-"""The shards of an instance: what each has, and draining and removing broker shards."""
+"""The shards of an instance: what each has, draining and removing them, and moving queues."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from slatemq._admin.examining import ExaminingCalls
-from slatemq.errors import DeadlineExceeded, NotFound, SlateMQError, Unavailable
+from slatemq._admin.placement import least_loaded
+from slatemq._checks import check_text, fields_of
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.v1 import shard_pb2
 from slatemq.v1.shard_pb2_grpc import ShardServiceStub
 
 ANSWER_S = 5.0
+
+LOOK_S = 0.2
+"""How often a move is asked for."""
 
 
 class ShardState(StrEnum):
@@ -47,6 +59,30 @@ class BrokerShard:
     problem: str = ""
 
 
+class MoveState(StrEnum):
+    """How far a queue is that moves to another broker shard.
+
+    COPYING: its rows are being copied. ARRIVING: it is the other shard's, and will be served there.
+    CANCELLED: it stays where it was.
+    """
+
+    COPYING = "copying"
+    ARRIVING = "arriving"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """A queue that moves to another broker shard; shard.proto has the fields."""
+
+    queue_id: str
+    from_broker_shard: int
+    to_broker_shard: int
+    state: MoveState
+    copied_rows_count: int = 0
+    problem: str = ""
+
+
 class BrokerShards(NamedTuple):
     """All broker shards, ascending, and the numbers of those that were removed."""
 
@@ -55,7 +91,7 @@ class BrokerShards(NamedTuple):
 
 
 class ShardCalls(ExaminingCalls):
-    """Looking at shards, draining and removing them; a part of the client."""
+    """Looking at shards, draining and removing them, moving queues; a part of the client."""
 
     async def broker_shards(self) -> BrokerShards:
         """What each broker shard has; takes the verb `operate`.
@@ -114,6 +150,78 @@ class ShardCalls(ExaminingCalls):
             repeat_unknown=False,
         )
 
+    async def move_queue(
+        self,
+        queue_id: str,
+        broker_shard: int | None = None,
+        *,
+        on_progress: Callable[[QueueMove], None] = lambda move: None,
+    ) -> int:
+        """Moves a queue to another broker shard, by default one with little to do; returns which.
+
+        Returns once the queue is served there: until then other calls about it wait. A call that is
+        cancelled, or fails in between, leaves the move going on; repeat it to wait for its end.
+        Raises FailedPrecondition (MOVE_CANCELLED, with why; QUEUE_PARTITIONED, REDRIVE_RUNNING,
+        SHARD_DRAINING, NO_OTHER_SHARD), NotFound (no such queue or shard), Unavailable.
+        """
+        check_text("queue_id", queue_id)
+        source = (await self._locations.located(queue_id, fresh=True))[0]
+        if broker_shard is None:
+            broker_shard = await least_loaded(self._peers, beside=source)
+        await self._check_is_shard(broker_shard)
+        if source != broker_shard:
+            move = await self._begin_move(queue_id, broker_shard)
+            if move is not None:
+                await self._wait_moved(move, on_progress)
+        return broker_shard
+
+    async def queue_moves(self, broker_shard: int) -> Sequence[QueueMove]:
+        """The queues that are leaving a shard, and those whose moves were cancelled, by ID.
+
+        Cancelled ones are forgotten with the broker's process. Raises NotFound (no such shard),
+        Unavailable.
+        """
+        await self._check_is_shard(broker_shard)
+        return await self._moves_from(broker_shard)
+
+    async def _begin_move(self, queue_id: str, broker_shard: int) -> QueueMove | None:
+        """The move as it begins; None where an earlier try has brought the queue there."""
+        request = shard_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=broker_shard)
+        try:
+            response = await self._locations.ask(
+                queue_id, lambda channel: ShardServiceStub(channel).MoveQueue, request
+            )
+        except InvalidArgument:
+            if await self._locations.located(queue_id, fresh=True) != (broker_shard,):
+                raise
+            return None
+        return _move_of(response.move)
+
+    async def _wait_moved(self, move: QueueMove, on_progress: Callable[[QueueMove], None]) -> None:
+        source, queue_id = move.from_broker_shard, move.queue_id
+        found: QueueMove | None = move
+        while found is not None and found.state != MoveState.CANCELLED:
+            on_progress(found)
+            await asyncio.sleep(LOOK_S)
+            moves = await self._moves_from(source)
+            found = next((one for one in moves if one.queue_id == queue_id), None)
+        if found is None and source not in await self._locations.located(queue_id, fresh=True):
+            return
+        why = "its broker was started again" if found is None else found.problem
+        raise FailedPrecondition(
+            "MOVE_CANCELLED",
+            f"queue {queue_id!r} has stayed on broker {source}: {why}",
+            subject=queue_id,
+        )
+
+    async def _moves_from(self, broker_shard: int) -> Sequence[QueueMove]:
+        response = await self._peers.ask_broker(
+            broker_shard,
+            lambda channel: ShardServiceStub(channel).ListMoves,
+            shard_pb2.ListMovesRequest(),
+        )
+        return [_move_of(move) for move in response.moves]
+
     async def _check_is_shard(self, broker_shard: int) -> None:
         if broker_shard not in (await self._peers.fresh_topology()).brokers:
             raise NotFound("broker shard", str(broker_shard))
@@ -130,3 +238,8 @@ def _shard_of(wire: shard_pb2.BrokerShard) -> BrokerShard:
         tuple(wire.remaining),
         wire.load,
     )
+
+
+def _move_of(wire: shard_pb2.QueueMove) -> QueueMove:
+    state = shard_pb2.QueueMove.State.Name(wire.state).removeprefix("STATE_").lower()
+    return QueueMove(**fields_of(wire, QueueMove), state=MoveState(state))

@@ -34,6 +34,9 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 """How long a question to all brokers waits for one of them, when others have answered."""
 
+HOPS_MAX = 8
+"""How often a queue that is not where it was is looked for: it may move while a call waits."""
+
 REFUSED_S = 1.0
 """How long it waits for a broker whose address refuses connections, and which may be restarting."""
 
@@ -121,17 +124,19 @@ class QueueLocations:
             return found
         raise found or next(iter(problems.values()), NotFound("queue", queue_id))
 
-    async def has_moved(self, queue_id: str, asked: int, error: NotFound) -> bool:
+    async def has_moved(
+        self, queue_id: str, asked: int, error: NotFound, *, fresh: bool = False
+    ) -> bool:
         """Whether a shard that was asked in vain for a queue is none of those that have it.
 
-        The error may say which have it; else it is looked up, by a fresh claim. Raises as
-        `shards_of`, but not NotFound.
+        The error may say which have it; else, or to be sure (`fresh`), it is looked up, by a fresh
+        claim. Raises as `shards_of`, but not NotFound.
         """
         if not is_absent(error, queue_id):
             return False
         self.forget(queue_id)
         named = error.metadata.get(SHARD)
-        if named is not None:
+        if named is not None and not fresh:
             self._known[queue_id] = tuple(map(int, named.split(",")))
             return asked not in self._known[queue_id]
         try:
@@ -163,7 +168,7 @@ class QueueLocations:
     ) -> T:
         """A call to the broker of a partition; `attempt` gets its shard and a timeout in seconds.
 
-        One that is not where it was is looked for once more. Options and errors as in `Peers.call`.
+        One that is not where it was is looked for again. Options and errors as in `Peers.call`.
         """
         asked: int | None = None
 
@@ -173,11 +178,13 @@ class QueueLocations:
             asked = await self.shard_of(queue_id, partition)
             return await attempt(asked, timeout)
 
-        try:
-            return await self.peers.call(ask, **options)
-        except NotFound as error:
-            if asked is None or not await self.has_moved(queue_id, asked, error):
-                raise
+        for hop in range(HOPS_MAX):
+            try:
+                return await self.peers.call(ask, **options)
+            except NotFound as error:
+                # A broker may remember where the queue was a move ago: its claim knows better.
+                if asked is None or not await self.has_moved(queue_id, asked, error, fresh=hop > 0):
+                    raise
         return await self.peers.call(ask, **options)
 
     async def outcomes(

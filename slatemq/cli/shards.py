@@ -1,4 +1,4 @@
-"""`slatemq shard`: list, add, drain and remove shards."""
+"""`slatemq shard`: list, add, drain and remove shards, and move queues between them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._admin.rates import lag_by_broker
-from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import confirm, flag, yes_option
+from slatemq.cli.output import note, progress, say, write_json, write_table
+from slatemq.cli.parameters import QUEUE, confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
+from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
-    from slatemq._admin.shards import BrokerShard, BrokerShards
+    from slatemq._admin.shards import BrokerShard, BrokerShards, QueueMove
     from slatemq.client import Client
     from slatemq.models import RouteStatus
 
-_SHARD = click.argument("number", metavar="SHARD", type=click.IntRange(0, 16_383))
+_NUMBER = click.IntRange(0, 16_383)
+_SHARD = click.argument("number", metavar="SHARD", type=_NUMBER)
+
+_MOVES_AT_ONCE = 4
+"""As many as a broker carries out at the same time: the others would be without service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class _Shard:
 
 @click.group("shard", cls=Group)
 def shard() -> None:
-    """List, add, drain and remove shards."""
+    """List, add, drain and remove shards; move queues between them."""
 
 
 @shard.command("ls")
@@ -163,15 +168,24 @@ async def _numbered(client: Client) -> tuple[Any, BrokerShards]:
 @shard.command("drain")
 @_SHARD
 @flag("--cancel", help="End the drain: the shard takes new queues again.")
-def drain(session: Session, number: int, cancel: bool) -> None:
+@flag("--move", help="Move its queues to other shards, and wait until they are there.")
+def drain(session: Session, number: int, cancel: bool, move: bool) -> None:
     """Have the broker shard SHARD take no new queues, so that it can be removed once it has none.
 
     Examples:
       slatemq shard drain 2
+      slatemq shard drain 2 --move
       slatemq shard drain 2 --cancel
 
-    Its queues are served as before, until they are deleted. Repeat the command to see what is left.
+    Its queues are served as before, until they are deleted or moved. Repeat the command to see what
+    is left. With --move, each queue goes to a shard with little to do, and waits meanwhile, as for
+    `slatemq shard move`; partitioned queues stay. After Ctrl-C the moves that have begun go on.
     """
+    if cancel and move:
+        raise click.UsageError("--cancel contradicts --move: leave one out")
+    failed: SlateMQError | None = None
+    if move:
+        failed = session.call(lambda client: _emptied(session, client, number))
     found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
     if cancel:
         text = f"broker shard {number} takes new queues again"
@@ -180,6 +194,75 @@ def drain(session: Session, number: int, cancel: bool) -> None:
     else:
         text = f"broker shard {number} is drained: `slatemq shard remove {number}` removes it"
     session.show(asdict(found), text)
+    if failed is not None:
+        raise failed
+
+
+@shard.command("move")
+@click.argument("queues", metavar="QUEUE...", type=QUEUE, nargs=-1, required=True)
+@click.option(
+    "--to",
+    "target",
+    metavar="SHARD",
+    type=_NUMBER,
+    help="The broker shard.  [default: one with little to do]",
+)
+def move(session: Session, queues: Sequence[str], target: int | None) -> None:
+    """Move queues to another broker shard, with all that they have.
+
+    Examples:
+      slatemq shard move orders --to 2
+      slatemq shard move orders refunds --to 2 --json
+
+    While a queue moves, publishes are stored as ever, and all else about it waits, mostly for less
+    than a second. Leases end: their messages are delivered again, and the attempt is not counted.
+    Nothing is lost or doubled, whichever process is killed meanwhile. After Ctrl-C the moves that
+    have begun go on; repeat the command to wait for them. Takes the verb operate.
+    """
+    failed = session.call(lambda client: _move_all(session, client, queues, target))
+    if failed is not None:
+        raise failed
+
+
+async def _emptied(session: Session, client: Client, number: int) -> SlateMQError | None:
+    await client.drain_shard(number)
+    queues = [
+        queue.queue_id
+        async for queue in client.list_queues()
+        if queue.broker_shards == (number,)
+        and not queue.partitions_count
+        and queue.moving_to_broker_shard is None
+    ]
+    return await _move_all(session, client, queues, None)
+
+
+async def _move_all(
+    session: Session, client: Client, queues: Sequence[str], target: int | None
+) -> SlateMQError | None:
+    """Moves queues; prints where each is. Returns the last error; the others are printed, too."""
+    turns = asyncio.Semaphore(_MOVES_AT_ONCE)
+    failed: list[tuple[str, SlateMQError]] = []
+    with progress(not session.json, "move", len(queues)) as update:
+
+        def report(at: QueueMove) -> None:
+            update(description=f"{at.queue_id}: {at.copied_rows_count} rows")
+
+        async def move_one(queue_id: str) -> None:
+            async with turns:
+                try:
+                    shard = await client.move_queue(queue_id, target, on_progress=report)
+                except SlateMQError as error:
+                    failed.append((queue_id, error))
+                    return
+                finally:
+                    update(advance=1)
+            fields = {"queue_id": queue_id, "broker_shard": shard}
+            session.show(fields, f"{queue_id} is on broker shard {shard}")
+
+        await asyncio.gather(*map(move_one, dict.fromkeys(queues)))
+    for queue_id, error in failed[:-1]:
+        note(f"{queue_id}: {error.message}")
+    return failed[-1][1] if failed else None
 
 
 @shard.command("remove")

@@ -90,6 +90,7 @@ class Queue(_message.Message):
     QUARANTINE_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    MOVING_TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
@@ -119,7 +120,7 @@ class Queue(_message.Message):
     max_in_flight: _builtins.int
     """The limit of messages in flight: 1–1,000,000; absent at creation: 100,000. Claims beyond it wait as they do on an empty queue."""
     broker_shard: _builtins.int
-    """Output only. The broker shard that owns the queue, recorded at creation."""
+    """Output only. The broker shard that owns the queue: the one that it was created on, or has moved to."""
     revision: _builtins.int
     """Output only. The shard's config revision with which this queue last changed."""
     etag: _builtins.str
@@ -142,6 +143,10 @@ class Queue(_message.Message):
     """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at creation: 0. Archived ones stay."""
     paused: _builtins.bool
     """Output only. Whether the queue is paused; see PauseQueue."""
+    moving_to_broker_shard: _builtins.int
+    """Output only, in lists: the queue is moving, or has just moved, to this broker shard, where the list of that one may have it, too;
+    settings and counts are those with which it left. Until it is there, all other calls about it are UNAVAILABLE (QUEUE_MOVING).
+    """
     @_builtins.property
     def counts(self) -> Global___QueueCounts:
         """Output only. The messages by state; WatchQueues does not send them."""
@@ -198,10 +203,11 @@ class Queue(_message.Message):
         quarantine: Global___Quarantine | None = ...,
         totals: Global___QueueTotals | None = ...,
         partition: Global___Partition | None = ...,
+        moving_to_broker_shard: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "partition", b"partition", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_moving_to_broker_shard", b"_moving_to_broker_shard", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "moving_to_broker_shard", b"moving_to_broker_shard", "partition", b"partition", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "partition", b"partition", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "totals", b"totals", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_moving_to_broker_shard", b"_moving_to_broker_shard", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "moving_to_broker_shard", b"moving_to_broker_shard", "partition", b"partition", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "totals", b"totals", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__default_delay_ms: _TypeAlias = _typing.Literal["default_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__default_delay_ms: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms"]  # noqa: Y015
@@ -223,6 +229,8 @@ class Queue(_message.Message):
     _WhichOneofArgType__max_lease_ms: _TypeAlias = _typing.Literal["_max_lease_ms", b"_max_lease_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_total_lease_ms: _TypeAlias = _typing.Literal["max_total_lease_ms"]  # noqa: Y015
     _WhichOneofArgType__max_total_lease_ms: _TypeAlias = _typing.Literal["_max_total_lease_ms", b"_max_total_lease_ms"]  # noqa: Y015
+    _WhichOneofReturnType__moving_to_broker_shard: _TypeAlias = _typing.Literal["moving_to_broker_shard"]  # noqa: Y015
+    _WhichOneofArgType__moving_to_broker_shard: _TypeAlias = _typing.Literal["_moving_to_broker_shard", b"_moving_to_broker_shard"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     @_typing.overload
@@ -245,6 +253,8 @@ class Queue(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_lease_ms) -> _WhichOneofReturnType__max_lease_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_total_lease_ms) -> _WhichOneofReturnType__max_total_lease_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moving_to_broker_shard) -> _WhichOneofReturnType__moving_to_broker_shard | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 

@@ -50,6 +50,16 @@ class ShardServiceStub:
                 request_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.FromString,
                 _registered_method=True)
+        self.MoveQueue = channel.unary_unary(
+                '/slatemq.v1.ShardService/MoveQueue',
+                request_serializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.FromString,
+                _registered_method=True)
+        self.ListMoves = channel.unary_unary(
+                '/slatemq.v1.ShardService/ListMoves',
+                request_serializer=slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer:
@@ -85,6 +95,32 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveQueue(self, request, context):
+        """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
+        Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
+        (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
+        counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+
+        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
+        QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
+        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
+        not yet got what this one has from the logs, BROKER_AWAY).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMoves(self, request, context):
+        """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+
+        Errors: UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -102,6 +138,16 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.RemoveShard,
                     request_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.SerializeToString,
+            ),
+            'MoveQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveQueue,
+                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.SerializeToString,
+            ),
+            'ListMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMoves,
+                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -186,6 +232,60 @@ class ShardService:
             '/slatemq.v1.ShardService/RemoveShard',
             slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.SerializeToString,
             slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.ShardService/MoveQueue',
+            slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.ShardService/ListMoves',
+            slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.SerializeToString,
+            slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,24 @@ class ShardServiceStub:
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
     """
+    MoveQueue: _grpc.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]
+    """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
+    Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
+    (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
+    counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+
+    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
+    QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
+    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
+    not yet got what this one has from the logs, BROKER_AWAY).
+    """
+    ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
+    """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+
+    Errors: UNAVAILABLE.
+    """
 
 @_typing.type_check_only
 class ShardServiceAsyncStub(ShardServiceStub):
@@ -72,6 +90,24 @@ class ShardServiceAsyncStub(ShardServiceStub):
     No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+    """
+    MoveQueue: _aio.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]  # type: ignore[assignment]
+    """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
+    Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
+    (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
+    counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+
+    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
+    QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
+    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
+    not yet got what this one has from the logs, BROKER_AWAY).
+    """
+    ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
+    """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+
+    Errors: UNAVAILABLE.
     """
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -110,6 +146,36 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def MoveQueue(
+        self,
+        request: _shard_pb2.MoveQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.MoveQueueResponse, _abc.Awaitable[_shard_pb2.MoveQueueResponse]]:
+        """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
+        Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
+        (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
+        counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+
+        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
+        QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
+        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
+        not yet got what this one has from the logs, BROKER_AWAY).
+        """
+
+    @_abc_1.abstractmethod
+    def ListMoves(
+        self,
+        request: _shard_pb2.ListMovesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.ListMovesResponse, _abc.Awaitable[_shard_pb2.ListMovesResponse]]:
+        """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+
+        Errors: UNAVAILABLE.
         """
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

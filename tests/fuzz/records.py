@@ -39,6 +39,7 @@ from libs.storage.records.metadata import (
     read_log_entry_head,
     remove_messages,
 )
+from libs.storage.records.move_records import encode_move
 from libs.storage.records.payload_packs import decode_pack, encode_pack, rest_of_pack
 from libs.storage.records.payloads import PayloadUri, encode_inline, encode_uri
 from libs.storage.records.queues import (
@@ -112,6 +113,7 @@ ENCODERS: Final[Mapping[RecordType, _Encoder]] = {
     RecordType.EVENTS: encode_events,
     RecordType.EVENT_COUNTER: encode_event_counter,
     RecordType.DRAINING: encode_draining,
+    RecordType.MOVE: encode_move,
 }
 
 _OF_RFC: Final = "the RFC's layout, which is read too, ends before the columns that are ours"

@@ -19,6 +19,7 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "AccessService": ("ingest", "router", "broker", "janitor"),
         "ArchivedService": ("broker",),
+        "ArrivalService": ("broker",),
         "AssignmentService": ("broker",),
         "ConsumerService": ("broker",),
         "DeadLetterService": ("broker",),

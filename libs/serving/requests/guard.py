@@ -72,7 +72,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         message_bytes_max: int = limits.message_bytes_max(),
         elsewhere: Elsewhere | None = None,
         held_bytes: Callable[[], int] = lambda: 0,
-        directed: Callable[[errors.NotFound], Awaitable[errors.NotFound]] | None = None,
+        directed: Callable[[errors.NotFound], Awaitable[errors.SlateMQError]] | None = None,
         lookups: Gate | None = None,
     ) -> None:
         """Guard with this gate and size limit, and trace where telemetry is on.

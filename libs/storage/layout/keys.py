@@ -63,6 +63,7 @@ class RecordType(IntEnum):
     EVENTS = 0x5A
     EVENT_COUNTER = 0x5B
     DRAINING = 0x5C
+    MOVE = 0x5D
 
 
 NUMBER = Fixed(order=">", number="Q")

@@ -50,6 +50,7 @@ ULID_BYTES = 16
 #   events           | 01 | 5A | number of the first event u64 |                          both
 #   event counter    | 01 | 5B |                                                          both
 #   draining         | 01 | 5C |                                                          broker
+#   move             | 01 | 5D | <queue> |                                                broker
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -147,6 +148,7 @@ refused_push_key, parse_refused_push_key, refused_push_range = _pair_keys(
 )
 
 replay_key, parse_replay_key, replay_range = queue_keys("replay key", RecordType.REPLAY)
+move_key, parse_move_key, move_range = queue_keys("move key", RecordType.MOVE)
 delayed_key, parse_delayed_key, delayed_range = bucket_keys("delayed key", RecordType.DELAYED)
 archived_key, parse_archived_key, archived_range = bucket_keys("archived key", RecordType.ARCHIVED)
 

@@ -21,6 +21,7 @@ In reading order; a file imports only files above it:
 `payload_packs`      Small payloads of one log entry that are stored together
 `redrive_records`    A redrive: which dead letters it moves, to where, and its progress
 `replay_records`     The progress of a queue's replay of the logs from before its creation
+`move_records`       A queue on its way to another broker shard, as each of the two has it
 `task_records`       The outcome of a write task, which makes it apply once
 `catalogue`          Every kind of record: its databases, the parser of its key, its decoder
 """

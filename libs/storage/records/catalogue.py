@@ -44,6 +44,7 @@ from libs.storage.records.execution_records import (
 )
 from libs.storage.records.log_bounds import decode_log_bounds, decode_log_gaps
 from libs.storage.records.metadata import decode_log_entry
+from libs.storage.records.move_records import decode_move
 from libs.storage.records.payload_packs import decode_pack, parse_pack_key
 from libs.storage.records.payloads import decode_payload
 from libs.storage.records.queues import decode_active, decode_attempts, decode_done, decode_failed
@@ -168,6 +169,7 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
     RecordType.EVENTS: RecordKind("events", BOTH, own_keys.parse_events_key, decode_events),
     RecordType.EVENT_COUNTER: RecordKind("event counter", BOTH, _parse_alone, decode_event_counter),
     RecordType.DRAINING: RecordKind("draining", BROKER, _parse_alone, decode_draining),
+    RecordType.MOVE: RecordKind("move", BROKER, own_keys.parse_move_key, decode_move),
 }
 """All of them, by the type in their keys; log entries share the type of payloads."""
 

@@ -14,6 +14,7 @@ In reading order; a file imports only files above it:
 `lifecycle`         How the records of a queue begin and end
 `config_log`        The newest change of each queue's config, in the order of revisions
 `lease_table`       The leases of a shard: where each lies, when they end, and how they ended
+`moves`             The queues that are on their way to another shard, or from one
 `redrives`          Redrives: which dead letters move where, and how far each is
 `shard`             The state of one broker shard, and how ranges of logs are applied to it
 """

@@ -9,7 +9,7 @@ import heapq
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby, islice, repeat
 from typing import Final, NamedTuple
 
 from libs.storage.records.queues import FailedAttempt
@@ -515,6 +515,22 @@ class LeaseTable:
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, held in by_queue.items():
             queue.release(held)
+
+    def take_back(self, queue: Queue, limit: int, now_ms: int) -> None:
+        """Ends leases of a queue, at most `limit`, whose consumers cannot finish them any more.
+
+        Their attempts are not counted. Messages go back to their places where those are known.
+        """
+        placed: list[Lease] = []
+        for lease in list(islice(queue.leases, limit)):
+            self.end(lease, LeaseOutcome.ENDED)
+            if lease.origin is not None:
+                placed.append(lease)
+            else:
+                lease.attempts -= 1
+                queue.requeue(lease, 0, now_ms)
+        if placed:
+            queue.release(placed)
 
     def running(self, token: int) -> Lease | None:
         """The lease of this token; None if it has ended, or never existed."""

@@ -17,6 +17,8 @@ from libs.storage.layout.own_keys import (
     finished_leases_key,
     routing_cursor_key,
 )
+from libs.storage.records.move_records import MoveRecord
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from libs.storage.records.states import (
     FinishedLeasesRecord,
     QueueStateRecord,
@@ -41,6 +43,7 @@ from services.broker.core.lists.executed import Executed
 from services.broker.core.lists.outbox import Outbox
 from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
+from services.broker.core.moves import Moves, moving
 from services.broker.core.owned_queues import OwnedQueues
 from services.broker.core.queue import NEVER, Notes, Queue, Row
 from services.broker.core.redrives import Redrives
@@ -50,12 +53,15 @@ from services.broker.core.waiting.available import Beyond
 from services.broker.core.waiting.delayed_journal import DelayedJournal
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.core.waiting.scan import AttemptsKey
-from slatemq.errors import Unavailable
+from slatemq.errors import NotFound, SlateMQError, Unavailable
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
 STEP_MATCHES: Final = 4 * READY_BUCKET_MAX
 """Messages that one step adds to queues at most: some 6 ms if each has its own priority."""
+
+BEING_MOVED: Final = "moved here; routing catches up"
+"""The reason of the quarantine in which a queue begins that came from another shard."""
 
 STEP_QUEUES: Final = 64
 """Queues that one step changes at most: some 6 ms, with their records."""
@@ -141,6 +147,7 @@ class Shard:
         self.executed = Executed()
         self.replays = Replays()
         self.redrives = Redrives()
+        self.moves = Moves()
         self.events = ShardEvents()
         self._config_changes: list[ConfigChange] = []
         # Queues whose live routing began since the start, with the revisions, which ascend.
@@ -217,7 +224,12 @@ class Shard:
         queue.live_revision = NEVER
 
     def lift_quarantine(self, queue: Queue, settings: QueueSettings) -> None:
-        """Routes a queue live again, with these settings; what waits in the logs is replayed."""
+        """Routes a queue live again, with these settings; what waits in the logs is replayed.
+
+        Raises Unavailable (QUEUE_MOVING) where its former shard was further than this one is.
+        """
+        if not self.replays.can_close(queue.queue_id, self.cursors):
+            raise moving(queue.queue_id)
         config = self._config_of(queue, settings.changed(quarantine="", quarantined_at_ms=0))
         self.replays.close(queue.queue_id, self.cursors)
         self._take_settings(queue, *config)
@@ -228,21 +240,124 @@ class Shard:
         """Removes a queue in O(leases): its rows are left to the sweeper."""
         state = deleted_state(queue, self.revision + 1)
         value = storable(f"state of queue {queue.queue_id!r}", encode_queue_state, state)
-        self._next_revision()
         self.leases.forget(queue)
         self.replays.drop(queue.queue_id)
+        self._withdraw(queue)
+        self._put_deleted(queue.queue_id, state, value)
+
+    def _withdraw(self, queue: Queue) -> None:
+        """Takes a queue out of service, at the next revision."""
+        self._next_revision()
         self._starting_in_the_past.pop(queue.queue_id, None)
         self.lanes.forget(queue.waiting.by_name.values())
         del self.queues[queue.queue_id]
         self.owned.remove(queue.settings)
         self.notes.to_commit.pop(queue, None)
-        self.deleted[queue.queue_id] = state
-        gone = queue.queue_id, self.revision, None, self.revision
-        self._config_changes.append(ConfigChange(*gone))
-        self._rows += (
-            (config_key(queue.queue_id), None),
-            (queue_state_key(queue.queue_id), value),
-        )
+        self._note_gone(queue.queue_id)
+
+    def _note_gone(self, queue_id: str) -> None:
+        self._config_changes.append(ConfigChange(queue_id, self.revision, None, self.revision))
+
+    def _put_deleted(self, queue_id: str, state: QueueStateRecord, value: bytes) -> None:
+        self.deleted[queue_id] = state
+        self._rows += ((config_key(queue_id), None), (queue_state_key(queue_id), value))
+
+    # --- Moves between shards -----------------------------------------------
+
+    def depart(self, queue: Queue, record: MoveRecord, now_ms: int) -> None:
+        """Takes a queue out of service that moves to another shard.
+
+        No lease of it may run, no range be half applied, and no row wait for the sweeper. Its rows
+        stay, and its replay says what of the logs is left to the other shard.
+        """
+        record = record._replace(revision=self.revision + 1)
+        if not queue.settings.quarantine:
+            self.replays.open(queue.queue_id, self.cursors)
+        self.drain_early([queue], now_ms)
+        self._withdraw(queue)
+        self.moves.leave(queue, record)
+
+    def admit_moved(
+        self,
+        queue_id: str,
+        settings: QueueSettings,
+        state: QueueStateRecord,
+        ranges: Ranges,
+        now_ms: int,
+    ) -> Queue:
+        """Takes in a queue that has come from another shard, or does not leave this one after all.
+
+        `ranges` have open ends. It begins in quarantine: see `settle`. Its revision is above all
+        that it ever had, so that no etag comes twice.
+        """
+        self.revision = max(self.revision, settings.revision)
+        revision = self.revision + 1
+        settings = settings.changed(revision=revision)
+        if not settings.quarantine:
+            settings = settings.changed(quarantine=BEING_MOVED, quarantined_at_ms=now_ms)
+        queue = Queue(queue_id, settings, state._replace(created_revision=revision), self.notes)
+        rows = creation_rows(queue)
+        opened = {one.ingest_shard for one in ranges if one.end == OPEN_END}
+        unknown = (ReplayRange(log, 0, 0, OPEN_END) for log in self.cursors.keys() - opened)
+        self.replays.begin(queue_id, tuple(sorted((*ranges, *unknown))))
+        self._next_revision()
+        self.deleted.pop(queue_id, None)
+        self.moves.end(queue_id)
+        self.moves.came(queue_id, now_ms)
+        self.queues[queue_id] = queue
+        self.owned.add(settings)
+        self._rows += rows
+        self._note_config(queue)
+        queue.touch()
+        return queue
+
+    def settle(self, queue: Queue) -> bool:
+        """Ends the quarantine in which a moved queue began, or returns False: it is too early.
+
+        What this shard's live routing has not judged yet may have come along: until its cursors are
+        as far as those of the former shard were, it would be judged twice.
+        """
+        if queue.settings.quarantine != BEING_MOVED:
+            return True
+        if not self.replays.can_close(queue.queue_id, self.cursors):
+            return False
+        self.lift_quarantine(queue, queue.settings)
+        return True
+
+    def forget_departed(self, queue_id: str, now_ms: int) -> None:
+        """Leaves the rows of a queue that has arrived on another shard to the sweeper."""
+        queue, record = self.moves.departures[queue_id]
+        state = deleted_state(queue, record.revision)
+        value = storable(f"state of queue {queue_id!r}", encode_queue_state, state)
+        self.replays.drop(queue_id)
+        self.moves.arrived_elsewhere(queue_id, now_ms)
+        self._put_deleted(queue_id, state, value)
+
+    def drop_arrival(self, queue_id: str, came: Queue) -> None:
+        """Leaves the rows to the sweeper that came of a queue which stays where it was.
+
+        `came` is the queue as it was to be.
+        """
+        state = deleted_state(came, self.revision + 1)
+        value = storable(f"state of queue {queue_id!r}", encode_queue_state, state)
+        self._next_revision()
+        self._note_gone(queue_id)
+        self.moves.end(queue_id)
+        self._put_deleted(queue_id, state, value)
+
+    def gone_since(self, queue_id: str) -> int | None:
+        """The revision at which a queue that is not here was deleted, or left; None: never."""
+        departure = self.moves.departures.get(queue_id)
+        if departure is not None:
+            return departure.record.revision
+        state = self.deleted.get(queue_id)
+        return None if state is None else state.created_revision
+
+    def absence(self, queue_id: str) -> SlateMQError:
+        """The error about a queue that is not here: NotFound, or Unavailable while it moves."""
+        if self.moves.has(queue_id):
+            return moving(queue_id)
+        return NotFound("queue", queue_id)
 
     def check_stays(self) -> None:
         """Raises Unavailable while the shard is being removed."""
@@ -301,8 +416,9 @@ class Shard:
             for queue in self.queues.values()
             for revision in (queue.settings.revision,)
         ]
-        for queue_id, state in self.deleted.items():
-            revision = state.created_revision
+        gone = {one: state.created_revision for one, state in self.deleted.items()}
+        gone |= {one: left.record.revision for one, left in self.moves.departures.items()}
+        for queue_id, revision in gone.items():
             changes.append(ConfigChange(queue_id, revision, None, revision))
         return changes
 
@@ -344,9 +460,10 @@ class Shard:
         # First what may fail because it cannot be stored.
         if log not in self.cursors:
             # All of a log that appeared during quarantines is left to their replays.
-            for queue in self.queues.values():
-                if queue.settings.quarantine:
-                    self.replays.open(queue.queue_id, {log: 0})
+            waiting = [one.queue_id for one in self.queues.values() if one.settings.quarantine]
+            for queue_id in (*waiting, *self.moves.departures):
+                if not self.replays.is_open(queue_id, log):
+                    self.replays.open(queue_id, {log: 0})
         self._leave_to_replays(piece)
         application = RangeApplication(self.queues, known)
         self.cursors[log] = last
@@ -401,7 +518,7 @@ class Shard:
     @property
     def has_changes(self) -> bool:
         """Whether a drain would return rows: every other change comes with one of these."""
-        others = (self.outbox, self.executed, self.replays, self.redrives)
+        others = (self.outbox, self.executed, self.replays, self.redrives, self.moves)
         if any(one.has_changes for one in others):
             return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
@@ -428,6 +545,7 @@ class Shard:
             rows += self.executed.drain(now_ms)
         rows += self.replays.drain()
         rows += self.redrives.drain()
+        rows += self.moves.drain()
         rows += self.events.take_rows()
         if rows:
             self._written = DrainedChanges(written.generation + 1)

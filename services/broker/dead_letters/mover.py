@@ -23,7 +23,7 @@ from services.broker.core.queue import Queue
 from services.broker.entries.finished_pages import FinishedReader, ListReaders
 from services.broker.outbox.pusher import PushBatch, Pusher
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import NotFound, Unavailable
+from slatemq.errors import Unavailable
 
 ROWS_AT_ONCE: Final = 100
 """Rows read and written under the lock; other movers of the list have their turn in between."""
@@ -140,7 +140,7 @@ class Mover:
             if pushes is not None:
                 pushes.check_age(now_ms)
             if not self.owner.owns(queue):
-                raise NotFound("queue", queue.queue_id)
+                raise self.owner.shard.absence(queue.queue_id)
             return command(now_ms)
 
         return await self.owner.run(run, size_bytes + (pushes.size_bytes if pushes else 0))
@@ -162,7 +162,7 @@ class Mover:
             return source is not None and not target.settings.accepts(source.settings)
         if not await self.pusher.elsewhere({target_id}):
             await self.owner.durable()
-            raise NotFound("queue", target_id)
+            raise self.owner.shard.absence(target_id)
         return True
 
 

@@ -37,7 +37,6 @@ from services.broker.dead_letters.mover import (
 )
 from services.broker.entries.finished_pages import TimeRange
 from services.broker.outbox.pusher import PushBatch
-from slatemq.errors import NotFound
 
 BUCKETS_AT_ONCE: Final = 16
 """Active buckets that one command changes: they are read together, and a lane has room for 64."""
@@ -237,7 +236,7 @@ class Archiver:
             assert pushes is not None
             shard = self._shard
             if not is_elsewhere and target_id not in shard.queues:
-                raise NotFound("queue", target_id)
+                raise shard.absence(target_id)
             (row,) = rows
             outcomes = redrive_archived(shard, queue, row, pushes.rows, pushes.ingest_shard, now_ms)
             each = zip(row.wanted, outcomes, strict=True)

@@ -21,6 +21,7 @@ from operator import itemgetter
 from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.queues import AvailableMessage
+from services.broker.core.moves import moving
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.waiting.scan import Choice, Selector
 from services.broker.delivery.in_flight_limit import InFlightLimit
@@ -35,7 +36,7 @@ from services.broker.delivery.waiters import (
     paused,
 )
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1.ingest_pb2 import StoredRun
 
 log = logging.getLogger(__name__)
@@ -100,13 +101,15 @@ class Dispatcher:
     def add(self, queue: Queue, waiter: Waiter) -> None:
         """Puts a waiter in line until it wants no more or is removed.
 
-        Raises NotFound for a queue that was deleted, FailedPrecondition for one that is paused, and
-        after `drain` its error.
+        Raises NotFound for a queue that was deleted, FailedPrecondition for one that is paused,
+        Unavailable for one that leaves the shard, and after `drain` its error.
         """
         if self._closed is not None:
             raise self._closed
         if not self._owner.owns(queue):
-            raise NotFound("queue", queue.queue_id)
+            raise self._owner.shard.absence(queue.queue_id)
+        if queue.is_leaving:
+            raise moving(queue.queue_id)
         if queue.settings.paused:
             raise paused(queue)
         waiter_line = self._waiter_lines.get(queue)

@@ -27,7 +27,7 @@ from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
 from services.broker.core.queue import Queue
 from services.broker.entries.conversion import WITH_MESSAGE, EntryReader, View, delayed_entry
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class DelayedWatches:
         require("inspect", queue.queue_id)  # The policy may have changed since the start.
         if not self._owner.owns(queue):
             await self._owner.durable()
-            raise NotFound("queue", queue.queue_id)
+            raise self._owner.shard.absence(queue.queue_id)
         if split_order(stream.position.order).epoch != queue.waiting.epoch:
             # The queue was purged or re-created: what comes next is at the new epoch's beginning.
             await self._owner.durable()

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from libs.storage.database.blobs import Blobs
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
+from services.broker.core.moves import moving
 from services.broker.outbox.targets import OtherBrokers, OutboxTarget
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
@@ -120,6 +121,8 @@ class Pusher:
 
     async def elsewhere(self, queue_ids: Set[str]) -> frozenset[str]:
         """The queues, of these, that are on another shard. Raises Unavailable."""
+        for queue_id in filter(self._owner.shard.moves.has, queue_ids):
+            raise moving(queue_id)
         return await self._others.having(queue_ids - self._owner.shard.queues.keys())
 
     async def begin(self) -> PushBatch:

@@ -5,6 +5,7 @@ In reading order; a file imports only files above it:
 `dead_letter_rows` Dead letters as requests name them: by the rows that list them, in a queue of
               one revision
 `archived`    ArchivedService: archived dead letters brought back, or dropped
+`arrivals`    ArrivalService: queues that arrive from other shards
 `assignment`  AssignmentService: the calls of routers
 `consumer`    ConsumerService: claims, and what becomes of them
 `entries`     EntryService and DelayedService: entries listed, found, changed, watched, edited

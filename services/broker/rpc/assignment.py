@@ -224,14 +224,14 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
                 self._delivery.deliver(queue, now_ms)
 
     async def _check_queues(self, ranges: list[Range]) -> None:
-        queues, deleted = self._owner.shard.queues, self._owner.shard.deleted
+        queues, gone_since = self._owner.shard.queues, self._owner.shard.gone_since
         for index, piece in enumerate(ranges):
             for place, assignment in enumerate(piece.assignments):
                 queue_id = assignment.queue_id
                 if queue_id in queues:
                     continue
-                state = deleted.get(queue_id)
-                if state is None or state.created_revision <= piece.revision:
+                gone = gone_since(queue_id)
+                if gone is None or gone <= piece.revision:
                     await self._owner.durable()
                     raise InvalidArgument(
                         f"ranges[{index}].assignments[{place}].queue_id",

@@ -32,7 +32,6 @@ from services.broker.shard.owner import ShardOwner
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     SlateMQError,
     Unavailable,
 )
@@ -152,7 +151,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
     def _check_owned(self, queue: Queue) -> None:
         if not self._owner.owns(queue):
-            raise NotFound("queue", queue.queue_id)
+            raise self._owner.shard.absence(queue.queue_id)
 
     # --- One message in all queues ------------------------------------------
 

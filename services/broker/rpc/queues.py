@@ -23,6 +23,7 @@ from libs.filters import DEFAULT_FILTER, check, values_of
 from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
 from services.broker.core.lists.replays import ranges_from
+from services.broker.core.moves import moving
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.delivery.dispatcher import Dispatcher
@@ -134,8 +135,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
         def check(_: int) -> None:
             self._drain.check_open()
-            if queue_id in self._owner.shard.queues:
+            moves = self._owner.shard.moves
+            if queue_id in self._owner.shard.queues or queue_id in moves.departures:
                 raise AlreadyExists("queue", queue_id)
+            if queue_id in moves.arrivals:
+                raise moving(queue_id)
             self._check_limits(wanted)
             if beside:
                 self._owner.queue(beside)
@@ -175,9 +179,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.ListQueuesResponse:
         size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         after = _after(request.page_token)
+        away = self._owner.shard.moves.away(self._owner.clock.now_ms())
         following = (
             queue_id
-            for queue_id in self._owner.shard.queues
+            for queue_id in self._owner.shard.queues.keys() | away.keys()
             if queue_id > after and queue_id.startswith(request.prefix) and may("inspect", queue_id)
         )
         ids = heapq.nsmallest(size + 1, following)
@@ -190,9 +195,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             if made >= LISTED_PARTS:
                 await asyncio.sleep(0)
                 made = 0
-            queue = self._owner.shard.queues.get(queue_id)
+            queue, target = self._owner.shard.queues.get(queue_id), None
+            if queue is None and queue_id in away:
+                queue, target = away[queue_id]
             if queue is not None:  # Others have had turns: it may be deleted.
                 one = self._with_counts(queue)
+                if target is not None:
+                    one.moving_to_broker_shard = target
                 made += QUEUE_PARTS + len(one.counts.by_priority) + len(one.replay.ranges)
                 answer.queues.append(one)
         await self._owner.durable()

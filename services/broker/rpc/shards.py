@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from libs.storage.layout.ids import MAX_SHARD
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import Objects
+from services.broker.moves.departures import Departures, Progress
+from services.broker.requests.limits import within
+from services.broker.requests.queues import checked_id
 from services.broker.rpc.queues import Placement
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
@@ -21,6 +25,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     _owner: ShardOwner
     _placement: Placement
     _objects: Objects
+    _departures: Departures
 
     @property
     def _drain(self) -> Drain:
@@ -53,6 +58,36 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             raise InvalidArgument("database", f"must be {own!r}, the one to delete")
         await self._drain.remove(self._owner.clock.now_ms())
         return shard_pb2.RemoveShardResponse()
+
+    async def MoveQueue(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.MoveQueueRequest, context: Any
+    ) -> shard_pb2.MoveQueueResponse:
+        queue_id = checked_id(request.queue_id, "queue_id")
+        target = within("to_broker_shard", request.to_broker_shard, 0, MAX_SHARD)
+        progress = await self._departures.begin(queue_id, target)
+        return shard_pb2.MoveQueueResponse(move=self._move(queue_id, progress))
+
+    async def ListMoves(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.ListMovesRequest, context: Any
+    ) -> shard_pb2.ListMovesResponse:
+        moves = [self._move(*one) for one in self._departures.progress().items()]
+        await self._owner.durable()
+        return shard_pb2.ListMovesResponse(moves=moves)
+
+    def _move(self, queue_id: str, progress: Progress) -> shard_pb2.QueueMove:
+        state = shard_pb2.QueueMove.STATE_COPYING
+        if progress.is_cancelled:
+            state = shard_pb2.QueueMove.STATE_CANCELLED
+        elif progress.is_claimed:
+            state = shard_pb2.QueueMove.STATE_ARRIVING
+        return shard_pb2.QueueMove(
+            queue_id=queue_id,
+            from_broker_shard=self._shard,
+            to_broker_shard=progress.shard,
+            state=state,
+            copied_rows_count=progress.copied_rows_count,
+            problem=progress.problem,
+        )
 
     async def _describe(self) -> shard_pb2.BrokerShard:
         await self._owner.durable()

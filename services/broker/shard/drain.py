@@ -69,6 +69,8 @@ class Drain:
         shard = self._owner.shard
         counts = {
             "queues": len(shard.queues),
+            "queues that are leaving": len(shard.moves.departures),
+            "queues that are arriving": len(shard.moves.arrivals),
             "pushes that wait for an ingest": sum(
                 map(shard.outbox.waiting_count, shard.outbox.ingest_shards)
             ),

@@ -35,8 +35,10 @@ from libs.storage.layout.own_keys import (
     FORGOTTEN_REVISION_KEY,
     executed_range,
     finished_leases_range,
+    move_range,
     outbox_counter_range,
     parse_executed_key,
+    parse_move_key,
     parse_outbox_counter_key,
     parse_redrive_key,
     parse_refused_push_key,
@@ -54,6 +56,7 @@ from libs.storage.records.execution_records import (
     decode_outbox_counter,
     decode_refused_push,
 )
+from libs.storage.records.move_records import MoveStage, decode_move
 from libs.storage.records.queues import FailedAttempt, decode_active, decode_attempts
 from libs.storage.records.redrive_records import decode_redrive
 from libs.storage.records.replay_records import decode_replay
@@ -72,7 +75,7 @@ from services.broker.core.leases import Lease
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
 from services.broker.core.lists.replays import Replays
-from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.queue import NeedsLane, Notes, Queue
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Needs, Shard
@@ -191,10 +194,18 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     redrives = await _table(database, redrive_range(), parse_redrive_key, decode_redrive)
     shard.redrives = Redrives(redrives)
     states = await _table(database, queue_state_range(), parse_queue_state_key, decode_queue_state)
+    moves = await _table(database, move_range(), parse_move_key, decode_move)
+    leaving = {one for one, move in moves.items() if move.stage is MoveStage.LEAVING}
+    departed: dict[str, Queue] = {}
     async for key, value in _rows(database, config_range()):
         queue_id = parse_config_key(key)
         settings = QueueSettings.from_record(decode_config(value))
-        shard.restore_queue(Queue(queue_id, settings, states[queue_id], shard.notes))
+        if queue_id in leaving:  # It does not change any more.
+            departed[queue_id] = Queue(queue_id, settings, states[queue_id], Notes())
+        else:
+            shard.restore_queue(Queue(queue_id, settings, states[queue_id], shard.notes))
+    for queue_id, move in moves.items():
+        shard.moves.restore(departed.get(queue_id), queue_id, move)
     gone = [(queue_id, state) for queue_id, state in states.items() if state.deleted]
     # In the order of their deletion: a deleted queue's revision is that of it.
     shard.deleted = dict(sorted(gone, key=lambda pair: pair[1].created_revision))

@@ -28,7 +28,7 @@ from services.broker.core.lists.replays import Ranges
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.shard import Needs, RangeApplication, Shard
 from services.broker.shard.loading import Loader
-from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
+from slatemq.errors import ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,13 @@ class ShardOwner:
             self._note_changes(size_bytes)
             return result
 
+    async def run_alone(self, command: Callable[[int], T]) -> T:
+        """Runs a command while no range is half applied; it must need nothing that is not here."""
+        async with self.commits.hold:
+            result = command(self.clock.now_ms())
+            self._note_changes(0)
+            return result
+
     async def apply(
         self,
         begin: Callable[[int], RangeApplication | None],
@@ -198,18 +205,21 @@ class ShardOwner:
             )
 
     def queue(self, queue_id: str) -> Queue:
-        """The queue of this ID; raises NotFound. For commands only: others use `find`."""
+        """The queue of this ID; raises NotFound, or Unavailable (QUEUE_MOVING).
+
+        For commands only: others use `find`.
+        """
         queue = self.shard.queues.get(queue_id)
         if queue is None:
-            raise NotFound("queue", queue_id)
+            raise self.shard.absence(queue_id)
         return queue
 
     async def find(self, queue_id: str) -> Queue:
-        """The queue of this ID; raises NotFound once it is durable that there is none."""
+        """The queue of this ID; raises as `queue`, once it is durable that it is not here."""
         queue = self.shard.queues.get(queue_id)
         if queue is None:
             await self.durable()
-            raise NotFound("queue", queue_id)
+            raise self.shard.absence(queue_id)
         return queue
 
     def owns(self, queue: Queue) -> bool:

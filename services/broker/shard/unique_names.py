@@ -97,7 +97,8 @@ class UniqueNames:
         return lock
 
     def _exists(self, queue_id: str) -> bool:
-        return queue_id in self._owner.shard.queues
+        shard = self._owner.shard
+        return queue_id in shard.queues or queue_id in shard.moves.departures
 
     async def _claim(self, queue_id: str, shards: tuple[int, ...]) -> None:
         try:
@@ -176,7 +177,7 @@ class UniqueNames:
     def _use_now(self, queue_id: str) -> NameUse.ValueType:
         if self._exists(queue_id):
             return NameUse.NAME_USE_QUEUE
-        is_creating = queue_id in self._creating
+        is_creating = queue_id in self._creating or self._owner.shard.moves.has(queue_id)
         return NameUse.NAME_USE_CHANGING if is_creating else NameUse.NAME_USE_NONE
 
     async def free(self, queue_id: str) -> None:

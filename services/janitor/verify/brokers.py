@@ -17,19 +17,21 @@ from typing import Any, Final
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.buckets import Bucket, BucketKind, split_bucket, split_order
 from libs.storage.layout.keys import BucketKey, RecordType, config_range, queue_state_range
-from libs.storage.layout.own_keys import CLOCK_KEY, outbox_counter_range
+from libs.storage.layout.own_keys import CLOCK_KEY, move_range, outbox_counter_range
 from libs.storage.layout.primitives import KeyRange
-from libs.storage.records.configs import QueueConfigRecord, partition_index
+from libs.storage.records.configs import QueueConfigRecord, decode_config, partition_index
 from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, decode_outbox
+from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.payloads import PayloadUri
-from libs.storage.records.replay_records import ReplayRange
+from libs.storage.records.replay_records import ReplayRange, decode_replay
 from libs.storage.records.states import (
     ArchivedRecord,
     LaneRecord,
     OrderRange,
     PurgesRecord,
     QueueStateRecord,
+    decode_queue_state,
 )
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Kind
@@ -46,6 +48,7 @@ _FIRST: Final = (
     config_range(),
     queue_state_range(),
     outbox_counter_range(),
+    move_range(),
     KeyRange(CLOCK_KEY, CLOCK_KEY + b"\x00"),
 )
 """What says how much there must be of the rest, and what is over."""
@@ -70,6 +73,7 @@ class BrokerContents:
     Attributes:
         queues: The queues that exist, by name, with the index of their partition here; 0 for those
             that are not partitioned.
+        leaving: The queues that are moving to other shards: all that they have is still here.
         cursors: By ingest shard, the last message of its log that was routed.
         replays: By queue, the ranges of logs that it replays.
         counters: By ingest shard, where its outbox stands.
@@ -79,6 +83,7 @@ class BrokerContents:
     name: str
     shard: int
     queues: dict[str, int] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
     cursors: dict[int, int] = field(default_factory=dict)
     replays: dict[str, list[ReplayRange]] = field(default_factory=dict)
     counters: dict[int, OutboxCounter] = field(default_factory=dict)
@@ -114,6 +119,7 @@ class BrokerCheck:
     contents: BrokerContents = field(init=False)
     _states: dict[str, QueueStateRecord] = field(default_factory=dict, init=False)
     _configs: dict[str, QueueConfigRecord] = field(default_factory=dict, init=False)
+    _arriving: dict[str, MoveRecord] = field(default_factory=dict, init=False)
     _revision: int = field(default=0, init=False)
     _leases: set[int] = field(default_factory=set, init=False)
     _sequences: set[int] = field(default_factory=set, init=False)
@@ -169,6 +175,21 @@ class BrokerCheck:
                 self.contents.counters[row.parsed] = row.value
             case RecordType.CLOCK:
                 self.contents.clock_ms = row.value
+            case RecordType.MOVE if row.value.stage is MoveStage.LEAVING:
+                self.contents.leaving.add(row.parsed)
+            case RecordType.MOVE:
+                self._arriving[row.parsed] = row.value
+                self._check_arriving(row)
+
+    def _check_arriving(self, row: Row) -> None:
+        """The records decode that make the queue once its name is claimed for this shard."""
+        move: MoveRecord = row.value
+        try:
+            decode_config(move.config)
+            decode_queue_state(move.state)
+            decode_replay(move.replay)
+        except CorruptRecord as error:
+            self._add(Kind.ROW, row.kind.name, shown(row.key), str(error), queue_id=row.parsed)
 
     def _index_of(self, queue: str) -> int:
         try:
@@ -179,13 +200,15 @@ class BrokerCheck:
 
     def _pair_configs(self) -> None:
         alive = {queue for queue, state in self._states.items() if not state.deleted}
-        self.contents.queues = {
-            queue: self._index_of(queue) for queue in alive & self._configs.keys()
-        }
+        here = (alive & self._configs.keys()) - self.contents.leaving
+        self.contents.queues = {queue: self._index_of(queue) for queue in here}
         if self.walk.name in self.walk.findings.unreadable:
             return
         for queue in sorted(alive - self._configs.keys()):
             self._add(Kind.REFERENCE, "queue state", f"queue {queue}", "the queue has no config")
+        for queue in sorted(self.contents.leaving - alive):
+            wrong = "the queue is leaving for another shard, and has no state"
+            self._add(Kind.REFERENCE, "move", f"queue {queue}", wrong, queue_id=queue)
         for queue in sorted(self._configs.keys() - alive):
             wrong = "the queue has no state, or was deleted"
             self._add(Kind.REFERENCE, "queue config", f"queue {queue}", wrong)
@@ -193,6 +216,8 @@ class BrokerCheck:
     def _begin(self, row: Row) -> _Lists | None:
         """The lists of a row's queue; None, and a finding, where there is no such queue."""
         queue = _queue_of(row)
+        if queue in self._arriving:
+            return None  # All of it is on the shard that it leaves, too, until it has arrived.
         state = self._states.get(queue)
         if state is None:
             if self.walk.name not in self.walk.findings.unreadable:
@@ -393,7 +418,7 @@ class BrokerCheck:
                 self.contents.cursors[row.parsed] = value
             case RecordType.REPLAY:
                 self.contents.replays[row.parsed] = value
-                if row.parsed not in self.contents.queues:
+                if row.parsed not in self.contents.queues.keys() | self.contents.leaving:
                     wrong = "there is no such queue"
                     self._add(Kind.REFERENCE, "replay", shown(row.key), wrong)
             case RecordType.FINISHED_LEASES:

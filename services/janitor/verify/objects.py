@@ -237,15 +237,19 @@ class ObjectCheck:
     async def check_names(self, queues: Mapping[str, Mapping[int, int]], began_ms: int) -> None:
         """Each queue has the claim of its name, and each partition its place in it.
 
-        `queues` are their shards, with the index of the partition on each.
-        `began_ms` is the store's time before the snapshots that have them.
+        `queues` are their shards, with the index of the partition on each; one that moves has none.
+        `began_ms` is the store's time before the snapshots that have them: claims made since are of
+        queues that were created, deleted or moved meanwhile.
         """
         claimed: dict[str, tuple[int, ...]] = {}
+        changed: set[str] = set()
         async for path, modified_ms, found in QueueNames(self.root.objects).valid():
             if isinstance(found, CorruptRecord):
                 self.findings.add(Kind.OBJECT, QUEUE_NAMES, "queue name", path, found.detail)
                 continue
             queue_id, claim = found
+            if modified_ms >= began_ms:
+                changed.add(queue_id)
             if not claim.broker_shards:
                 continue
             claimed[queue_id] = claim.broker_shards
@@ -260,7 +264,7 @@ class ObjectCheck:
         places = [(one, *place) for one, shards in queues.items() for place in shards.items()]
         for queue_id, shard, index in sorted(places):
             claimers = claimed.get(queue_id, ())
-            if claimers[index : index + 1] != (shard,):
+            if claimers[index : index + 1] != (shard,) and queue_id not in changed:
                 self.findings.add(
                     Kind.REFERENCE,
                     f"broker/{shard}",

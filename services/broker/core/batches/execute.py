@@ -22,7 +22,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.scan import AttemptsKey
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 
 FAILED_BY_COMMAND = "fail: "
 """The beginning of an attempt's outcome that a fail command ended; its reason follows."""
@@ -181,7 +181,7 @@ class _Planner:
         if isinstance(command, Push):
             elsewhere = self._execution.elsewhere
             if command.queue_id not in self._shard.queues and command.queue_id not in elsewhere:
-                raise NotFound("queue", command.queue_id)
+                raise self._shard.absence(command.queue_id)
             return Step(partial(self._push, command))
         if command.token in self._used:
             raise InvalidArgument(
@@ -224,7 +224,7 @@ class _Planner:
                 "create queues that work together with one another",
                 subject="queue",
             )
-        raise NotFound("queue", command.target)
+        raise self._shard.absence(command.target)
 
     def _push(self, command: Push) -> int:
         self._shard.outbox.push(self._execution.ingest_shard, command.value, self._now_ms)

@@ -90,6 +90,18 @@ class Replays:
     def is_running(self, queue_id: str) -> bool:
         return any(one.cursor < one.end for one in self.of(queue_id))
 
+    def is_open(self, queue_id: str, log: int) -> bool:
+        """Whether a range of this log has no end; see `open`."""
+        return any(one.end == OPEN_END for one in self.of(queue_id) if one.ingest_shard == log)
+
+    def can_close(self, queue_id: str, cursors: Mapping[int, int]) -> bool:
+        """Whether live routing at these cursors has nothing to judge that is before an open range.
+
+        It has where the queue came from another shard, whose cursors were further.
+        """
+        opened = (one for one in self.of(queue_id) if one.end == OPEN_END)
+        return all(one.cursor <= cursors.get(one.ingest_shard, 0) for one in opened)
+
     def begin(self, queue_id: str, ranges: Ranges) -> None:
         if ranges:
             self._put(queue_id, ranges)
@@ -143,7 +155,7 @@ class Replays:
         parts = []
         for one in self.of(queue_id):
             if one.end == OPEN_END:
-                end = cursors[one.ingest_shard]
+                end = cursors.get(one.ingest_shard, 0)  # Its former shard may have known the log.
                 start, cursor = min(one.start, end), min(one.cursor, end)
                 one = one._replace(start=start, cursor=cursor, end=end)
             parts.append(one)

@@ -318,6 +318,7 @@ BEFORE_THE_COMMAND = {
     "encode_redrive": "`storable`",
     "encode_refused_push": "`storable`",
     "encode_replay": "`storable`",
+    "encode_move": "`storable`",
     "encode_outbox": "made where the request is checked",
     "encode_headers": "made where the request is checked",
     "encode_format": "a constant, written when a database is made",

@@ -1,7 +1,7 @@
-"""Golden bytes of replays, under the same rule as those in golden.py."""
+"""Golden bytes of replays and moves, under the same rule as those in golden.py."""
 
 from libs.storage.layout import own_keys
-from libs.storage.records import replay_records
+from libs.storage.records import move_records, replay_records
 from tests.unit.storage.records.golden import Row
 
 REPLAY = [
@@ -12,6 +12,11 @@ REPLAY = [
     replay_records.ReplayRange(259, 0, 0, 0x103000000000007, since_ms=1_700_000_000_000),
 ]
 
+COPIED = move_records.MoveRecord(
+    move_records.MoveStage.COPIED, 7, 2, config=b"\x01", state=b"\x02\x03"
+)
+LEAVING = move_records.MoveRecord(move_records.MoveStage.LEAVING, 7, 2, revision=9)
+
 KEYS = [
     Row(
         "replay key",
@@ -20,6 +25,14 @@ KEYS = [
         "orders",
         "014d6f726465727300",
         lambda: own_keys.replay_key("orders"),
+    ),
+    Row(
+        "move key",
+        "move key",
+        own_keys.parse_move_key,
+        "orders",
+        "015d6f726465727300",
+        lambda: own_keys.move_key("orders"),
     ),
 ]
 VALUES = [
@@ -35,5 +48,21 @@ VALUES = [
         "03010000000000000000000000000000000007000000000003010068e5cf8b010000"
         "0000000000000000ffffffffffffffff",
         lambda: replay_records.encode_replay(REPLAY),
+    ),
+    Row(
+        "move that arrives",
+        "move",
+        move_records.decode_move,
+        COPIED,
+        "03070000000000000002000000000000000000010000000102000000020300000000",
+        lambda: move_records.encode_move(COPIED),
+    ),
+    Row(
+        "move that leaves",
+        "move",
+        move_records.decode_move,
+        LEAVING,
+        "01070000000000000002000900000000000000000000000000000000000000",
+        lambda: move_records.encode_move(LEAVING),
     ),
 ]

@@ -17,6 +17,7 @@ from libs.storage.records import (
     execution_records,
     log_bounds,
     metadata,
+    move_records,
     payloads,
     queues,
     replay_records,
@@ -287,6 +288,12 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "09000000000000000100efcdab89674523010000",
             "finished leases",
             "0 outcomes beside 1 leases",
+        ),
+        (
+            move_records.decode_move,
+            "04" + "00" * 30,
+            "move",
+            "unknown stage 4",
         ),
         (
             replay_records.decode_replay,

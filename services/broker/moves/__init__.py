@@ -1,0 +1,9 @@
+"""Queues that move between broker shards: decision 0086 has the protocol.
+
+In reading order; a file imports only files above it:
+
+`rows`        The rows that a queue takes along, page by page
+`targets`     The calls to the shard that a queue moves to
+`arrivals`    Queues that arrive: the target's side
+`departures`  Queues that leave: the source's side
+"""

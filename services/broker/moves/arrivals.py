@@ -1,0 +1,265 @@
+"""Queues that arrive from another shard: what the target does.
+
+    ReceiveRows ──► copying ──the last page──► copied ──the claim names this shard──► a queue
+                       └───────────────────────────┴──it names another──► swept
+
+A queue that was copied is taken in when the source says so, and also without it: the source may
+never come back. Only the claim of the queue's name decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from libs.storage.database.formats import FORMAT
+from libs.storage.errors import CorruptRecord, StorageError
+from libs.storage.objects.queue_names import QueueNames
+from libs.storage.records.configs import decode_config
+from libs.storage.records.move_records import MoveRecord, MoveStage
+from libs.storage.records.replay_records import ReplayRange, decode_replay
+from libs.storage.records.states import QueueStateRecord, decode_queue_state
+from services.broker.core.moves import moving
+from services.broker.core.queue import Notes, Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import BEING_MOVED
+from services.broker.moves.rows import is_taken_along
+from services.broker.shard.drain import Drain
+from services.broker.shard.locations import Locations
+from services.broker.shard.owner import ShardOwner
+from services.broker.shard.sweeper import Sweeper
+from slatemq.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.v1.move_pb2 import ArrivalHeader, StoredRow
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.2
+"""How often a queue that has arrived is looked at until its routing has caught up."""
+
+SILENT_S: Final = 5.0
+"""A source that has sent nothing for so long may be gone: then the claim is read without it."""
+
+
+class Arrival(NamedTuple):
+    """The records of a queue that arrives, decoded."""
+
+    settings: QueueSettings
+    state: QueueStateRecord
+    ranges: Sequence[ReplayRange]
+
+    @classmethod
+    def of(cls, header: ArrivalHeader | MoveRecord) -> Arrival:
+        """Raises CorruptRecord."""
+        settings = QueueSettings.from_record(decode_config(header.config))
+        return cls(settings, decode_queue_state(header.state), decode_replay(header.replay))
+
+
+@dataclass(eq=False)
+class Arrivals:
+    _shard: int
+    _owner: ShardOwner
+    _sweeper: Sweeper
+    _drain: Drain
+    _names: QueueNames
+    _locations: Locations
+    _heard: dict[str, float] = field(default_factory=dict, init=False)
+    _unsettled: set[str] = field(default_factory=set, init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+
+    def __post_init__(self) -> None:
+        for queue_id, queue in self._owner.shard.queues.items():
+            if queue.settings.quarantine == BEING_MOVED:
+                self._unsettled.add(queue_id)
+
+    async def check(self, queue_id: str, cursors: Mapping[int, int], format_number: int) -> None:
+        """Raises what the proto says where the queue cannot come now."""
+        if format_number != FORMAT:
+            raise FailedPrecondition(
+                "OTHER_FORMAT",
+                f"broker {self._shard} stores records of format {FORMAT}, not {format_number}: "
+                "update all brokers to one version first",
+                subject=queue_id,
+            )
+        if queue_id in self._owner.shard.moves.arrivals:
+            await self._judge(queue_id)  # It may be left of a move that was cancelled.
+        await self._owner.run(lambda _: self._check_free(queue_id))
+        here = self._owner.durable_cursors
+        behind = [log for log, cursor in cursors.items() if here.get(log, 0) < cursor]
+        if behind:
+            raise Unavailable(
+                f"broker {self._shard} is still behind in the logs of ingests "
+                f"{', '.join(map(str, behind))}",
+                reason="TARGET_BEHIND",
+            )
+
+    def _check_free(self, queue_id: str) -> None:
+        """Raises unless the queue could begin to arrive."""
+        shard = self._owner.shard
+        shard.check_stays()
+        self._drain.check_open()
+        if queue_id in shard.queues:
+            raise AlreadyExists("queue", queue_id)
+        if shard.moves.has(queue_id):
+            raise moving(queue_id)
+        if not self._sweeper.is_done_with(queue_id):
+            raise Unavailable(
+                f"the last queue of the name {queue_id!r} is still being removed",
+                reason="QUEUE_BEING_REMOVED",
+            )
+
+    async def receive(
+        self,
+        queue_id: str,
+        begun: MoveRecord,
+        rows: Sequence[StoredRow],
+        *,
+        has_header: bool,
+        is_last: bool,
+    ) -> None:
+        """Stores a page; `begun` is the record with which the queue's arrival begins."""
+        if has_header:
+            try:
+                Arrival.of(begun)
+            except CorruptRecord as error:
+                raise InvalidArgument("header", str(error)) from error
+        for place, row in enumerate(rows):
+            if not is_taken_along(row.key, queue_id):
+                raise InvalidArgument(f"rows[{place}].key", "is no key of a row of the queue")
+        self._owner.admit()
+        await self._drop_older(queue_id, begun.number)
+
+        def receive(_: int) -> None:
+            shard = self._owner.shard
+            known = shard.moves.arrivals.get(queue_id)
+            if known is not None and known.number > begun.number:
+                raise _over(queue_id, begun.number)
+            if known is None:
+                if not has_header:
+                    raise _over(queue_id, begun.number)
+                self._check_free(queue_id)
+                shard.moves.expect(queue_id, begun)
+            elif known.number < begun.number:
+                raise moving(queue_id)  # What came of an older move is dropped first.
+            shard.write_rows((row.key, row.value) for row in rows)
+            if is_last:
+                copied = shard.moves.arrivals[queue_id]._replace(stage=MoveStage.COPIED)
+                shard.moves.expect(queue_id, copied)
+
+        await self._owner.run(receive, sum(len(row.key) + len(row.value) for row in rows))
+        self._heard[queue_id] = time.monotonic()
+        await self._owner.durable()
+
+    async def _drop_older(self, queue_id: str, number: int) -> None:
+        known = self._owner.shard.moves.arrivals.get(queue_id)
+        if known is not None and known.number < number:
+            await self._judge(queue_id)
+
+    async def arrive(self, queue_id: str, number: int) -> bool:
+        """Does what the claim says; returns whether the queue is here, or has been."""
+        shard = self._owner.shard
+        known = shard.moves.arrivals.get(queue_id)
+        if known is None:
+            await self._owner.durable()
+            return True  # It came, and may have gone on: what is only copied has a record.
+        if known.number > number:
+            raise _over(queue_id, number)
+        self._heard[queue_id] = time.monotonic()
+        await self._judge(queue_id)
+        return queue_id in shard.queues
+
+    async def _judge(self, queue_id: str) -> None:
+        """Takes a queue in, or drops what came of it, if the claim of its name says so.
+
+        Durable. Raises Unavailable.
+        """
+        async with self._lock(queue_id):
+            record = self._owner.shard.moves.arrivals.get(queue_id)
+            if record is None:
+                return
+            try:
+                claim = await self._names.get(queue_id)
+                came = Arrival.of(record)
+            except (StorageError, CorruptRecord) as error:
+                raise Unavailable(f"queue {queue_id!r} cannot arrive now: {error}") from error
+            if claim.number <= record.number:
+                return
+            is_mine = claim.broker_shards == (self._shard,)
+
+            def decide(now_ms: int) -> None:
+                if self._owner.shard.moves.arrivals.get(queue_id) != record:
+                    return  # Another page came meanwhile: it is judged again.
+                if is_mine and record.stage is MoveStage.COPIED:
+                    self._take_in(queue_id, came, now_ms)
+                elif not is_mine:
+                    log.info("queue %s stays elsewhere: dropping what came of it", queue_id)
+                    former = Queue(queue_id, came.settings, came.state, Notes())
+                    self._owner.shard.drop_arrival(queue_id, former)
+                    self._sweeper.deleted(queue_id)
+
+            await self._owner.run(decide)
+            await self._owner.durable()
+            self._locations.note(queue_id, claim.broker_shards, time.monotonic())
+
+    def _take_in(self, queue_id: str, came: Arrival, now_ms: int) -> None:
+        shard = self._owner.shard
+        ranges = tuple(came.ranges)
+        queue = shard.admit_moved(queue_id, came.settings, came.state, ranges, now_ms)
+        if not shard.settle(queue):
+            self._unsettled.add(queue_id)
+        log.info("queue %s has arrived", queue_id)
+
+    def _lock(self, queue_id: str) -> asyncio.Lock:
+        lock = self._locks.get(queue_id)
+        if lock is None:
+            lock = self._locks[queue_id] = asyncio.Lock()
+        return lock
+
+    async def run(self) -> None:
+        """Goes on with what does not need the sources; runs until cancelled."""
+        while True:
+            await self._settle()
+            moves = self._owner.shard.moves
+            now = time.monotonic()
+            self._heard = {one: at for one, at in self._heard.items() if one in moves.arrivals}
+            for queue_id in list(moves.arrivals):
+                if now - self._heard.get(queue_id, 0.0) < SILENT_S:
+                    continue
+                self._heard[queue_id] = now
+                try:
+                    await self._judge(queue_id)
+                except SlateMQError as error:
+                    log.warning("%s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _settle(self) -> None:
+        """Ends the quarantine of queues that have arrived, once routing has caught up."""
+        for queue_id in list(self._unsettled):
+
+            def settle(_: int, queue_id: str = queue_id) -> None:
+                queue = self._owner.shard.queues.get(queue_id)
+                if queue is None or self._owner.shard.settle(queue):
+                    self._unsettled.discard(queue_id)
+
+            await self._owner.run(settle)
+
+
+def _over(queue_id: str, number: int) -> FailedPrecondition:
+    return FailedPrecondition(
+        "MOVE_OVER",
+        f"move {number} of queue {queue_id!r} is over: it has arrived, was cancelled, or another "
+        "has begun",
+        subject=queue_id,
+    )

@@ -1,0 +1,347 @@
+"""Queues that leave for another shard: what the source does.
+
+    serving ──MoveQueue──► leaving ──rows copied──► the name claimed ──arrived──► deleted, swept
+                              └──────cancelled: the name claimed for this shard──► serving
+
+Once a queue has left, durably, its departure goes on by itself, after a restart too. What it does
+next follows from the claim of the queue's name: that of the move's number, the rows are still to be
+copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+
+from libs.storage.database.slate import Database
+from libs.storage.errors import CorruptRecord, StorageError
+from libs.storage.objects.queue_names import NameClaim, QueueNames, named_shards
+from libs.storage.records.move_records import MoveRecord, MoveStage
+from libs.storage.records.states import decode_queue_state
+from services.broker.core.moves import moving
+from services.broker.core.queue import Queue
+from services.broker.delivery.dispatcher import Dispatcher
+from services.broker.moves.rows import header_of, pages_of
+from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
+from services.broker.shard.locations import Locations
+from services.broker.shard.owner import ShardOwner
+from services.broker.shard.sweeper import Sweeper
+from slatemq.errors import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    SlateMQError,
+    Unavailable,
+    Unimplemented,
+)
+from slatemq.v1.move_pb2 import StoredRow
+
+log = logging.getLogger(__name__)
+
+LEASES_AT_ONCE: Final = 1000
+"""Leases of a queue that is about to leave ended in one go: some milliseconds."""
+
+MOVES_AT_ONCE: Final = 4
+"""Queues copied at the same time; the others wait, without service."""
+
+BEHIND_S: Final = 5.0
+"""How long a target has time to get what this shard had from the logs when it was first asked."""
+
+LOOK_S: Final = 0.1
+
+RETRY_S: Final = 0.5
+
+GIVE_UP_S: Final = 30.0
+"""A move whose target has not answered for so long is cancelled, unless the name is the target's:
+the queue is without service meanwhile."""
+
+REFUSALS: Final = (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unimplemented,
+)
+"""Answers of a target that a repeat would get again."""
+
+
+class Progress(NamedTuple):
+    """How far a move is, for operators."""
+
+    shard: int
+    copied_rows_count: int = 0
+    is_claimed: bool = False
+    problem: str = ""
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class Departures:
+    _shard: int
+    _owner: ShardOwner
+    _database: Database
+    _delivery: Dispatcher
+    _sweeper: Sweeper
+    _names: QueueNames
+    _locations: Locations
+    _targets: ArrivalTargets
+    _epochs: PurgeEpochs
+    _progress: dict[str, Progress] = field(default_factory=dict, init=False)
+    _beginning: set[str] = field(default_factory=set, init=False)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def progress(self) -> Mapping[str, Progress]:
+        """By queue, the moves under way, and those that were cancelled."""
+        departures = self._owner.shard.moves.departures
+        leaving = {queue_id: Progress(one.record.shard) for queue_id, one in departures.items()}
+        return dict(sorted((leaving | self._progress).items()))
+
+    # --- The beginning ------------------------------------------------------
+
+    async def begin(self, queue_id: str, target: int) -> Progress:
+        """Has a queue leave; returns once it has, durably. Raises what MoveQueue does."""
+        departure = self._owner.shard.moves.departures.get(queue_id)
+        if departure is not None and departure.record.shard == target:
+            await self._owner.durable()
+            return self.progress()[queue_id]
+        queue = await self._owner.find(queue_id)
+        if target == self._shard:
+            raise InvalidArgument("to_broker_shard", "is the shard that has the queue")
+        if queue_id in self._beginning:
+            raise moving(queue_id)
+        self._beginning.add(queue_id)
+        try:
+            await self._owner.run(lambda _: self._check(queue))
+            number = await self._number_of(queue_id)
+            await self._check_target(target, queue_id)
+            await self._leave(queue, MoveRecord(MoveStage.LEAVING, number, target))
+        finally:
+            self._beginning.discard(queue_id)
+        return self.progress()[queue_id]
+
+    def _check(self, queue: Queue) -> None:
+        """Raises unless the queue can leave now."""
+        shard, queue_id = self._owner.shard, queue.queue_id
+        if not self._owner.owns(queue):
+            raise shard.absence(queue_id)
+        if queue.settings.partition is not None:
+            raise FailedPrecondition(
+                "QUEUE_PARTITIONED",
+                f"queue {queue_id!r} has partitions, which cannot move: create another queue on "
+                "the shards that it is to have, and delete this one once it is empty",
+                subject=queue_id,
+            )
+        redrives = (shard.redrives.get(number) for number in shard.redrives.running())
+        if any(one is not None and one.queue_id == queue_id for one in redrives):
+            raise FailedPrecondition(
+                "REDRIVE_RUNNING",
+                f"a redrive of queue {queue_id!r} is running: wait for its end, or cancel it",
+                subject=queue_id,
+            )
+        lists = (queue.done, queue.failed, queue.archived)
+        if (
+            queue.garbage_epochs
+            or queue.waiting.garbage_epochs
+            or any(one.garbage.last for one in lists)
+        ):
+            raise Unavailable(
+                f"earlier purges of {queue_id!r} are still being swept away",
+                reason="QUEUE_BEING_REMOVED",
+            )
+        if not shard.settle(queue):
+            raise moving(queue_id)  # It has only just come.
+
+    async def _number_of(self, queue_id: str) -> int:
+        """The number of the claim of the queue's name, which must be for this shard."""
+        try:
+            claim = await self._names.get(queue_id)
+        except CorruptRecord as error:
+            raise FailedPrecondition("NAME_DIFFERS", str(error), subject=queue_id) from error
+        if claim.broker_shards != (self._shard,):
+            raise FailedPrecondition(
+                "NAME_DIFFERS",
+                f"the name {queue_id!r} is claimed for {named_shards(claim.broker_shards)}: run "
+                "`slatemq verify`",
+                subject=queue_id,
+            )
+        return claim.number
+
+    async def _check_target(self, target: int, queue_id: str) -> None:
+        """Raises what the target refuses with.
+
+        Where nothing matches, ranges of the logs come a second late: the target may be a little
+        behind, and the queue waits for it then, but not for the log of an ingest that is down.
+        """
+        cursors, until_s = self._owner.durable_cursors, time.monotonic() + BEHIND_S
+        while True:
+            try:
+                await self._targets.check(target, queue_id, cursors)
+            except Unavailable as error:
+                if error.reason != "TARGET_BEHIND" or time.monotonic() > until_s:
+                    raise
+            else:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _leave(self, queue: Queue, record: MoveRecord) -> None:
+        queue.is_leaving = True
+        self._delivery.turn_away(queue, moving(queue.queue_id))
+        leases = self._owner.shard.leases
+        try:
+            while queue.leases.count and self._owner.owns(queue):
+                await self._owner.run(partial(leases.take_back, queue, LEASES_AT_ONCE))
+                await asyncio.sleep(0)
+
+            def depart(now_ms: int) -> None:
+                self._check(queue)
+                if queue.leases.count:
+                    raise moving(queue.queue_id)
+                self._owner.shard.depart(queue, record, now_ms)
+                self._progress[queue.queue_id] = Progress(record.shard)
+                self._wake.set()  # Here, since the caller may be cancelled while it waits.
+
+            await self._owner.run_alone(depart)
+            await self._owner.durable()
+        finally:
+            queue.is_leaving = False
+        log.info("queue %s leaves for broker %d", queue.queue_id, record.shard)
+
+    # --- What follows -------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carries departures out; runs until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                departures = self._owner.shard.moves.departures
+                for queue_id, (_, record) in list(departures.items()):
+                    if queue_id not in self._tasks and len(self._tasks) < MOVES_AT_ONCE:
+                        self._progress.setdefault(queue_id, Progress(record.shard))
+                        task = asyncio.create_task(self._carry_out(queue_id, record))
+                        self._tasks[queue_id] = task
+                        task.add_done_callback(lambda _: self._wake.set())
+                await self._wake.wait()
+                for queue_id, task in list(self._tasks.items()):
+                    if task.done():
+                        del self._tasks[queue_id]
+                        task.result()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _carry_out(self, queue_id: str, record: MoveRecord) -> None:
+        """One departure, to its end."""
+        await self._owner.durable()  # What is copied must be all, and not change any more.
+        asked_s = time.monotonic()
+        while queue_id in self._owner.shard.moves.departures:
+            refusal: SlateMQError | None = None
+            try:
+                await self._go_on(queue_id, record)
+                continue
+            except REFUSALS as error:
+                refusal = error
+            except (SlateMQError, StorageError) as error:
+                log.warning("the move of queue %s waits: %s", queue_id, error)
+                self._note(queue_id, problem=str(error))
+                if self._progress[queue_id].is_claimed:
+                    asked_s = time.monotonic()
+                elif time.monotonic() - asked_s > GIVE_UP_S and isinstance(error, SlateMQError):
+                    refusal = error
+            if refusal is not None:
+                try:
+                    await self._cancel(queue_id, record, refusal.message)
+                except (SlateMQError, StorageError) as error:
+                    log.warning("the move of queue %s cannot be cancelled: %s", queue_id, error)
+            await asyncio.sleep(RETRY_S)
+
+    def _note(self, queue_id: str, **changes: object) -> None:
+        self._progress[queue_id] = self._progress[queue_id]._replace(**changes)  # type: ignore[arg-type]
+
+    async def _go_on(self, queue_id: str, record: MoveRecord) -> None:
+        """What is next, by the claim of the name."""
+        claim = await self._names.get(queue_id)
+        if claim.number <= record.number:
+            await self._copy(queue_id, record)
+            claim = await self._claim(queue_id, record, record.shard)
+        if claim.broker_shards == (self._shard,):
+            await self._stay(queue_id, "it was cancelled before the broker was started again")
+            return
+        self._locations.note(queue_id, claim.broker_shards, time.monotonic())
+        self._note(queue_id, is_claimed=True, problem="")
+        if not await self._targets.arrive(record.shard, queue_id, record.number):
+            raise moving(queue_id)
+        # From the arrival to the deletion: one snapshot of the target from before the one, and one
+        # of this shard from after the other, would both lack the queue.
+        await self._epochs.raise_all()
+
+        def forget(now_ms: int) -> None:
+            if queue_id in self._owner.shard.moves.departures:
+                self._owner.shard.forget_departed(queue_id, now_ms)
+                self._sweeper.deleted(queue_id)
+
+        await self._owner.run(forget)
+        await self._owner.durable()
+        self._progress.pop(queue_id, None)
+        log.info("queue %s is on broker %d now", queue_id, record.shard)
+
+    async def _copy(self, queue_id: str, record: MoveRecord) -> None:
+        """Sends all rows to the target, from the first on."""
+        header = await header_of(self._database, queue_id)
+        send = partial(self._targets.send, record.shard, queue_id, record.number)
+        await send((), header=header)
+        copied = 0
+        waiting: list[StoredRow] = []
+        async for page in pages_of(self._database, queue_id, header):
+            if waiting:
+                await send(waiting)
+            waiting = page
+            copied += len(page)
+            self._note(queue_id, copied_rows_count=copied, problem="")
+        await send(waiting, is_last=True)
+
+    async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
+        """Claims the name as the move's end, unless that was done; returns the claim that holds."""
+        await self._names.claim(queue_id, (shard,), NameClaim(record.number, (self._shard,)))
+        claim = await self._names.get(queue_id)
+        if claim.number <= record.number:
+            raise Unavailable(f"the name {queue_id!r} cannot be claimed now")
+        return claim
+
+    async def _cancel(self, queue_id: str, record: MoveRecord, why: str) -> None:
+        claim = await self._claim(queue_id, record, self._shard)
+        if claim.broker_shards == (self._shard,):
+            await self._stay(queue_id, why)
+            try:
+                await self._targets.arrive(record.shard, queue_id, record.number)
+            except SlateMQError as error:
+                # It finds out by itself, once it has heard nothing for a while.
+                log.info("broker %d does not know yet: %s", record.shard, error)
+
+    async def _stay(self, queue_id: str, why: str) -> None:
+        """Takes the queue into service again: its move was cancelled."""
+        departure = self._owner.shard.moves.departures[queue_id]
+        header = await header_of(self._database, queue_id)
+        state = decode_queue_state(header.state)
+
+        def stay(now_ms: int) -> None:
+            shard = self._owner.shard
+            if queue_id not in shard.moves.departures:
+                return
+            settings, ranges = departure.queue.settings, shard.replays.of(queue_id)
+            shard.settle(shard.admit_moved(queue_id, settings, state, ranges, now_ms))
+            self._note(queue_id, is_cancelled=True, problem=why)
+
+        await self._owner.run(stay)
+        await self._owner.durable()
+        log.warning("the move of queue %s was cancelled: %s", queue_id, why)

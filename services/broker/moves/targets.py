@@ -1,0 +1,109 @@
+"""The calls to the shard that a queue moves to, and to the ingests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.formats import FORMAT
+from libs.storage.errors import StorageError
+from services.broker.delivery.message_cache import Ingests
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import Unavailable
+from slatemq.v1 import move_pb2_grpc
+from slatemq.v1.assignment_pb2 import LogCursor
+from slatemq.v1.move_pb2 import (
+    ArrivalHeader,
+    ArriveRequest,
+    CheckArrivalRequest,
+    ReceiveRowsRequest,
+    StoredRow,
+)
+
+CALL_S: Final = 10.0
+"""A broker that has not answered by then counts as away."""
+
+
+@dataclass(eq=False)
+class ArrivalTargets:
+    """Methods raise what the target refuses with, and Unavailable where it cannot be asked."""
+
+    _channels: Channels
+    _shard: int
+
+    async def check(self, shard: int, queue_id: str, cursors: Mapping[int, int]) -> None:
+        request = CheckArrivalRequest(
+            queue_id=queue_id,
+            cursors=[
+                LogCursor(ingest_shard=log, sequence=at) for log, at in sorted(cursors.items())
+            ],
+            format=FORMAT,
+            to_broker_shard=shard,
+        )
+        with self._failures(shard):
+            await (await self._stub(shard)).CheckArrival(request, timeout=CALL_S)
+
+    async def send(
+        self,
+        shard: int,
+        queue_id: str,
+        number: int,
+        rows: Iterable[StoredRow],
+        *,
+        header: ArrivalHeader | None = None,
+        is_last: bool = False,
+    ) -> None:
+        request = ReceiveRowsRequest(
+            queue_id=queue_id,
+            move_number=number,
+            from_broker_shard=self._shard,
+            header=header,
+            rows=rows,
+            is_last=is_last,
+            to_broker_shard=shard,
+        )
+        with self._failures(shard):
+            await (await self._stub(shard)).ReceiveRows(request, timeout=CALL_S)
+
+    async def arrive(self, shard: int, queue_id: str, number: int) -> bool:
+        """Whether the queue is there now, or has been."""
+        request = ArriveRequest(queue_id=queue_id, move_number=number, to_broker_shard=shard)
+        with self._failures(shard):
+            answer = await (await self._stub(shard)).Arrive(request, timeout=CALL_S)
+        return bool(answer.arrived)
+
+    async def _stub(self, shard: int) -> move_pb2_grpc.ArrivalServiceAsyncStub:
+        return move_pb2_grpc.ArrivalServiceStub(await self._channels.to("broker", shard))
+
+    @contextmanager
+    def _failures(self, shard: int) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            if isinstance(problem, Unavailable):
+                self._channels.doubt("broker", shard)
+            raise problem from error
+        except StorageError as error:
+            raise Unavailable(f"broker {shard} cannot be asked: {error}") from error
+
+
+@dataclass(eq=False)
+class PurgeEpochs:
+    _directory: TopologyDirectory
+    _ingests: Ingests
+
+    async def raise_all(self) -> None:
+        """Has the ingests refuse purges that were decided before. Raises Unavailable."""
+        try:
+            topology = await self._directory.read(max_age_ms=0)
+        except StorageError as error:
+            raise Unavailable(f"the topology cannot be read: {error}") from error
+        await asyncio.gather(*map(self._ingests.raise_purge_epoch, topology.ingests))
