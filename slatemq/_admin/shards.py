@@ -19,7 +19,8 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-from slatemq.v1 import shard_pb2
+from slatemq.v1 import queue_pb2, shard_pb2
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from slatemq.v1.shard_pb2_grpc import ShardServiceStub
 
 ANSWER_S = 5.0
@@ -173,6 +174,11 @@ class ShardCalls(ExaminingCalls):
             move = await self._begin_move(queue_id, broker_shard)
             if move is not None:
                 await self._wait_moved(move, on_progress)
+        await self._locations.ask(
+            queue_id,
+            lambda channel: QueueServiceStub(channel).GetQueue,
+            queue_pb2.GetQueueRequest(queue_id=queue_id),
+        )
         return broker_shard
 
     async def queue_moves(self, broker_shard: int) -> Sequence[QueueMove]:

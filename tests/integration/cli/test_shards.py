@@ -50,3 +50,16 @@ def test_the_next_numbers_are_named(cli: Cli) -> None:
     (found,) = cli.ok("shard", "add", "--json").objects
     assert found == {"next_ingest_shard": 1, "next_broker_shard": 1}
     assert "python -m services.broker --shard 1 --root" in cli.ok("shard", "add").out.decode()
+
+
+def test_queues_stay_where_there_is_no_other_shard(cli: Cli) -> None:
+    cli.ok("queue", "create", "alone", "--shard", "0")
+
+    refused = cli.run("shard", "move", "alone")
+    assert (refused.code, "there is no other broker shard" in refused.err) == (1, True)
+    refused = cli.run("shard", "move", "alone", "--to", "5")
+    assert (refused.code, "broker shard '5' does not exist" in refused.err) == (1, True)
+    refused = cli.run("shard", "move", "absent", "alone", "--to", "0")
+    assert (refused.code, refused.out) == (1, b"alone is on broker shard 0\n")
+    refused = cli.run("shard", "drain", "0", "--move", "--cancel")
+    assert (refused.code, "--cancel contradicts --move" in refused.err) == (2, True)

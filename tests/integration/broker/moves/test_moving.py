@@ -15,7 +15,7 @@ from libs.storage.layout.keys import RecordType
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.core.shard import BEING_MOVED
 from services.broker.moves import departures
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.moves.movers import (
@@ -475,3 +475,47 @@ async def test_waiting_claims_end_when_their_queue_leaves(tmp_path: Path) -> Non
                 await asyncio.sleep(0.01)
         await move(first, second)
         assert (await refusal(waiting))[1] == "QUEUE_MOVING"
+
+
+async def test_the_client_moves_queues_and_empties_shards(tmp_path: Path) -> None:
+    async with (
+        two_brokers(tmp_path) as (first, _),
+        slatemq.connect(first.running.address) as client,
+    ):
+        for name in ("a", "b"):
+            await client.create_queue(name, shard=0)
+        seen: list[str] = []
+
+        assert await client.move_queue("a", on_progress=lambda one: seen.append(one.state)) == 1
+        assert await client.move_queue("a", 1) == 1  # it is there
+        assert seen
+        assert (await client.get_queue("a")).broker_shard == 1
+        with pytest.raises(NotFound):
+            await client.move_queue("absent", 1)
+        with pytest.raises(NotFound):
+            await client.move_queue("a", 7)
+        await client.drain_shard(1)
+        with pytest.raises(FailedPrecondition) as refused:
+            await client.move_queue("b")
+        assert refused.value.reason == "SHARD_DRAINING"
+        await swept(first, "a")
+        assert await client.move_queue("a") == 0
+        assert await client.queue_moves(1) == []
+        shard = next(one for one in (await client.broker_shards()).shards if one.broker_shard)
+        assert shard.state == "drained"
+
+
+async def test_the_client_says_why_a_move_was_cancelled(tmp_path: Path) -> None:
+    async with (
+        two_brokers(tmp_path) as (first, second),
+        slatemq.connect(first.running.address) as client,
+    ):
+        await client.create_queue("q", shard=0)
+        then(first.broker.departures._targets, "check", second.broker.placement.drain.begin)
+        with pytest.raises(FailedPrecondition) as refused:
+            await client.move_queue("q", 1)
+        assert refused.value.reason == "MOVE_CANCELLED"
+        assert "takes no new queues" in refused.value.message
+        (found,) = await client.queue_moves(0)
+        assert (found.queue_id, found.state, found.to_broker_shard) == ("q", "cancelled", 1)
+        assert (await client.get_queue("q")).broker_shard == 0

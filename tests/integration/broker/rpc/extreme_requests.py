@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from services.broker.moves.rows import header_of, pages_of
 from slatemq.v1 import (
     archived_pb2,
     assignment_pb2,
     consumer_pb2,
     entry_pb2,
+    move_pb2,
     outbox_pb2,
     queue_pb2,
     removal_pb2,
@@ -173,6 +176,25 @@ async def dropped(rig: Rig) -> Any:
     return archived_pb2.DropArchivedRequest(queue_id="q", rows=[removal_pb2.FailedRow(**place)])
 
 
+async def arriving(rig: Rig) -> Any:
+    """The header and a row of a queue that comes from another shard."""
+    number = rig.owner.shard.revision
+    made = await rig.create(f"made-{number}")
+    await assigned(rig)
+    await rig.assign([number], made.queue_id)
+    await rig.owner.durable()
+    database = rig.owner._database
+    header = await header_of(database, made.queue_id)
+    rows = [row async for page in pages_of(database, made.queue_id, header) for row in page]
+    await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id=made.queue_id))
+    async with asyncio.timeout(30):
+        while not rig.broker.sweeper.is_done_with(made.queue_id):
+            await asyncio.sleep(0.001)
+    return move_pb2.ReceiveRowsRequest(
+        queue_id=made.queue_id, move_number=7, from_broker_shard=3, header=header, rows=rows
+    )
+
+
 def simple(make: Callable[..., Any], **needs: Callable[[Rig], Awaitable[Any]]) -> Make:
     """A request whose fields are found out by these calls."""
 
@@ -224,6 +246,8 @@ async def _content(rig: Rig) -> bytes:
 
 REQUESTS: Final[dict[str, Make]] = {
     "CreateQueue": create,
+    "ReceiveRows": arriving,
+    "Arrive": simple(move_pb2.ArriveRequest, queue_id=_q, move_number=_one),
     "UpdateQueue": update,
     "DeleteQueue": simple(queue_pb2.DeleteQueueRequest, queue_id=_another),
     "PauseQueue": simple(queue_pb2.PauseQueueRequest, queue_id=_another),

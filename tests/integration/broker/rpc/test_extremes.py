@@ -36,6 +36,7 @@ READING: Final = {
     "ListRedrives",
     "GetOutbox",
     "GetRefusedPush",
+    "CheckArrival",
 }
 """They change nothing."""
 
@@ -52,6 +53,7 @@ SERVICES: Final = (
     "Archived",
     "Removal",
     "Outbox",
+    "Arrival",
 )
 
 
