@@ -24,6 +24,9 @@ BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """The buckets that OpenTelemetry's conventions for HTTP advise."""
 
 
+REFUSED: Final = "slatemq.login.refused"
+"""Of a login, whether its token was refused."""
+
 METHODS: Final = ("GET", "HEAD", "POST")
 """The methods with a series of their own: anyone may send any number of others."""
 
@@ -46,6 +49,11 @@ def measures_of(telemetry: Telemetry) -> Measures:
     meter = telemetry.meter
     measure_process(meter)
     measure_serving(meter, lambda: True)
+    logins = meter.create_counter(
+        "slatemq.console.logins", unit="{login}", description="Tokens that were checked"
+    )
+    for refused in (False, True):  # So that there is a number before the first one.
+        logins.add(0, {REFUSED: refused})
     return Measures(
         meter.create_histogram(
             "http.server.request.duration",
@@ -59,9 +67,7 @@ def measures_of(telemetry: Telemetry) -> Measures:
             description="Duration of a look at the instance, for all pages that it serves",
             explicit_bucket_boundaries_advisory=BUCKETS_S,
         ),
-        meter.create_counter(
-            "slatemq.console.logins", unit="{login}", description="Tokens that were checked"
-        ),
+        logins,
     )
 
 

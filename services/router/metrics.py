@@ -94,6 +94,8 @@ class Metrics:
         if not applied:
             self._refused.add(1, where)
             return
+        if (ingest, broker) not in self._moved_s:
+            self._refused.add(0, where)  # So that there is a number before the first one.
         self._moved_s[ingest, broker] = time.monotonic()
         self._routed.add(piece.matches_count, where)
         self._judged.add(piece.messages_count, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from services.console.measures import REFUSED
 from services.console.rendering import console_of, field_of, render, with_session
 from services.console.sessions import TOKEN_LENGTH_MAX, Session
 from slatemq.errors import InvalidArgument, Unauthenticated
@@ -27,7 +28,7 @@ async def log_in(request: Request) -> Response:
             await console_of(request).clients.check(token)
         except (InvalidArgument, Unauthenticated) as error:
             problem = error.message
-        console_of(request).measures.logins.add(1, {"slatemq.login.refused": bool(problem)})
+        console_of(request).measures.logins.add(1, {REFUSED: bool(problem)})
     if problem:
         return render(request, "login.html", 401, back=back, problem=problem)
     response = RedirectResponse(_own_path(back), 303)
