@@ -346,7 +346,7 @@ def test_alerts_of_events_fire_while_their_backend_is_away(
 
 @pytest.mark.proof
 def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
-    with scraped(tmp_path, "--standbys") as (stack, server):
+    with scraped(tmp_path, "--data", str(tmp_path / "data"), "--standbys") as (stack, server):
         eventually(lambda: server.query('slatemq_standby_waiting{service="broker"} == 1'), WAIT_S)
         stopped = stack.signal("broker-standby", signal.SIGSTOP)
         try:
