@@ -68,10 +68,14 @@ class RunningPod:
 
     def replace(self) -> None:
         """End it as a kubelet does; its successor has a UID of its own."""
+        self.stop()
+        self.start_anew()
+
+    def stop(self) -> None:
+        """End it as a kubelet does."""
         self.process.send_signal(signal.SIGTERM)
         grace: int = self.pod.spec["terminationGracePeriodSeconds"]
         assert self.process.wait(timeout=grace) == EXIT_CLEAN
-        self.start_anew()
 
     def start_anew(self) -> None:
         """Start its successor, once it is gone."""
@@ -493,11 +497,13 @@ async def test_standbys_take_the_shards_of_a_dead_node_and_of_pods_that_are_upda
             assert serving() == standbys
 
             # And when an update replaces those that serve, the others take over once more
-            for pod in standbys:
-                await asyncio.to_thread(pod.replace)
+            for pod, other in zip(standbys, owners, strict=True):
+                await asyncio.to_thread(pod.stop)
+                await asyncio.to_thread(wait_until, lambda one=other: one.serves, 120)
+                pod.start_anew()
                 await asyncio.to_thread(cluster.wait_ready, pod)
                 await load.progress()
-            assert await until_serving() == owners
+            assert serving() == owners
     finally:
         for pod in cluster.pods:
             pod.kill()

@@ -83,7 +83,7 @@ async def test_tasks_are_shown_waited_for_and_retried_by_command(
         # When its cause is removed and it is retried, then it is applied
         request = ingest_pb2.PublishRequest(runs=[message(b"back")])
         await open_root(root).objects.put(path, request.SerializeToString())
-        assert "1 tasks" in (await slate("task", "retry")).stderr
+        assert "1 task is retried" in (await slate("task", "retry")).stderr
         assert (await slate("task", "wait", poison)).returncode == 0
         assert (await slate("task", "failed", "--json")).stdout == ""
 
