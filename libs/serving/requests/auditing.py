@@ -50,6 +50,8 @@ class Auditor:
         principal: Principal | None,
     ) -> None:
         """Record the act of a call when it ends; `principal` is None where it was not proven."""
+        # Now: once a call has ended, reading its connection can end the process (grpcio 1.85).
+        peer, request_id = context.peer(), _trace_id(context)
 
         def ended(context: Context) -> None:
             self.record(
@@ -59,9 +61,9 @@ class Auditor:
                     act,
                     subjects,
                     details,
-                    context.peer(),
+                    peer,
                     "CANCELLED" if context.cancelled() else _outcome(context.code()),
-                    _trace_id(context),
+                    request_id,
                 )
             )
 

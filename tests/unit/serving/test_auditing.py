@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,49 @@ def test_each_act_of_who_may_do_it_is_recorded(
         auditor.record(act(outcome))
 
     assert len(published) == 100
+
+
+class Call:
+    """Of its connection nothing may be read once it has ended."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def peer(self) -> str:
+        assert not self.has_ended
+        return "ipv4:127.0.0.1:5"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        assert not self.has_ended
+        return (("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"),)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def code(self) -> int:
+        return 5
+
+    def end(self) -> None:
+        self.has_ended = True
+        for callback in self._callbacks:
+            callback(self)
+
+
+def test_where_a_call_came_from_is_read_while_it_lasts(
+    auditor: Auditor, published: list[Act]
+) -> None:
+    """Read at its end, it crashed processes of which hostile clients had closed the connections."""
+    call: Any = Call()
+    auditor.watch(call, PURGE, ("orders",), (), None)
+
+    call.end()
+
+    (act,) = published
+    assert (act.peer, act.outcome, act.request_id) == ("ipv4:127.0.0.1:5", "NOT_FOUND", "1" * 32)
 
 
 def test_a_line_says_who_did_what_from_where_with_which_result(
