@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, ObjectNotFound
@@ -73,6 +73,21 @@ class QueueNames:
             for info, found in zip(some, read, strict=True):
                 if found is not None:
                     yield info.path, info.modified_ms, found
+
+    async def numbers(self) -> Mapping[str, int]:
+        """The numbers of the valid objects of all names, by their folders: a LIST."""
+        paths = sorted(await self._objects.list(FOLDER))
+        return {path.rpartition("/")[0]: _number(path) for path in paths}
+
+    async def claimed_again(self, since: Mapping[str, int]) -> list[str]:
+        """The queues of names in use before that were claimed since: they moved, or are new."""
+        found = []
+        for folder, number in (await self.numbers()).items():
+            if number > max(since.get(folder, 0), 1):
+                read = await self._read(f"{folder}/{number:020}.json")
+                if isinstance(read, tuple) and read[1].broker_shards:
+                    found.append(read[0])
+        return found
 
     async def _read(self, path: str) -> tuple[str, NameClaim] | CorruptRecord | None:
         try:

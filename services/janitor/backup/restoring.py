@@ -27,10 +27,12 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.keys import config_range, parse_config_key
+from libs.storage.layout.own_keys import move_range, parse_move_key
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.records.configs import decode_config, partition_index
+from libs.storage.records.move_records import MoveStage, decode_move
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import renumber
@@ -90,6 +92,10 @@ class Restoring:
     queues_count: int = 0
     _shards: dict[str, dict[int, int]] = field(default_factory=dict, init=False)
     """Of each queue, by the indexes of its partitions."""
+    _moves: dict[str, int] = field(default_factory=dict, init=False)
+    """By queue, the number of the newest move that was under way."""
+    _leaving: dict[str, int] = field(default_factory=dict, init=False)
+    _copied: dict[str, int] = field(default_factory=dict, init=False)
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -215,9 +221,13 @@ class Restoring:
             yield database
 
     async def _find_queues(self, broker: Database, shard: int) -> None:
+        leaving = await self._find_moves(broker, shard)
         async for rows in broker.scan(*config_range()):
             for key, value in rows:
                 queue_id = parse_config_key(key)
+                if queue_id in leaving:
+                    self._leaving[queue_id] = shard
+                    continue
                 shards = self._shards.setdefault(queue_id, {})
                 index = partition_index(decode_config(value))
                 if index in shards:
@@ -228,11 +238,32 @@ class Restoring:
                     )
                 shards.setdefault(index, shard)
 
+    async def _find_moves(self, broker: Database, shard: int) -> set[str]:
+        """Notes the moves that were under way; returns the queues that are leaving the shard."""
+        leaving = set()
+        async for rows in broker.scan(*move_range()):
+            for key, value in rows:
+                queue_id, move = parse_move_key(key), decode_move(value)
+                self._moves[queue_id] = max(self._moves.get(queue_id, 0), move.number)
+                if move.stage is MoveStage.LEAVING:
+                    leaving.add(queue_id)
+                elif move.stage is MoveStage.COPIED:
+                    self._copied[queue_id] = shard
+        return leaving
+
     async def _claim_names(self) -> None:
+        # A queue that has arrived is its new shard's; one that has not stays where it was, or, if
+        # that shard had forgotten it, is where all of it was copied to.
+        for found in (self._leaving, self._copied):
+            for queue_id, shard in found.items():
+                self._shards.setdefault(queue_id, {0: shard})
         names = QueueNames(self.target.objects)
         for queue_id, by_index in self._shards.items():
             shards = tuple(by_index[index] for index in sorted(by_index))
-            await names.claim(queue_id, shards, await names.get(queue_id))
+            after = await names.get(queue_id)
+            # By a claim that is newer than that which a move follows, its end is decided.
+            number = max(after.number, self._moves.get(queue_id, 0))
+            await names.claim(queue_id, shards, after._replace(number=number))
             self.queues_count += 1
             self._say("queue names", self.queues_count, len(self._shards))
 

@@ -5,7 +5,7 @@
     payloads, archive      all that the backup root lacks: hours, the first time
     snapshots              of the brokers, then of the ingests: seconds
     payloads, archive      what came meanwhile, and the list of all: seconds
-    no job has removed?    else once more from the snapshots on
+    no job has removed?    else once more from the snapshots on; also where a queue has moved
     tables, manifests      of the snapshots, which are kept alive
     the record             written last
 
@@ -29,6 +29,7 @@ from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.files import tables_folder
 from libs.storage.database.roots import Root
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
+from libs.storage.objects.queue_names import QueueNames
 from services.janitor.backup.catalogue import (
     OBJECTS,
     Backup,
@@ -125,7 +126,10 @@ class Taking:
             started = await self._wait_quiet()
             async with AsyncExitStack() as stack:
                 with self._phase("snapshots", copier):
+                    names = QueueNames(objects)
+                    claims = await names.numbers()
                     taken = await stack.enter_async_context(self.source.snapshots())
+                    moved = await names.claimed_again(claims)
                     listed = await self._objects()
                     await copier.copy(map(_copy_of, listed))
                     listed = [one for one in listed if not _has_gone(one, copier.there)]
@@ -133,11 +137,15 @@ class Taking:
                 if later:
                     log.warning("%s removed while snapshots were taken: again", min(later))
                     continue
+                if moved:
+                    log.warning("queue %s moved while snapshots were taken: again", min(moved))
+                    continue
                 with self._phase("tables", copier):
                     return await self._save(catalogue, copier, taken, listed)
         raise Unavailable(
-            f"jobs of other janitors removed messages during each of {ATTEMPTS} tries: give "
-            f"{', '.join(REMOVING)} a schedule at another time than `backup`",
+            f"jobs of other janitors removed messages, or queues moved to other broker shards, "
+            f"during each of {ATTEMPTS} tries: give {', '.join(REMOVING)} a schedule at another "
+            "time than `backup`, and move queues at another time, too",
             reason="REMOVED_MEANWHILE",
         )
 
