@@ -360,6 +360,7 @@ def test_messages_go_through_them(cluster: Cluster) -> None:
 def test_a_pod_that_is_deleted_drains_within_its_grace_and_its_successor_serves(
     cluster: Cluster,
 ) -> None:
+    cluster.wait_ready()
     broker = cluster.of("broker")[1]
     broker.process.send_signal(signal.SIGTERM)
     grace: int = broker.pod.spec["terminationGracePeriodSeconds"]
