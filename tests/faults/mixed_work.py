@@ -50,6 +50,8 @@ FILTERS: Final = {
     FRAGILE: 'headers.kind == "fragile"',
 }
 ATTEMPTS: Final = {FRAGILE: FRAGILE_ATTEMPTS}
+PARTITIONED: Final = ("even", FRAGILE)
+"""Have a partition on each broker, where there are several."""
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Work:
 
     Attributes:
         rate: Messages that each producer publishes in a second, about.
+        brokers_count: Broker shards of the instance.
         answered: Keys of publishes that were answered.
         finished: By queue, the keys whose ack was answered, or whose outcome is unknown.
         changes_count: Changes of queues beside it.
@@ -68,6 +71,7 @@ class Work:
     seed: int
     rate: float = 30.0
     producers_count: int = 2
+    brokers_count: int = 1
     answered: dict[str, dict[str, str]] = field(default_factory=dict)
     pushed: dict[str, str] = field(default_factory=dict)
     finished: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -88,7 +92,14 @@ class Work:
         await self.note_clock(SLEWED_MS)
         for queue, text in FILTERS.items():
             with_queue = ORDERS if queue == SHIPPED else ""
-            await self.client.create_queue(queue, text, ATTEMPTS.get(queue, 1000), with_queue)
+            is_partitioned = queue in PARTITIONED and self.brokers_count > 1
+            await self.client.create_queue(
+                queue,
+                text,
+                ATTEMPTS.get(queue, 1000),
+                with_queue,
+                self.brokers_count if is_partitioned else None,
+            )
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Consumers, workers and the operator, which work until they are cancelled."""

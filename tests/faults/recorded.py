@@ -6,6 +6,7 @@ are its notes; other calls are repeated by the client, under one request ID.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ class RecordedClient:
     def __init__(self, recorder: Recorder, process: str, client: slatemq.Client) -> None:
         self._recorder = recorder
         self._process = process
+        self._turns = itertools.count()
         self.client = client
 
     def named(self, process: str) -> RecordedClient:
@@ -162,7 +164,12 @@ class RecordedClient:
         return redrive.redriven_count
 
     async def create_queue(
-        self, queue: str, text: str, max_attempts: int = 1000, with_queue: str = ""
+        self,
+        queue: str,
+        text: str,
+        max_attempts: int = 1000,
+        with_queue: str = "",
+        partitions: int | None = None,
     ) -> None:
         asked = {"queue": queue, "filter": text, "max_attempts": max_attempts}
         with self._operation("create-queue", asked):
@@ -172,6 +179,7 @@ class RecordedClient:
                 max_attempts=max_attempts,
                 backoff=slatemq.Backoff.none(),
                 with_queue=with_queue,
+                partitions=partitions,
             )
 
     async def note_clock(self, ahead_ms: float) -> None:
@@ -189,7 +197,10 @@ class RecordedClient:
     async def _claimed_once(
         self, queue: str, count: int, wait_s: float, lease_s: float
     ) -> list[slatemq.Received]:
-        """As `Client.claim`, but never repeated: each attempt that is lost is of a noted claim."""
+        """As `Client.claim`, but never repeated: each attempt that is lost is of a noted claim.
+
+        Of a partitioned queue each claim is one of the next partition.
+        """
         request = claim_request(queue, count, wait=wait_s, lease=lease_s)
         locations = self.client._locations
 
@@ -197,8 +208,14 @@ class RecordedClient:
             stub: Any = ConsumerServiceStub(await locations.peers.broker(shard))
             return claimed_of(await stub.Claim(request, timeout=timeout))
 
+        partition = next(self._turns) % len(await locations.located(queue))
         claimed = await locations.call(
-            queue, attempt, attempt_s=CLAIM_S + wait_s, wait_s=wait_s, repeat_unknown=False
+            queue,
+            attempt,
+            partition,
+            attempt_s=CLAIM_S + wait_s,
+            wait_s=wait_s,
+            repeat_unknown=False,
         )
         return received(claimed, self.client._origin(queue))
 

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 CHANGING_TASKS = 8
 
-OWNERS = 3
-"""The first members, two ingests and a broker, own data; the others are routers."""
+OWNERS = 4
+"""The first members, two ingests and two brokers, own data; the others are routers."""
 
 HISTORY = "history.jsonl"
 """What clients wrote down, in the folder of a run."""
@@ -85,7 +85,7 @@ async def run_zombies(folder: Path, seconds: float, seed: int, changes: int) -> 
     """One history; raises when a member cannot start again, or a zombie does not end as fenced."""
     members = [
         *(Member(folder, "ingest", shard) for shard in range(2)),
-        *(Member(folder, "broker", shard) for shard in range(1)),
+        *(Member(folder, "broker", shard) for shard in range(2)),
         *(Member(folder, "router", shard) for shard in range(2)),
     ]
 
@@ -125,7 +125,15 @@ async def run_history(
                 ]
                 await asyncio.gather(mishaps(work), *changing)
 
-        work = await run_work(folder / HISTORY, broker.address, seed, changed, settled_s)
+        brokers_count = sum(member.service == "broker" for member in members)
+        work = await run_work(
+            folder / HISTORY,
+            broker.address,
+            seed,
+            changed,
+            settled_s,
+            brokers_count=brokers_count,
+        )
         print(f"{work.changes_count} queue changes")
     finally:
         await asyncio.gather(*(member.close() for member in members))

@@ -96,6 +96,7 @@ class Queue:
     purges: list[Operation] = field(default_factory=list)
     pauses: list[tuple[int, int]] = field(default_factory=list)
     redrives: list[Operation] = field(default_factory=list)
+    moves: list[Operation] = field(default_factory=list)
     unknown_claims: list[int] = field(default_factory=list)
     drained_at: int = 0
     dead: set[int] = field(default_factory=set)
@@ -234,6 +235,10 @@ class Facts:
     def _redrive(self, one: Operation) -> None:
         if one.may_have_happened:
             self.queue(one.value["queue"]).redrives.append(one)
+
+    def _move(self, one: Operation) -> None:
+        if one.may_have_happened:
+            self.queue(one.value["queue"]).moves.append(one)
 
     def _pause(self, one: Operation) -> None:
         if one.outcome == OK:

@@ -23,6 +23,7 @@ FUNCTIONS: Final = frozenset(
         "drain",
         "execute",
         "extend",
+        "move",
         "nack",
         "pause",
         "publish",

@@ -145,7 +145,7 @@ class Judge:
         if min(numbers) < 1:
             yield f"{copy} came as attempt {min(numbers)}"
         for earlier, later in itertools.pairwise(each):
-            if earlier.attempt == later.attempt and not self._may_be_released(earlier):
+            if earlier.attempt == later.attempt and not self._may_be_released(earlier, later):
                 yield f"{copy} came twice as attempt {later.attempt}"
             if earlier.attempt > later.attempt and earlier.ended < later.began:
                 yield f"{copy} came as attempt {later.attempt} after {earlier.attempt}"
@@ -160,7 +160,7 @@ class Judge:
             yield f"{token} was given twice"
         for copy, each in self.facts.deliveries.items():
             for earlier, later in itertools.pairwise(each):
-                if self._given_back(earlier, later):
+                if self._given_back(earlier, later) or self._may_be_moved(earlier, later):
                     continue
                 end_ms = self._lease_end_ms(earlier)
                 if later.starts_ms < end_ms:
@@ -183,9 +183,16 @@ class Judge:
                         f"{acks[0].kind} of attempt {one.attempt} was answered"
                     )
 
-    def _may_be_released(self, one: Delivery) -> bool:
-        uses = self.facts.uses[one.token]
-        return any(use.kind == "release" and use.outcome != FAIL for use in uses)
+    def _may_be_released(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the attempt of the earlier one may not count."""
+        uses = self.facts.uses[earlier.token]
+        is_released = any(use.kind == "release" and use.outcome != FAIL for use in uses)
+        return is_released or self._may_be_moved(earlier, later)
+
+    def _may_be_moved(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether a move of the queue may have ended the earlier lease."""
+        moves = self.facts.queue(earlier.queue).moves
+        return any(move.began < later.ended and move.ended > earlier.began for move in moves)
 
     def _given_back(self, earlier: Delivery, later: Delivery) -> bool:
         """Whether the consumer may have ended the lease before the later claim was answered."""
@@ -323,7 +330,7 @@ class Judge:
         for one in self.facts.deliveries[copy]:
             last = generations[-1][-1] if generations[-1] else None
             begins = last is not None and one.attempt <= last.attempt
-            if begins and last is not None and not self._may_be_released(last):
+            if begins and last is not None and not self._may_be_released(last, one):
                 moved = [r for r in redrives if r.began < one.ended and r.ended > last.began]
                 if moved:
                     redrives = redrives[redrives.index(moved[0]) + 1 :]

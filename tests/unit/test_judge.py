@@ -144,6 +144,11 @@ def everything(story: Story) -> None:
     story.call("resume", {"queue": "red"})
     story.publish("m8", 12)
     story.ack(story.claim("m8", 12))
+    # Moved to another broker while it is leased: the attempt does not count.
+    story.publish("m9", 13)
+    story.claim("m9", 13)
+    story.call("move", {"queue": "red"})
+    story.ack(story.claim("m9", 13))
     story.drained(red=[4])
 
 
@@ -232,6 +237,13 @@ def two_leases(story: Story) -> None:
     story.claim("m1", 1)
     story.wait(LEASE_MS - 100)
     story.ack(story.claim("m1", 1, 2))
+
+
+def two_leases_before_a_move(story: Story) -> None:
+    story.publish("m1", 1)
+    story.claim("m1", 1)
+    story.ack(story.claim("m1", 1, 2))
+    story.call("move", {"queue": "red"})
 
 
 def extension_ignored(story: Story) -> None:
@@ -375,6 +387,7 @@ def redriven_twice(story: Story) -> None:
         (attempt_missing, "attempts"),
         (redriven_twice, "attempts"),
         (two_leases, "leases"),
+        (two_leases_before_a_move, "leases"),
         (extension_ignored, "leases"),
         (token_twice, "leases"),
         (again_after_ack, "after-ack"),
