@@ -338,7 +338,12 @@ class Workload:
         self._note_published(batch, done)
         tasks = {one.task_id for one in done if one.task_id}
         if len(tasks) == 1 and len(self._judge.sent) % 3 == 0:
-            await self._wait_applied(client, tasks.pop(), batch)
+            # Of a batch for several shards, some may be stored already.
+            task = tasks.pop()
+            accepted = [
+                message for message, one in zip(batch, done, strict=True) if one.task_id == task
+            ]
+            await self._wait_applied(client, task, accepted)
 
     async def _wait_applied(
         self, client: Client, task_id: str, batch: Sequence[OutgoingMessage]
