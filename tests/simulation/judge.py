@@ -136,6 +136,7 @@ class _Queue:
         losses: Purges and deletions: what was in it then is gone.
         pauses: From the answer of each pause to the beginning of its end.
         redrives: Of its dead letters, whose attempts count from 1 again.
+        relocations: To another broker: leases from before end, and their attempts do not count.
         attempts_max: Of one message, until it is a dead letter.
         fed_from: The queue whose messages move here; no other message comes here.
         since_ms: What was published before may not be there; 0: all is.
@@ -146,6 +147,7 @@ class _Queue:
     losses: list[Loss] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
     redrives: list[Span] = field(default_factory=list)
+    relocations: list[Span] = field(default_factory=list)
     attempts_max: int = 0
     fed_from: str = ""
     is_replayed: bool = False
@@ -265,6 +267,12 @@ class Judge:
         redrive = Span(self.now())
         self.queues[name].redrives.append(redrive)
         return redrive
+
+    def relocating(self, name: str) -> Span:
+        """A queue may move to another broker from now on; `done` tells that it has, or stays."""
+        relocation = Span(self.now())
+        self.queues[name].relocations.append(relocation)
+        return relocation
 
     def paused(self, name: str) -> Span:
         """A pause was answered; `done` tells that its end begins."""
@@ -438,7 +446,10 @@ class Judge:
             if lease.token == token:
                 raise Violated(f"{queue} gives one lease of {key!r} twice")
             ahead_ms = self.apart(queue, lease.given_ms).most_ms
-            if not lease.is_ended and now_ms < lease.deadline_ms - ahead_ms:
+            is_over = any(one.answered > lease.given for one in self.queues[queue].relocations)
+            if attempt == lease.attempt and is_over:
+                continue
+            if not (lease.is_ended or is_over) and now_ms < lease.deadline_ms - ahead_ms:
                 raise Violated(
                     f"{queue} leases {key!r} again {lease.deadline_ms - now_ms} ms before the "
                     f"end of attempt {lease.attempt}"

@@ -17,11 +17,13 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge
 from tests.simulation.workload import (
     BACKOFF,
+    BROKERS,
     COLORS,
     LATE,
     LEASE_S,
     PARTITIONS,
     QUEUES,
+    RELOCATED,
     TAIL,
     Workload,
     filter_of,
@@ -42,6 +44,7 @@ class Operators:
         self._cluster = cluster
         self._judge = judge
         self._workload = workload
+        self._seed = seed
         self._chance = random.Random(f"{seed}/operators")
         self._color = QUEUES["edited"].value
         self._edits = 0
@@ -61,6 +64,8 @@ class Operators:
             works.append(("redriver", self._redrive))
         if self._chance.random() < 0.5:
             works.append(("starter", self._start_late))
+        if random.Random(f"{self._seed}/to another broker").random() < 0.3:
+            works.append(("relocator", self._relocate))
         for name, work in works:
             machine = self._cluster.client_machine(name)
             self.tasks.append(machine.run(self._work(name, work)))
@@ -112,6 +117,26 @@ class Operators:
         self._judge.done(pause)
         with self._judge.change("queue.resumed", name, is_once=False):
             await self._workload.insist(lambda: client.resume_queue(name))
+
+    async def _relocate(self, client: Client, chance: random.Random) -> None:
+        """Move queues between brokers, but those that commands name together."""
+        names = [
+            name
+            for name in RELOCATED
+            if name in self._workload.names and name not in self._workload.partitioned
+        ]
+        while names and not self.stopping:
+            await asyncio.sleep(chance.uniform(0.1, 2.0))
+            name, shard = chance.choice(names), chance.randrange(BROKERS)
+            relocation = self._judge.relocating(name)
+
+            async def attempt(name: str = name, shard: int = shard) -> None:
+                await client.move_queue(name, shard)
+
+            # Until it is over: one that is cancelled is begun again.
+            await self._workload.insist(attempt)
+            self._judge.done(relocation)
+            self._cluster.tell(f"{name} moved to broker {shard}")
 
     async def _empty(self, client: Client, chance: random.Random) -> None:
         """Purge a queue, and delete it and create it again."""

@@ -28,7 +28,15 @@ from tests.simulation.janitor import Janitor
 from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.loop import Machine, Stalled
 from tests.simulation.operators import Operators
-from tests.simulation.workload import BROKERS, BUGS, DELAY_MAX_S, INGESTS, Workload, failed
+from tests.simulation.workload import (
+    BROKERS,
+    BUGS,
+    DELAY_MAX_S,
+    INGESTS,
+    RELOCATED,
+    Workload,
+    failed,
+)
 
 DRAIN_S: Final = 180.0
 """How long all that was published may take to be consumed once nothing is at fault."""
@@ -201,7 +209,8 @@ class World:
         )
 
     def _apart(self, queue: str, since_ms: int) -> Apart:
-        return self.clocks.apart(self.workload.broker_of(queue), since_ms)
+        broker = None if queue in RELOCATED else self.workload.broker_of(queue)
+        return self.clocks.apart(broker, since_ms)
 
     def _note_step(self, machine: Machine, handle: Any) -> None:
         loop = self.cluster.loop

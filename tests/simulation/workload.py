@@ -146,6 +146,10 @@ MAY_HAVE_PARTITIONS: Final = ("all", "red", "flaky", "first", "edited", "moved",
 """Not `ranked`, whose order holds within a partition, nor those that commands name together."""
 
 
+RELOCATED: Final = ("all", "red", "edited")
+"""Queues that may move between brokers: commands name them alone, and they are made once."""
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
