@@ -170,6 +170,10 @@ class _Gathering:
     async def _stop(self, call: Any, left_s: float) -> None:
         await _set_within(self._found, left_s)
         await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
+        # The leases of what others have brought must not end while this broker is silent.
+        await self._found.wait()
+        await asyncio.sleep(REFUSED_S)
+        call.cancel()
 
     async def result(self) -> list[Received]:
         """What was claimed; the rest goes back, uncounted. Raises where nothing was, and why."""
