@@ -90,6 +90,13 @@ def test_events_of_one_process_keep_their_order_those_of_two_have_none() -> None
         events.landed(event(5, updated(2)))
 
 
+def test_an_owner_that_stood_still_is_late_in_fire_and_forget() -> None:
+    _, events = judges(keeps=False)
+    events.landed(event(1, of_message(7, color="red")))
+    events.landed(event(2, of_message(6)))
+    assert events.landed_up_to(0) == 7
+
+
 def test_an_event_must_say_what_was_published() -> None:
     _, events = judges()
     events.landed(event(1, of_message(7, color="blue")))

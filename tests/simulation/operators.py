@@ -98,13 +98,16 @@ class Operators:
         async def attempt() -> None:
             # By its etag, so that a try whose answer was lost changes nothing later.
             queue = await client.get_queue(name)
-            if queue.filter != wanted:
+            # A try may have changed some of its partitions.
+            is_partial = queue.settings_differ or queue.missing_partitions
+            if queue.filter != wanted or is_partial:
                 await client.update_queue(name, etag=queue.etag, filter=wanted)
 
         if color == self._color:
             await self._workload.insist(attempt)
         else:
-            with self._judge.change("queue.updated", name):
+            is_once = name not in self._workload.partitioned
+            with self._judge.change("queue.updated", name, is_once=is_once):
                 await self._workload.insist(attempt)
         self._color = color
         self._judge.done(change)
