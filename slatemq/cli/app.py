@@ -108,7 +108,7 @@ _COMMANDS = (
         "Verify the instance: every record, file and cross-reference; change nothing.",
     ),
     ("repair", "verifying", "Verify the instance, then remove what is left over."),
-    ("shard", "shards", "List, add, drain and remove shards."),
+    ("shard", "shards", "List, add, drain and remove shards; move queues between them."),
     ("instance", "instance", "Show and change the settings that all processes share."),
     ("access", "access.access", "Make tokens for programs, and explain what the policy permits."),
     ("certs", "access.certs", "Make certificates for a stack on this machine."),

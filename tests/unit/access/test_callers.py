@@ -110,6 +110,7 @@ def call_with(authorization: str, tls: bytes = b"TLSv1.3") -> Any:
         invocation_metadata=lambda: [("authorization", authorization)],
         auth_context=lambda: {"ssl_tls_version": [tls]},
         add_done_callback=lambda ended: None,
+        peer=lambda: "ipv4:127.0.0.1:1",
     )
 
 

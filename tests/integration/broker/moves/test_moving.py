@@ -153,6 +153,7 @@ async def test_a_log_that_only_the_source_knows_of_is_routed_from_its_beginning(
         assert replays(second) == []
         assert sorted(await claimed(second)) == [1, 10]
         # And back, where it was known before
+        await swept(first)
         await move(second, first)
         assert replays(first) == []
         assert await route(first, 20, q=[11])
