@@ -49,7 +49,11 @@ class SlatemqServer(PortServer):
 
     def start(self) -> None:
         """Start, and wait until all of it serves."""
-        while not all(map(is_free, self._ports)):
-            time.sleep(0.05)  # Its services end with their launcher, but after it.
         self._ready.unlink(missing_ok=True)
         self._process.start(self._ready.exists)
+
+    def kill(self) -> None:
+        """SIGKILL it, and wait for its services, which end with their launcher, but after it."""
+        super().kill()
+        while not all(map(is_free, self._ports)):
+            time.sleep(0.05)
