@@ -16,6 +16,7 @@ from redis import asyncio as aioredis
 from libs.events.redis.connection import BLOCK_MS, READ_COUNT
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.gathered import Gathered
+from libs.events.redis.streams import PAGE
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
@@ -46,10 +47,6 @@ local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return first[2]
 """
 """Moves delayed tasks that are due to the others; returns when the next one is due."""
-
-
-PAGE: Final = 16
-"""Tasks of one look at those that wait, which may have bodies of 512 KiB."""
 
 
 async def pages(

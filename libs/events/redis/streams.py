@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -26,8 +26,8 @@ end
 """
 """Appends entries in order and answers once: redis-py takes 40 µs for each answer of a pipeline."""
 
-PAGE = 16
-"""Entries of one read of `read_stream`, which may have bodies of 512 KiB."""
+PAGE: Final = 16
+"""Entries of one look at all that wait, which may have bodies of 512 KiB."""
 
 
 async def read_stream(

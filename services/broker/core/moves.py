@@ -1,9 +1,11 @@
 """The queues that are on their way to another shard, or from one. Pure, like the shard.
 
-source   leaving ──the claim is the target's, and it has the queue──► deleted, swept
-└──the move is cancelled──► a queue again
-target   copying ──► copied ──the claim is ours──► a queue
-└──────────┴──the move is cancelled──► deleted, swept
+    source   leaving ──the claim is the target's, and it has the queue──► deleted, swept
+                └──the move is cancelled──► a queue again
+    target   copying ──► copied ──the claim is ours──► a queue
+                └──────────┴──the move is cancelled──► deleted, swept
+
+The claim is that of the queue's name.
 """
 
 from __future__ import annotations
