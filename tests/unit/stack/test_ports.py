@@ -48,6 +48,8 @@ def test_ports_that_others_of_the_stack_will_take_are_no_choice() -> None:
 def test_a_free_port_that_was_taken_meanwhile_is_passed_over() -> None:
     (first,) = choose_ports(None, ["a"]).values()
     with socket.socket() as listener:
+        # Connections that a service of another test had at this port may still count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((HOST, first))
         listener.listen()
 
