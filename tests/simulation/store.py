@@ -350,6 +350,8 @@ class Db:
         self._durable: Rows = log.rows.copy()
         self._pending: list[tuple[int, int, dict[bytes, bytes | None]]] = []
         self._written = 0
+        self._landed = 0
+        self._tick_ms = log.tick_ms
         self.durable_number = 0
         self._flushing = asyncio.Lock()
         self._flushed = asyncio.Event()
@@ -378,16 +380,17 @@ class Db:
 
     def _check(self) -> None:
         if self._reason is not None:
-            raise Error.Closed(reason=self._reason, message="detected newer DB client")
+            raise Error.Closed(reason=self._reason, message=f"closed: {self._reason.name}")
 
     async def write(self, batch: WriteBatch) -> WriteHandle:
         self._check()
         await asyncio.sleep(0)
         self._check()
         tick_ms = int(time.time() * 1000)
-        if tick_ms < self._log.tick_ms:
+        if tick_ms < self._tick_ms:
             self._close(CloseReason.UNKNOWN)
             raise Error.Invalid(message=f"invalid clock tick {tick_ms}")
+        self._tick_ms = tick_ms
         self._written += 1
         _apply(self._memory, batch.rows, tick_ms)
         self._pending.append((self._written, tick_ms, batch.rows))
@@ -397,26 +400,25 @@ class Db:
         self._check()
         async with self._flushing:
             self._check()
-            pending, self._pending = self._pending, []
-            if pending:
-                await self._append(pending)
+            if self._pending:
+                await self._append()
             if options.flush_type == FlushType.MEM_TABLE:
                 await self._asked(lambda: None)
 
-    async def _append(self, pending: list[tuple[int, int, dict[bytes, bytes | None]]]) -> None:
-        landed = False
+    async def _append(self) -> None:
+        # Nothing lands before what was written before it, also where an earlier flush had no answer.
+        pending = self._pending.copy()
 
         def append() -> bool:
-            # A repeated request finds what the first one wrote.
-            nonlocal landed
-            if landed:
-                return True
+            if self._landed >= pending[-1][0]:
+                return True  # A repeated request finds what the first one wrote.
             if self._log.epoch != self._epoch:
                 return False
-            landed = True
-            for _, tick_ms, rows in pending:
-                _apply(self._log.rows, rows, tick_ms)
-                self._log.tick_ms = max(self._log.tick_ms, tick_ms)
+            for number, tick_ms, rows in pending:
+                if number > self._landed:
+                    self._landed = number
+                    _apply(self._log.rows, rows, tick_ms)
+                    self._log.tick_ms = max(self._log.tick_ms, tick_ms)
             self._store.on_landed(self._name)
             self._store.on_append.pop(self._name, _nothing)()
             return True
@@ -427,6 +429,7 @@ class Db:
         for number, tick_ms, rows in pending:
             _apply(self._durable, rows, tick_ms)
             self.durable_number = number
+        del self._pending[: len(pending)]
         self._flushed.set()
         self._flushed = asyncio.Event()
 
