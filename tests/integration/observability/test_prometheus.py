@@ -111,21 +111,25 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
+def with_events(folder: Path, redis: RedisServer, consistency: str) -> tuple[str, ...]:
+    """The arguments of a stack whose events go to Redis."""
+    queue = {
+        "enabled": True,
+        "backend": "redis",
+        "consistency": consistency,
+        "redis": {"url": redis.settings("t").url},
+    }
+    (folder / "slatemq.yaml").write_text(yaml.safe_dump({"queue": queue}))
+    return "--data", str(folder / "data"), "--config", str(folder / "slatemq.yaml")
+
+
 @pytest.fixture(scope="module")
 def run(
     tmp_path_factory: pytest.TempPathFactory, redis: RedisServer
 ) -> Iterator[tuple[LocalStack, Prometheus]]:
     """With traffic, and with event queues on Redis."""
     folder = tmp_path_factory.mktemp("observed")
-    queue = {
-        "enabled": True,
-        "backend": "redis",
-        "consistency": "write-through",
-        "redis": {"url": redis.settings("t").url},
-    }
-    (folder / "slatemq.yaml").write_text(yaml.safe_dump({"queue": queue}))
-    arguments = ("--data", str(folder / "data"), "--config", str(folder / "slatemq.yaml"))
-    with scraped(folder, *arguments) as (stack, server):
+    with scraped(folder, *with_events(folder, redis, "write-through")) as (stack, server):
         traffic = Traffic(stack.endpoint)
         try:
             yield stack, server
@@ -345,6 +349,22 @@ def test_alerts_of_events_fire_while_their_backend_is_away(
 
 
 @pytest.mark.proof
+def test_an_alert_fires_when_events_are_lost(tmp_path: Path, redis: RedisServer) -> None:
+    arguments = with_events(tmp_path, redis, "fire-and-forget")
+    with scraped(tmp_path, *arguments) as (stack, server):
+        traffic = Traffic(stack.endpoint)
+        eventually(lambda: server.query("slatemq_queue_lost"), WAIT_S)
+        assert "SlateMQEventsLost" not in {name for name, _ in server.firing()}
+
+        redis.kill()
+        try:
+            firing(server, ("SlateMQEventsLost", "ingest"))
+        finally:
+            redis.start()
+            traffic.stop()
+
+
+@pytest.mark.proof
 def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
     with scraped(tmp_path, "--data", str(tmp_path / "data"), "--standbys") as (stack, server):
         eventually(lambda: server.query('slatemq_standby_waiting{service="broker"} == 1'), WAIT_S)
@@ -374,7 +394,7 @@ async def _fail_one(endpoint: str, server: Prometheus) -> None:
 
 @pytest.mark.s3
 @pytest.mark.proof
-def test_alerts_fire_while_a_store_is_slow_or_silent_and_end_with_it(tmp_path: Path) -> None:
+def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(tmp_path: Path) -> None:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
         for name, value in CREDENTIALS.items():
@@ -382,6 +402,12 @@ def test_alerts_fire_while_a_store_is_slow_or_silent_and_end_with_it(tmp_path: P
         with scraped(tmp_path, "--store", root_url(store.port, "t")) as (stack, server):
             traffic = Traffic(stack.endpoint)
             eventually(lambda: server.query("slatemq_commit_size_bytes_count > 3"), WAIT_S)
+
+            store.set(Fault(Outcome.REFUSE, match="topology"))
+            refused = {("SlateMQStoreErrors", "broker")}
+            eventually(lambda: refused <= server.firing(), 2 * WAIT_S, server.firing)
+            store.set()
+            eventually(lambda: not refused & server.firing(), 2 * WAIT_S, server.firing)
 
             store.set(Fault(method="PUT", delay_s=1.5))
             slow = {("SlateMQCommitsSlow", "ingest"), ("SlateMQCommitsSlow", "broker")}
