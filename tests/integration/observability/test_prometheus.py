@@ -365,6 +365,36 @@ def test_an_alert_fires_when_events_are_lost(tmp_path: Path, redis: RedisServer)
 
 
 @pytest.mark.proof
+def test_an_alert_fires_where_an_ingest_has_lost_pushes_until_they_are_given_up(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with LocalStack(tmp_path / "first", "--data", str(data), ready=True) as stack:
+        asyncio.run(_push_and_claim(stack.endpoint))
+    # Another ingest, which has none of the messages, stands in the place of that one
+    (data / "ingest").rename(tmp_path / "lost")
+    (data / "topology" / "ingest-0.json").unlink()
+    with scraped(tmp_path / "second", "--data", str(data)) as (stack, server):
+        asyncio.run(_push(stack.endpoint))
+        halted = ("SlateMQOutboxHalted", "broker")
+        firing(server, halted)
+        asyncio.run(_resume(stack.endpoint))
+        ended(server, halted)
+
+
+async def _push_and_claim(endpoint: str) -> None:
+    async with slatemq.connect(endpoint) as client:
+        await client.create_queue("flaky")
+        await client.execute([Push("flaky", b"x")])
+        assert await client.claim("flaky", wait=WAIT_S)
+
+
+async def _resume(endpoint: str) -> None:
+    async with slatemq.connect(endpoint) as client:
+        await client.resume_outbox(0, 0)
+
+
+@pytest.mark.proof
 def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
     with scraped(tmp_path, "--data", str(tmp_path / "data"), "--standbys") as (stack, server):
         eventually(lambda: server.query('slatemq_standby_waiting{service="broker"} == 1'), WAIT_S)
@@ -394,7 +424,9 @@ async def _fail_one(endpoint: str, server: Prometheus) -> None:
 
 @pytest.mark.s3
 @pytest.mark.proof
-def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(tmp_path: Path) -> None:
+def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(
+    tmp_path: Path,
+) -> None:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
         for name, value in CREDENTIALS.items():
