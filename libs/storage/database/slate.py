@@ -232,7 +232,7 @@ class Database:
     async def get(self, key: bytes, durable: bool = False) -> bytes | None:
         """The value of `key`, or None; `durable` hides what a crash would undo."""
         options = _READ_DURABLE if durable else READ_MEMORY
-        with translated(f"reading from {self.name}"):
+        with self._reading(f"reading from {self.name}"):
             return await CALLS.get(self._db, key, options)
 
     async def written_ms(self, key: bytes) -> int | None:
@@ -241,7 +241,7 @@ class Database:
         Every commit has the clock record, so its time is that of the last commit: SlateDB accepts
         no write before the wall clock is past it.
         """
-        with translated(f"reading from {self.name}"):
+        with self._reading(f"reading from {self.name}"):
             row = await self._db.get_key_value_with_options(key, _READ_DURABLE)
         return None if row is None else int(row.create_ts)
 
@@ -267,7 +267,7 @@ class Database:
         short = limit is not None and limit <= SHORT_SCAN_ROWS
         options = scan_options(durable=durable, short=short, descending=descending)
         left = limit
-        with translated(f"scanning {self.name}"):
+        with self._reading(f"scanning {self.name}"):
             iterator = await CALLS.scan(self._db, start, end, options)
             while left is None or left > 0:
                 count = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
@@ -412,6 +412,16 @@ class Database:
                 raise translate(error, f"closing {self.name}") from error
             else:
                 raise StoreFailed(f"syncing {self.name} at its close: {error}") from error
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Like `translated`; where a failed change has closed the database, that is the error."""
+        try:
+            yield
+        except (Error, InternalError) as error:
+            if self.failed is not None and isinstance(error, Error.Closed):
+                raise self.failed from error
+            raise translate(error, what) from error
 
     def _check(self) -> None:
         if self.failed is not None:

@@ -256,6 +256,12 @@ async def test_a_failed_database_closes_without_making_its_memory_durable(
     await database.close()
     assert database.closed_reason == "clean"
 
+    # What reads it afterwards learns why it is closed
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        await database.get(b"k")
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        _ = [rows async for rows in database.scan(b"a", b"z")]
+
 
 async def test_the_tick_of_the_last_write_can_be_read_back(database: Database) -> None:
     before = int(time.time() * 1000)
