@@ -20,7 +20,7 @@ WITH_RABBITMQ: Final = frozenset(
     f"tests/integration/events/{name}.py"
     for name in (
         *("backends/test_conformance", "backends/test_rabbitmq_connections"),
-        "backends/test_rabbitmq_exchanges",
+        *("backends/test_rabbitmq_exchanges", "backends/test_wrong_settings"),
         "tasks/test_async_backends",
     )
 )

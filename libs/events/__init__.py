@@ -7,6 +7,7 @@ In reading order:
 `cancellations`  those that client libraries lose
 `deliveries`     giving events to handlers
 `retrying`       waiting for a backend that is down
+`tls_faults`     whether it is TLS that keeps a server from answering
 `measures`       counters of a backend
 `backend`        what a system must do
 `backends`       which class carries which

@@ -406,7 +406,7 @@ class Db:
                 await self._asked(lambda: None)
 
     async def _append(self) -> None:
-        # Nothing lands before what was written before it, also where an earlier flush had no answer.
+        # Nothing lands before what was written before it, also where an earlier flush failed.
         pending = self._pending.copy()
 
         def append() -> bool:

@@ -7,7 +7,7 @@ from libs.events.activemq.events import Events
 from libs.events.activemq.tasks import Tasks
 from libs.events.backend import QueueBackend
 from libs.events.settings import ActivemqSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class ActivemqBackend(QueueBackend):
@@ -24,6 +24,10 @@ class ActivemqBackend(QueueBackend):
                 await self._connection.prepare()
         except FailedPrecondition as error:
             raise InvalidArgument("queue.activemq.url", error.message) from error
+        except Unavailable:
+            if fault := await self._connection.find_tls_fault():
+                raise InvalidArgument("queue.activemq.url", fault.description) from None
+            raise
 
     async def disconnect(self) -> None:
         await self._connection.close()

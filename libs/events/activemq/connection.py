@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +16,13 @@ from proton import Link, Message, ProtonException
 from libs.events.activemq.engine import ConnectionLost, Engine, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import ActivemqSettings
+from libs.events.tls_faults import TlsFault, find_tls_fault
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 OPERATION_S = 10.0
 """How long one call may take, connecting included."""
+
+HELLO = b"AMQP\x03\x01\x00\x00"
 
 PORTS = {"amqp": 5672, "amqps": 5671}
 
@@ -80,9 +84,11 @@ class Connection:
             raise InvalidArgument("queue.activemq.url", str(error)) from error
         if url.scheme not in PORTS or not url.hostname:
             raise InvalidArgument("queue.activemq.url", "must be amqp://HOST or amqps://HOST")
+        if url.path not in ("", "/") or url.query or url.fragment:
+            raise InvalidArgument("queue.activemq.url", "must end with the host and the port")
         self._host = url.hostname
         self._port = port or PORTS[url.scheme]
-        self._is_encrypted = url.scheme == "amqps"
+        self._context = ssl.create_default_context() if url.scheme == "amqps" else None
         self._user = unquote(url.username) if url.username else None
         self._password = unquote(url.password) if url.password else None
         self._engine: Engine | None = None
@@ -103,13 +109,17 @@ class Connection:
         try:
             async with asyncio.timeout(OPERATION_S):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: engine, self._host, self._port, ssl=self._is_encrypted or None
+                    lambda: engine, self._host, self._port, ssl=self._context
                 )
                 await engine.opened()
         except BaseException:
             engine.abort(ConnectionLost("it was not opened"))
             raise
         return engine
+
+    async def find_tls_fault(self) -> TlsFault | None:
+        """As the function of that name."""
+        return await find_tls_fault(self._host, self._port, self._context, HELLO)
 
     async def send(self, address: str, *messages: Message) -> None:
         """Send in order; returns once the server has accepted all of them.
@@ -140,16 +150,24 @@ class Connection:
             return sender
 
     async def prepare(self) -> None:
-        """Open what is sent to: ActiveMQ creates what is missing."""
+        """Open what is sent to: ActiveMQ creates what is missing.
+
+        Raises InvalidArgument that names the key of a refused address.
+        """
         engine = await self.engine()
         async with asyncio.timeout(OPERATION_S):
-            for address in (
-                self.addresses.events,
-                self.addresses.tasks,
-                self.addresses.retry,
-                self.addresses.dead,
+            for key, address in (
+                ("events_address", self.addresses.events),
+                ("queue_address", self.addresses.tasks),
+                ("queue_address", self.addresses.retry),
+                ("queue_address", self.addresses.dead),
             ):
-                await self._sender(engine, address)
+                try:
+                    await self._sender(engine, address)
+                except Refused as error:
+                    if error.is_login:
+                        raise
+                    raise InvalidArgument(f"queue.activemq.{key}", str(error)) from error
 
     async def receive(self, address: str, browse: bool = False) -> Receiver:
         engine = await self.engine()

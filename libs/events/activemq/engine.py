@@ -34,9 +34,11 @@ CLOSE_S = 5.0
 """How long a server has to answer the end of a session."""
 
 
+_LOGIN_REFUSED = "amqp:unauthorized-access"
+
 _REFUSALS = frozenset(
     {
-        "amqp:unauthorized-access",
+        _LOGIN_REFUSED,
         "amqp:not-found",
         "amqp:not-allowed",
         "amqp:invalid-field",
@@ -51,7 +53,15 @@ class ConnectionLost(Exception):
 
 
 class Refused(Exception):
-    """The server refuses a login or an address."""
+    """The server refuses a login or an address.
+
+    Attributes:
+        is_login: Whether it is the user who may not do that.
+    """
+
+    def __init__(self, text: str, *, is_login: bool) -> None:
+        super().__init__(text)
+        self.is_login = is_login
 
 
 class Received:
@@ -456,7 +466,9 @@ def _error_of(ended: Any) -> Exception:
     if condition is None:
         return ConnectionLost("the server ended it")
     text = f"{condition.description or condition.name}"
-    return Refused(text) if condition.name in _REFUSALS else ConnectionLost(text)
+    if condition.name in _REFUSALS:
+        return Refused(text, is_login=condition.name == _LOGIN_REFUSED)
+    return ConnectionLost(text)
 
 
 _HANDLERS: dict[Any, Callable[[Engine, Any], None]] = {

@@ -7,7 +7,7 @@ from libs.events.kafka.connection import Connection, translated
 from libs.events.kafka.events import Events
 from libs.events.kafka.tasks import Tasks
 from libs.events.settings import KafkaSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class KafkaBackend(QueueBackend):
@@ -29,8 +29,9 @@ class KafkaBackend(QueueBackend):
                 await tasks.prepare()
         except FailedPrecondition as error:
             raise InvalidArgument("queue.kafka.brokers", error.message) from error
-        except ValueError as error:
-            raise InvalidArgument("queue.kafka.brokers", str(error)) from error
+        except Unavailable:
+            await self._connection.check_tls()
+            raise
 
     async def disconnect(self) -> None:
         await self._connection.close()

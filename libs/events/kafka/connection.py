@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import struct
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -16,6 +17,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import KafkaSettings
 from libs.events.tasks import cut_error
+from libs.events.tls_faults import find_tls_fault
+from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
@@ -39,9 +42,14 @@ COMPACTED: Final = {"cleanup.policy": "compact"}
 KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Topics whose records brokers never remove by themselves: by default they do after a week."""
 
+_HELLO: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
+"""An ApiVersions request, version 0, without a client ID: its length comes first."""
+
 _REFUSED_SETTINGS: Final[Mapping[type[Exception], str]] = {
     errors.InvalidReplicationFactorError: "replication_factor",
     errors.InvalidPartitionsError: "partitions",
+    errors.InvalidTopicError: "topic_prefix",
+    errors.TopicAuthorizationFailedError: "topic_prefix",
 }
 
 _DOWN = (
@@ -107,6 +115,8 @@ class Connection:
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
+        """Connect. Raises InvalidArgument for a wrong setting, and aiokafka's errors."""
+        addresses_of(self.settings.brokers, "queue.kafka.brokers")
         context = tls_context(self.settings)
         if context is not None:
             self._reach |= {"security_protocol": "SSL", "ssl_context": context}
@@ -122,6 +132,16 @@ class Connection:
             await producer.stop()
             raise
         self._producer = producer
+
+    async def check_tls(self) -> None:
+        """Raise InvalidArgument where TLS keeps a broker from answering, which is not down."""
+        context = tls_context(self.settings)
+        for address in addresses_of(self.settings.brokers):
+            host, _, port = address.rpartition(":")
+            fault = await find_tls_fault(host.strip("[]"), int(port), context, _HELLO)
+            if fault is not None:
+                key = "tls_cert" if fault.is_own else "tls_ca"
+                raise InvalidArgument(f"queue.kafka.{key}", fault.description)
 
     async def close(self) -> None:
         """Stop the producer; what was sent is waited for."""
@@ -225,8 +245,9 @@ class Connection:
             if kind in _REFUSED_SETTINGS:
                 key = _REFUSED_SETTINGS[kind]
                 refused = getattr(self.settings, key)
+                why = kind.description or kind.__name__
                 raise InvalidArgument(
-                    f"queue.kafka.{key}", f"the brokers refuse {refused} for {topic}"
+                    f"queue.kafka.{key}", f"the brokers refuse {refused} for {topic}: {why}"
                 )
             if kind not in (errors.NoError, errors.TopicAlreadyExistsError):
                 raise kind(topic)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from libs.events.backend import QueueBackend
+from libs.events.rabbitmq.address import check_vhost
 from libs.events.rabbitmq.connection import Connection, close_channel, declare_all, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class RabbitmqBackend(QueueBackend):
@@ -17,8 +18,6 @@ class RabbitmqBackend(QueueBackend):
     _connection: Connection
 
     async def connect(self, config: RabbitmqSettings) -> None:
-        if not config.url.startswith(("amqp://", "amqps://")):
-            raise InvalidArgument("queue.rabbitmq.url", "must begin with amqp:// or amqps://")
         self._connection = Connection(config)
         self._compose(Events(self._connection), Tasks(self._connection))
         try:
@@ -28,8 +27,16 @@ class RabbitmqBackend(QueueBackend):
                 await close_channel(channel)
         except FailedPrecondition as error:
             raise InvalidArgument("queue.rabbitmq.url", error.message) from error
-        except ValueError as error:
-            raise InvalidArgument("queue.rabbitmq.url", str(error)) from error
+        except Unavailable:
+            await self._check_address()
+            raise
+
+    async def _check_address(self) -> None:
+        """Raise InvalidArgument where the server is not down, but the URL is wrong."""
+        address = self._connection.address
+        await check_vhost(address)
+        if fault := await address.find_tls_fault():
+            raise InvalidArgument("queue.rabbitmq.url", fault.description)
 
     async def disconnect(self) -> None:
         await self._connection.close()

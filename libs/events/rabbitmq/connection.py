@@ -17,8 +17,10 @@ from aio_pika.abc import (
     AbstractIncomingMessage,
     AbstractQueue,
 )
+from aiormq.exceptions import ChannelAccessRefused
 
 from libs.events.cancellations import keeping_cancellations
+from libs.events.rabbitmq.address import Address
 from libs.events.settings import RabbitmqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -35,6 +37,7 @@ each one that a crash of ours or a look at the dead letters ended counts."""
 log = logging.getLogger(__name__)
 
 REFUSALS = (
+    ChannelAccessRefused,
     exceptions.ChannelPreconditionFailed,
     exceptions.ChannelNotFoundEntity,
     exceptions.ProbableAuthenticationError,
@@ -52,8 +55,11 @@ def translated() -> Iterator[None]:
         login = isinstance(
             error, exceptions.ProbableAuthenticationError | exceptions.AuthenticationError
         )
+        # Only the reason says what the values of that error are.
+        is_mechanism = isinstance(error, exceptions.AuthenticationError)
+        why = error.reason % error.args if is_mechanism else str(error)
         raise FailedPrecondition(
-            "LOGIN" if login else "REFUSED", f"RabbitMQ refuses it: {error}"
+            "LOGIN" if login else "REFUSED", f"RabbitMQ refuses it: {why}"
         ) from error
     except (exceptions.AMQPError, *exceptions.CONNECTION_EXCEPTIONS, TimeoutError) as error:
         what = str(error) or type(error).__name__
@@ -64,7 +70,9 @@ class Connection:
     """One connection, opened again when it was lost."""
 
     def __init__(self, settings: RabbitmqSettings) -> None:
+        """Nothing is opened yet. Raises InvalidArgument that names the key."""
         self.settings = settings
+        self.address = Address.of(settings.url)
         self._connection: AbstractConnection | None = None
         self._publishing: AbstractChannel | None = None
         self._opening = asyncio.Lock()
@@ -77,7 +85,10 @@ class Connection:
             if not self._is_connected:
                 self._publishing = None
                 self._connection = await aio_pika.connect(
-                    self.settings.url, heartbeat=HEARTBEAT_S, timeout=OPERATION_S
+                    self.address.url,
+                    ssl_context=self.address.context,
+                    heartbeat=HEARTBEAT_S,
+                    timeout=OPERATION_S,
                 )
             assert self._connection is not None
             # A message that no queue took is confirmed, too: it raises, as if refused.
@@ -182,11 +193,13 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     """
     names = Names(settings)
     kind = aio_pika.ExchangeType(settings.exchange_type)
-    await _declare(channel.declare_exchange(names.exchange, kind, durable=settings.durable))
-    dead = await _declare(
-        channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable)
+    exchange = channel.declare_exchange(names.exchange, kind, durable=settings.durable)
+    await _declare(exchange, "exchange", "exchange_type")
+    dead_exchange = channel.declare_exchange(
+        names.dead_exchange, "fanout", durable=settings.durable
     )
-    await _declare(declare_queue(channel, names.tasks, settings))
+    dead = await _declare(dead_exchange, "exchange")
+    await _declare(declare_queue(channel, names.tasks, settings), "queue_prefix")
     back = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": names.tasks,
@@ -194,9 +207,9 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     if settings.durable:
         # Only with both of these a quorum queue keeps a message until its target has it.
         back |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    await _declare(declare_queue(channel, names.retry, settings, back))
-    queue = await _declare(declare_queue(channel, names.dead, settings))
-    await _declare(queue.bind(dead, names.dead))
+    await _declare(declare_queue(channel, names.retry, settings, back), "queue_prefix")
+    queue = await _declare(declare_queue(channel, names.dead, settings), "queue_prefix")
+    await _declare(queue.bind(dead, names.dead), "queue_prefix")
 
 
 async def declare_queue(
@@ -213,16 +226,32 @@ async def declare_queue(
     )
 
 
-async def _declare(declaring: Any) -> Any:
+async def _declare(declaring: Any, name_key: str, type_key: str = "") -> Any:
+    """Declare; `name_key` has the name, and `type_key` the type of an exchange, where one does.
+
+    Raises InvalidArgument that names the key which the server refuses.
+    """
     try:
         async with asyncio.timeout(OPERATION_S):
             return await declaring
+    except ValueError as error:  # as in "Max length exceeded for exchange"
+        raise InvalidArgument(f"queue.rabbitmq.{name_key}", str(error)) from error
+    except ChannelAccessRefused as error:
+        # Either a reserved name, or one that the user of the URL has no permissions on.
+        key = name_key if "reserved" in str(error) else "url"
+        raise InvalidArgument(f"queue.rabbitmq.{key}", str(error)) from error
     except exceptions.ChannelPreconditionFailed as error:
         # As in "inequivalent arg 'type' for exchange 'slatemq'".
-        key = "exchange_type" if "'type'" in str(error) else "durable"
-        raise InvalidArgument(
-            f"queue.rabbitmq.{key}", f"the server has it with other properties: {error}"
-        ) from error
+        text = str(error)
+        if "inequivalent" not in text:  # as in "queue limit in vhost '/' (10) is reached"
+            raise InvalidArgument("queue.rabbitmq.url", text) from error
+        key = name_key
+        if "'durable'" in text or "'x-queue-type'" in text:
+            key = "durable"
+        elif "'type'" in text:
+            key = type_key or name_key
+        problem = f"the server has it with other properties: {text}"
+        raise InvalidArgument(f"queue.rabbitmq.{key}", problem) from error
 
 
 WAIT_S: Final = 1.0

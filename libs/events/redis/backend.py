@@ -7,7 +7,9 @@ from typing import Any
 
 from libs.events.backend import QueueBackend
 from libs.events.redis.connection import (
+    HELLO,
     OPERATION_S,
+    context_of,
     make_consumer_name,
     open_client,
     translated,
@@ -18,7 +20,8 @@ from libs.events.redis.event_stream import EventStream
 from libs.events.redis.list_tasks import ListTasks
 from libs.events.redis.stream_tasks import StreamTasks
 from libs.events.settings import RedisSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from libs.events.tls_faults import find_tls_fault
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class RedisBackend(QueueBackend):
@@ -39,10 +42,32 @@ class RedisBackend(QueueBackend):
         try:
             with translated():
                 await client.ping()
+                await self._check_keys(config.stream_prefix)
                 await tasks.connect()
         except FailedPrecondition as error:
-            key = "url" if error.reason == "LOGIN" else "stream_prefix"
+            key = "stream_prefix" if "WRONGTYPE" in error.message else "url"
             raise InvalidArgument(f"queue.redis.{key}", error.message) from error
+        except Unavailable:
+            await self._check_tls()
+            raise
+
+    async def _check_keys(self, prefix: str) -> None:
+        """Raise InvalidArgument where a key is of another type than this backend makes it."""
+        kinds = {"events": b"stream", "dead-letter": b"stream", "tasks:delayed": b"zset"}
+        for name, kind in kinds.items():
+            found = await self._client.type(f"{prefix}:{name}")
+            if found not in (kind, b"none"):
+                raise InvalidArgument(
+                    "queue.redis.stream_prefix",
+                    f"the key {prefix}:{name} is a {found.decode()}, not a {kind.decode()}",
+                )
+
+    async def _check_tls(self) -> None:
+        pool = self._client.connection_pool
+        facts = pool.connection_kwargs
+        host, port = facts.get("host", "localhost"), facts.get("port", 6379)
+        if fault := await find_tls_fault(host, port, context_of(pool), HELLO):
+            raise InvalidArgument("queue.redis.url", fault.description)
 
     async def disconnect(self) -> None:
         async with asyncio.timeout(OPERATION_S):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -39,9 +41,20 @@ _DOWN = (
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
+    exceptions.OutOfMemoryError,
+    exceptions.TryAgainError,
     OSError,
     asyncio.TimeoutError,
 )
+
+_PASSING = ("OOM", "MISCONF", "NOREPLICAS", "BUSY")
+"""What errors of a server begin with, or have in the error of a script, that will take writes
+again."""
+
+_OPTIONS: Final = ("db", "username", "password", "client_name", "protocol")
+"""What the query of a URL may have, beside `ssl_…`: others would change what callers rely on."""
+
+HELLO: Final = b"PING\r\n"
 
 _CLOSED = "the handler is closed"
 """Of uvloop's RuntimeError, where a server goes as it is written to; asyncio raises an OSError."""
@@ -62,7 +75,7 @@ def translated() -> Iterator[None]:
             raise
         raise Unavailable("Redis closed the connection", reason="BACKEND_DOWN") from error
     except exceptions.ResponseError as error:
-        if "OOM" in str(error) or "MISCONF" in str(error):
+        if any(word in str(error) for word in _PASSING):
             raise Unavailable(f"Redis refuses writes: {error}", reason="BACKEND_DOWN") from error
         raise FailedPrecondition("REFUSED", f"Redis refuses a command: {error}") from error
 
@@ -89,6 +102,7 @@ class _Pool(aioredis.ConnectionPool):  # type: ignore[misc]
 
 def open_client(settings: RedisSettings) -> aioredis.Redis:
     """A client that connects when it is used. Raises InvalidArgument for an invalid URL."""
+    _check_url(settings.url)
     try:
         pool = _Pool.from_url(
             settings.url,
@@ -98,9 +112,39 @@ def open_client(settings: RedisSettings) -> aioredis.Redis:
             retry=Retry(NoBackoff(), 0),  # callers retry, and say so
             decode_responses=False,
         )
-    except (ValueError, TypeError) as error:
+        context_of(pool)
+    except (ValueError, TypeError, exceptions.RedisError, OSError) as error:
         raise InvalidArgument("queue.redis.url", str(error)) from error
     return aioredis.Redis.from_pool(pool)
+
+
+def _check_url(text: str) -> None:
+    """Refuse what redis-py would pass over, such as a database that is no number."""
+    try:
+        url = urlsplit(text)
+        options = parse_qs(url.query, keep_blank_values=True)
+    except ValueError as error:
+        raise InvalidArgument("queue.redis.url", str(error)) from error
+    if url.scheme not in ("redis", "rediss"):
+        raise InvalidArgument("queue.redis.url", "must begin with redis:// or rediss://")
+    databases = [url.path.removeprefix("/"), *options.get("db", [])]
+    if not all(one == "" or (one.isascii() and one.isdecimal()) for one in databases):
+        raise InvalidArgument("queue.redis.url", "the path, and db, must be a database number")
+    for name in options:
+        if name not in _OPTIONS and not name.startswith("ssl_"):
+            raise InvalidArgument("queue.redis.url", f"{name} is not an option of the query")
+
+
+def context_of(pool: aioredis.ConnectionPool) -> ssl.SSLContext | None:
+    """What connections of a pool speak TLS with; None: without it.
+
+    Raises what redis-py does for options of the URL, and OSError for files that cannot be read.
+    """
+    connection: Any = pool.make_connection()
+    if not isinstance(connection, aioredis.SSLConnection):
+        return None
+    context: ssl.SSLContext = connection.ssl_context.get()
+    return context
 
 
 def make_consumer_name() -> str:

@@ -9,7 +9,7 @@ from libs.events.slatemq.events import Events
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.slatemq.queues import Queues, translated
 from libs.events.slatemq.tasks import Tasks
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, PermissionDenied, SlateMQError, Unauthenticated
 
 CALL_S = 10.0
 
@@ -31,10 +31,29 @@ class SlatemqBackend(QueueBackend):
                 self._compose(Events(self._queues), Tasks(self._queues))
                 await self._queues.ensure_queue(self._queues.tasks, TASKS_HEADER, ())
             except InvalidArgument as error:
-                raise InvalidArgument("queue.slatemq", error.message) from error
+                raise InvalidArgument(*_key_and_problem(error)) from error
+            except Unauthenticated as error:
+                raise InvalidArgument(*_of_credentials(error)) from error
+            except PermissionDenied as error:
+                raise InvalidArgument("queue.slatemq.queue_prefix", error.message) from error
 
     async def disconnect(self) -> None:
         await self._queues.client.close()
 
     async def ping(self) -> None:
         await self._queues.client.get_queue(self._queues.tasks)
+
+
+def _key_and_problem(error: InvalidArgument) -> tuple[str, str]:
+    """The setting that a refusal of the client, or of the server, is about."""
+    if error.field == "endpoint":
+        return "queue.slatemq.endpoint", error.description
+    if error.field == "queue_id":
+        return "queue.slatemq.queue_prefix", error.description
+    return _of_credentials(error)
+
+
+def _of_credentials(error: SlateMQError) -> tuple[str, str]:
+    """The credentials are no settings of the file, but those of the endpoint."""
+    source = "the credentials, from SLATEMQ_… variables or the profile"
+    return "queue.slatemq.endpoint", f"{source}: {error.message}"

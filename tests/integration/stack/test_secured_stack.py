@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import slatemq
+from libs.events.backends import open_backend
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.backend import SlatemqBackend
 from slatemq._rpc.rpc_status import from_rpc_error
@@ -359,6 +360,33 @@ async def test_who_proves_nothing_gets_nothing(
     with pytest.raises(PermissionDenied if form == "stranger" else Unauthenticated):
         async with slatemq.connect(stack.endpoint, credentials=credentials) as client:
             await client.create_queue("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "key", "problem"),
+    [
+        ("ops", "xx", "endpoint", "the credentials, from SLATEMQ_… variables"),
+        ("stranger", "", "queue_prefix", "events.tasks"),
+    ],
+)
+async def test_credentials_of_event_queues_that_are_refused_are_named_by_the_key(
+    secured: tuple[Secured, LocalStack],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    ending: str,
+    key: str,
+    problem: str,
+) -> None:
+    made, stack = secured
+    token = made.tokens[name].token
+    monkeypatch.setenv("SLATEMQ_CA", str(made.certificates / "ca.crt"))
+    monkeypatch.setenv("SLATEMQ_TOKEN", token[: len(token) - len(ending)] + ending)
+
+    backend = open_backend("slatemq")
+    with pytest.raises(InvalidArgument, match=problem) as refused:
+        await backend.connect(SlatemqSettings(endpoint=stack.endpoint, queue_prefix="events"))
+    await backend.close()
+    assert refused.value.field == f"queue.slatemq.{key}"
 
 
 async def test_a_client_without_tls_does_not_get_in_and_its_error_says_why(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 from libs.events.settings import RabbitmqSettings
@@ -37,20 +39,29 @@ class RabbitmqServer(PortServer):
                 f"ssl_options.keyfile = {certificate.key_file}",
             ]
         config.write_text("\n".join([*lines, ""]))
-        self._process = Process(
-            [program("rabbitmq-server", RABBITMQ_HOME)],  # before Debian's wrapper on the PATH
-            folder,
-            {
-                "HOME": str(folder),
-                "RABBITMQ_CONFIG_FILE": str(config),
-                "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
-                "RABBITMQ_ENABLED_PLUGINS_FILE": str(enabled),
-                "RABBITMQ_NODENAME": f"events{self.port}@localhost",
-                "RABBITMQ_DIST_PORT": str(self._dist_port),
-                "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
-                "RABBITMQ_LOG_BASE": str(folder / "logs"),
-                "ERL_EPMD_ADDRESS": "127.0.0.1",
-            },
+        self._node = f"events{self.port}@localhost"
+        self._environment = {
+            "HOME": str(folder),
+            "RABBITMQ_CONFIG_FILE": str(config),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(enabled),
+            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "logs"),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+        # Before Debian's wrapper on the PATH.
+        command = [program("rabbitmq-server", RABBITMQ_HOME)]
+        self._process = Process(command, folder, self._environment)
+
+    def control(self, *command: str) -> None:
+        """Run `rabbitmqctl`."""
+        subprocess.run(
+            [program("rabbitmqctl", RABBITMQ_HOME), "-q", "-n", self._node, *command],
+            env={**os.environ, **self._environment},
+            check=True,
+            capture_output=True,
         )
 
     def settings(self, prefix: str) -> RabbitmqSettings:

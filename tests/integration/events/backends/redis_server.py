@@ -24,14 +24,20 @@ class RedisServer(PortServer):
         folder: Path,
         task_structure: Literal["streams", "lists"],
         certificate: Certificate | None = None,
+        asks_clients: bool = False,
     ) -> None:
-        """Nothing runs yet. With a certificate it speaks TLS alone."""
+        """Nothing runs yet. With a certificate it speaks TLS alone.
+
+        `asks_clients`: it takes clients alone whose certificate that one has signed.
+        """
         (self.port,) = free_ports(1)
         self._task_structure = task_structure
         self._is_encrypted = certificate is not None
         ports = ["--port", str(self.port)]
         if certificate is not None:
-            ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            ports = ["--port", "0", "--tls-port", str(self.port)]
+            ports += ["--tls-auth-clients", "yes" if asks_clients else "no"]
+            ports += ["--tls-ca-cert-file", str(certificate.file)]
             ports += ["--tls-cert-file", str(certificate.file)]
             ports += ["--tls-key-file", str(certificate.key_file)]
         self._process = Process(

@@ -78,14 +78,22 @@ async def test_brokers_are_reached_by_tls_with_a_client_certificate(tmp_path: Pa
 
             # Neither without a certificate, nor by an authority that did not sign the broker's
             make_certificates(tmp_path / "others")
-            for changes in (
-                {"tls_cert": "", "tls_key": ""},
-                {"tls_ca": str(tmp_path / "others" / "ca.crt")},
+            # (this end says nothing to those without one, as a broker would)
+            without = {"tls_cert": "", "tls_key": ""}
+            for key, changes in (
+                ("tls_ca", {"tls_ca": str(tmp_path / "others" / "ca.crt")}),
+                ("tls_ca", {"tls_ca": "", **without}),
+                ("tls_ca", {"brokers": (f"127.0.0.1:{server.port}",)}),
             ):
                 backend = open_backend("kafka")
-                with pytest.raises(Unavailable):
+                with pytest.raises(InvalidArgument) as refused:
                     await backend.connect(msgspec.structs.replace(settings, **changes))
                 await backend.close()
+                assert refused.value.field == f"queue.kafka.{key}"
+            backend = open_backend("kafka")
+            with pytest.raises(Unavailable):
+                await backend.connect(msgspec.structs.replace(settings, **without))
+            await backend.close()
 
 
 @pytest.mark.parametrize(

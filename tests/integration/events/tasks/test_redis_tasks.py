@@ -381,7 +381,3 @@ async def test_rediss_connects_by_tls_to_a_server_whose_certificate_is_trusted(
         assert await dequeued(trusting) == task
         await trusting.complete_task(task.task_id)
         await trusting.close()
-
-        for other in (url, settings.url):
-            with pytest.raises(Unavailable):
-                await open_backend("redis").connect(replace(settings, url=other))
