@@ -23,10 +23,11 @@ from slatemq.errors import Unavailable
 log = logging.getLogger(__name__)
 
 SEARCH_MS = 250
-"""How often to look for processes while no log or no broker is known: all are just starting."""
+"""How often to look for processes while an instance starts: until a log and a broker are known, and
+for `LOOK_AGAIN_MS` after each that is new, since others come at about the same time."""
 
 LOOK_AGAIN_MS = 10_000
-"""How often to look for new ones, which are rare, once there are some."""
+"""How often to look for new ones, which are rare, once it has started."""
 
 REFRESH_SECONDS = 2.0
 """How long Explain waits for a broker's newest configs before it goes by the last ones known."""
@@ -64,7 +65,8 @@ class Router:
         """Route these logs (None: all there are); nothing runs before `run`.
 
         `number` is this router's in the topology.
-        New processes are looked for every `look_again_ms`; what is known of them is that old.
+        New processes are looked for every `look_again_ms`, and more often while some come; what is
+        known of them is that old.
         """
         self.logs: dict[int, Log] = {}
         self.links: dict[int, BrokerLink] = {}
@@ -145,15 +147,18 @@ class Router:
         return silent
 
     async def _search(self) -> None:
+        now_s, started_at_s = asyncio.get_running_loop().time, 0.0
         while True:
-            every_ms = self._look_again_ms if self.logs and self.links else SEARCH_MS
+            is_started = self.logs and self.links and now_s() >= started_at_s
+            every_ms = self._look_again_ms if is_started else min(SEARCH_MS, self._look_again_ms)
             try:
                 topology = await self._directory.read(every_ms)
                 await self._drop_removed(topology.brokers)
             except StorageError as error:
                 log.warning("the topology cannot be read: %s", error)
             else:
-                await self._add(list(topology.ingests), list(topology.brokers))
+                if await self._add(list(topology.ingests), list(topology.brokers)):
+                    started_at_s = now_s() + self._look_again_ms / 1000
                 self._share(topology.shards("router").keys())
             await asyncio.sleep(every_ms / 1000)
 
@@ -168,11 +173,12 @@ class Router:
                 link.close()
                 log.info("broker shard %d was removed", shard)
 
-    async def _add(self, ingests: list[int], brokers: list[int]) -> None:
-        """Take in processes that are new.
+    async def _add(self, ingests: list[int], brokers: list[int]) -> bool:
+        """Take in processes that are new; returns whether there are any.
 
         In steps: a thousand logs on their way to a hundred brokers take seconds.
         """
+        count = len(self.logs) + len(self.links)
         for shard in ingests:
             wanted = self._ingest_shards is None or shard in self._ingest_shards
             if wanted and shard not in self.logs:
@@ -202,6 +208,7 @@ class Router:
                     link.add_log(known)
                 self._linked[shard] = self._start(link.run())
                 await asyncio.sleep(0)
+        return len(self.logs) + len(self.links) > count
 
     def _share(self, routers: Collection[int]) -> None:
         """Leave logs to their first routers."""

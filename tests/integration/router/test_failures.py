@@ -17,6 +17,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from libs.storage.objects.removed_shards import RemovedShards
 from services.router import brokers
+from services.router import router as routers
 from services.router.router import Router
 from services.router.tails import Buffer
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
@@ -85,8 +86,9 @@ async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
 
 
 async def test_a_router_looks_where_a_broker_is_that_was_replaced_and_still_answers(
-    stack: Stack,
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(routers, "SEARCH_MS", CACHE_MS)
     await stack.shard.set_queue("all", "true")
     root, now_s = open_root(stack.root_url), 0.0
 
@@ -245,6 +247,22 @@ async def test_a_broker_added_later_reads_the_whole_log(stack: Stack) -> None:
         await new.start()
         await eventually(lambda: new_shard.assigned.get("new") == published)
     await new.stop()
+
+
+async def test_a_broker_that_starts_shortly_after_another_is_not_waited_for_like_a_rare_new_one(
+    stack: Stack,
+) -> None:
+    # Given a router that looks for rare ones less often than any test lasts
+    shard = ShardMemory(shard=1)
+    other = Running(stack.directory, MemoryBroker(shard))
+    root = open_root(stack.root_url)
+    async with running_router(root, look_again_ms=10_000_000) as router:
+        await eventually(lambda: router.is_routing)
+
+        # When another broker comes, then it is found
+        await other.start()
+        await eventually(lambda: router.links.keys() == {0, 1})
+    await other.stop()
 
 
 async def test_a_broker_put_back_to_an_older_state_is_routed_from_there(stack: Stack) -> None:
