@@ -27,11 +27,21 @@ class SteadyLoad:
         again: Message IDs that were delivered after their ack was answered: never, if all is well.
     """
 
-    def __init__(self, client: slatemq.Client, queues: Sequence[str], keep: int = 0) -> None:
-        """Of `keep` messages in a row, one is acked, and the others stay claimed; 0: all acked."""
+    def __init__(
+        self,
+        client: slatemq.Client,
+        queues: Sequence[str],
+        keep: int = 0,
+        lease: float | None = None,
+    ) -> None:
+        """Of `keep` messages in a row, one is acked, and the others stay claimed; 0: all acked.
+
+        `lease` is that of a claim, in seconds; None for the queue's.
+        """
         self._client = client
         self._queues = queues
         self._keep = keep
+        self._lease = lease
         self._tasks: list[asyncio.Task[None]] = []
         self._finishing = False
         self.published: dict[int, bytes] = {}
@@ -99,7 +109,7 @@ class SteadyLoad:
         taken = 0
         while True:
             try:
-                messages = await self._client.claim(queue_id, 10, wait=1)
+                messages = await self._client.claim(queue_id, 10, lease=self._lease, wait=1)
             except AWAY:
                 continue
             for message in messages:

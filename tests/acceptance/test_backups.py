@@ -65,7 +65,9 @@ class Instance:
 
     async def create_queue(self, queue_id: str, shard: int) -> None:
         stub = queue_pb2_grpc.QueueServiceStub(self.brokers[shard].there)
-        queue = queue_pb2.Queue(queue_id=queue_id, filter=f'headers.queue == "{queue_id}"')
+        queue = queue_pb2.Queue(
+            queue_id=queue_id, filter=f'headers.queue == "{queue_id}"', max_attempts=1_000
+        )
         await stub.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
 
     async def consume_all(self, queues: Iterable[str]) -> dict[int, bytes]:
@@ -139,7 +141,8 @@ async def test_a_restored_instance_has_all_that_was_answered_before_the_backup_a
     async with serving(tmp_path / "old") as old:
         for place, queue_id in enumerate(QUEUES):
             await old.create_queue(queue_id, place % 2)
-        load = SteadyLoad(old.client, QUEUES, keep=2)
+        # Whose claims are over shortly after the restore
+        load = SteadyLoad(old.client, QUEUES, keep=2, lease=5)
         load.start()
         for _ in range(rounds):
             await load.progress(60, 20)

@@ -42,7 +42,12 @@ from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 WAIT_S = 60.0
-PAUSE_S = 0.05
+PAUSE_S = 0.3
+"""Between two rounds of the traffic: several in each second, in which there is one scrape."""
+
+STEPS_PAUSE_S = 0.05
+"""Between two large requests: 21 within ten seconds are enough for the alert."""
+
 SMALL_DISK_MIB = 256
 IN_FLIGHT_MAX = 1_000
 BOUND = re.compile(r"\s(>|<|==)\s[\d.e]+$")
@@ -325,6 +330,7 @@ async def _publish_until(endpoint: str, server: Prometheus, alert: str) -> None:
     async with slatemq.connect(endpoint) as client, asyncio.timeout(WAIT_S):
         while alert not in {name for name, _ in await asyncio.to_thread(server.firing)}:
             await client.publish_batch(messages)
+            await asyncio.sleep(STEPS_PAUSE_S)
 
 
 async def _run_job(stack: LocalStack) -> None:
