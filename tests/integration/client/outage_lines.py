@@ -24,7 +24,7 @@ class Lines(logging.Handler):
         self.more.set()
 
     async def first(self, text: str) -> str:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 found = [line for line in self.lines if text in line]
                 if found:

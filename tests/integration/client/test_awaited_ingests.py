@@ -64,7 +64,7 @@ async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_c
     # Given messages of two ingests, of which one is down, and a stream
     ingests = Ingests()
     ingests.down = {1}
-    async with running(ingest=ingests) as rig, asyncio.timeout(30):
+    async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create()
         await assign(rig, "q", 1, SECOND)
         call: Any = rig.consumers.Consume()
@@ -95,7 +95,7 @@ async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_c
 async def test_a_claim_with_messages_says_which_ingests_others_wait_for() -> None:
     ingests = Ingests()
     ingests.down = {1}
-    async with running(ingest=ingests) as rig, asyncio.timeout(30):
+    async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create()
         await assign(rig, "q", 1, SECOND)
         await rig.assign([FIRST])
@@ -110,7 +110,7 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
     None
 ):
     ingests = Ingests()
-    async with running(ingest=ingests) as rig, asyncio.timeout(30):
+    async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create()
 
         def claim_knowing(*shards: int) -> asyncio.Future[consumer_pb2.ClaimResponse]:
@@ -153,7 +153,7 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
     ],
 )
 async def test_a_claim_knows_a_bounded_number_of_ingests(shards: Sequence[int], field: str) -> None:
-    async with running() as rig, asyncio.timeout(30):
+    async with running() as rig, asyncio.timeout(60):
         await rig.create()
         known = consumer_pb2.IngestShards(shards=shards)
         request = consumer_pb2.ClaimRequest(queue_id="q", known_awaited=known)
@@ -163,7 +163,7 @@ async def test_a_claim_knows_a_bounded_number_of_ingests(shards: Sequence[int], 
 
 
 async def test_a_waiting_claim_holds_two_bytes_of_each_ingest_that_it_knows() -> None:
-    async with running() as rig, asyncio.timeout(30):
+    async with running() as rig, asyncio.timeout(60):
         await rig.create(max_in_flight=1)  # where it is full, no look finds that others are awaited
         await rig.assign([FIRST])
         await rig.claim()
@@ -186,7 +186,7 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
     # Given a queue that may have one message in flight, and has it
     ingests = Ingests()
     ingests.down = {1}
-    async with running(ingest=ingests) as rig, asyncio.timeout(30):
+    async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create(max_in_flight=1)
         await assign(rig, "q", 1, SECOND)
         await rig.assign([FIRST])

@@ -236,7 +236,7 @@ async def test_a_token_whose_lease_ended_is_refused(
     token, kept = await view.try_next(), await view.try_next()
     assert token is not None
     assert kept is not None
-    async with view.refs.lease(kept) as lease, asyncio.timeout(30):
+    async with view.refs.lease(kept) as lease, asyncio.timeout(60):
         await instance.broker.until(lambda: instance.broker.extended.count(kept.lease_token) > 5)
         assert token.ended
         assert not lease.lost
@@ -321,7 +321,7 @@ async def test_a_consumer_waits_while_its_queue_is_paused(
     instance: Instance, client: slatemq.Client
 ) -> None:
     instance.broker.paused = True
-    async with client.consume("q") as messages, asyncio.timeout(30):
+    async with client.consume("q") as messages, asyncio.timeout(60):
         waiting = asyncio.create_task(anext(messages))
         while not messages.paused:
             await asyncio.sleep(0.01)
@@ -335,7 +335,7 @@ async def test_a_consumer_of_batches_waits_while_its_queue_is_paused(
     instance: Instance, client: slatemq.Client
 ) -> None:
     instance.broker.paused = True
-    async with client.consume_batches("q", 2) as batches, asyncio.timeout(30):
+    async with client.consume_batches("q", 2) as batches, asyncio.timeout(60):
         waiting = asyncio.create_task(anext(batches))
         await instance.broker.until(lambda: instance.broker.refused_count)
         instance.broker.paused = False

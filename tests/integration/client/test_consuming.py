@@ -54,7 +54,7 @@ async def test_streams_that_break_lose_nothing_and_credit_stays_right(
             if len(got) == 200:
                 await messages.close()
 
-    async with client.consume("q", prefetch=20) as messages, asyncio.timeout(30):
+    async with client.consume("q", prefetch=20) as messages, asyncio.timeout(60):
         await asyncio.gather(*(work(messages) for _ in range(5)))
 
     # Then everything came once

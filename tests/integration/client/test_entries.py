@@ -156,7 +156,7 @@ async def serve(instance: Instance, *brokers: Entries) -> None:
 async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
     """Asks where everybody is at its first call, when the test's brokers are there."""
     made = slatemq.connect(instance.endpoint)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         yield made
         await made.close()
 

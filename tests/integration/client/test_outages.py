@@ -123,7 +123,7 @@ async def test_iterating_ends_when_the_outage_lasts_for_its_timeout(
     instance: Instance, client: slatemq.Client, kind: str
 ) -> None:
     await stop_broker(instance)
-    async with getattr(client, kind)("q", outage_timeout=0.4) as consumer, asyncio.timeout(30):
+    async with getattr(client, kind)("q", outage_timeout=0.4) as consumer, asyncio.timeout(60):
         for _ in range(2):  # And at every later try
             with pytest.raises(Unavailable, match="queue 'q'") as raised:
                 await anext(consumer)
@@ -135,7 +135,7 @@ async def test_a_queue_without_messages_is_not_an_outage(
 ) -> None:
     async with client.consume("q", outage_timeout=30) as messages:
         waiting = asyncio.create_task(taken(messages))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not messages._parts or not (
                 messages._parts[0].watch._timers or instance.broker.streams
             ):
@@ -168,7 +168,7 @@ async def test_process_waits_for_its_handlers_before_it_reports_the_outage(
     assert not done
     await instance.serve(broker=instance.broker)
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(Unavailable) as raised:
             await work
     assert raised.value.reason == "OUTAGE_TIMEOUT"

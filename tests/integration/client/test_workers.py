@@ -206,7 +206,7 @@ async def test_process_holds_no_more_messages_than_its_prefetch() -> None:
                 done.set()
 
         working = asyncio.create_task(client.process("q", handle, concurrency=1, prefetch=1))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await done.wait()
         working.cancel()
         await asyncio.wait([working])

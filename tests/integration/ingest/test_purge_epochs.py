@@ -91,7 +91,7 @@ async def test_an_ingest_that_is_down_holds_up_no_first_queue_and_no_log_but_its
         assert await rig.counts("a") == {"available": 1}
 
         # And those of this one when it is back, sent again
-        async with serving(url, shard=5) as back, asyncio.timeout(30):
+        async with serving(url, shard=5) as back, asyncio.timeout(60):
             while not (await assigned(rig, 5))[0].applied:
                 await asyncio.sleep(0.01)
             assert await epoch(back) >= 1

@@ -68,7 +68,7 @@ async def ask(
 async def purged(ingest: Ingest, ids: Iterable[int], epoch: int = 0) -> int:
     """Purges until none is refused: until the retention of all is over. Returns how many went."""
     left, count = list(ids), 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while left:
             result = await purge(ingest, left, epoch=epoch)
             count += result.purged_count

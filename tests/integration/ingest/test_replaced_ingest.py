@@ -95,7 +95,7 @@ async def test_a_broker_that_was_idle_finds_messages_with_the_new_ingest(tmp_pat
             # When it wants messages that the second one has stored since
             new = await second.send(b"new", b"newer")
             answers: list[IngestMessages] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not answers:
                     try:
                         answers.append(await client.fetch(0, [old, *new], FETCH_BYTES))

@@ -65,7 +65,7 @@ async def test_a_payload_that_takes_long_to_read_is_delivered_and_the_others_bef
             await rig.assign(small, "other")
 
             # When its object takes long to read
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 given: list[Any] = []
                 while len(given) < 2:
                     given += await rig.claim(max_messages=10, wait_ms=1_000)
@@ -97,7 +97,7 @@ async def test_who_wants_one_such_message_alone_is_asked_to_come_again(
         assert (list(answer.slow_ids), list(answer.missing_ids)) == ([large], [])
         assert [one.message_id for one in answer.messages] == [small]
         store.free.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (answer := await ingest.read(large)).messages:
                 pass
         assert answer.messages[0].payload == LARGE

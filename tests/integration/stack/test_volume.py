@@ -139,7 +139,7 @@ async def test_delayed_messages_come_when_their_time_has_come(tmp_path: Path) ->
         async with slatemq.connect(stack.endpoint) as client:
             # When
             ids: list[int] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(ids) < volume.delayed:
                     ids += await claimed(client, volume.queue)
 

@@ -38,7 +38,7 @@ async def served(app: App) -> AsyncIterator[int]:
     server = service.server_of(ConsoleConfig(), app, None)
     run = asyncio.create_task(server.serve([listener]))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield listener.getsockname()[1]
     finally:
         server.should_exit = server.force_exit = True

@@ -167,7 +167,7 @@ async def test_keys_that_have_ended_are_removed_in_the_background(root: Root) ->
         second = await shard.publisher.publish(accepted(keyed("k")))
         assert first.message_ids != second.message_ids
         clock.advance(120_000)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await dedupe_rows(shard):
                 await asyncio.sleep(0.05)
 

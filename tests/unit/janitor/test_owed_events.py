@@ -79,7 +79,7 @@ async def end(store: RunStore, stored: Stored) -> None:
 async def take(events: OwedEvents, *, marks: bool = True) -> list[Event]:
     """What waits; killed before a run is marked, or after."""
     found: list[Event] = []
-    async with aclosing(events.batches()) as batches, asyncio.timeout(30):
+    async with aclosing(events.batches()) as batches, asyncio.timeout(60):
         while True:
             following = asyncio.ensure_future(anext(batches))
             await asyncio.sleep(0)  # Now it knows that the batch before is done.
@@ -174,7 +174,7 @@ async def test_a_run_that_cannot_be_marked_holds_up_no_others(
 ) -> None:
     stored, events = await created(store), opened(store)
     await end(store, stored)
-    async with aclosing(events.batches()) as batches, asyncio.timeout(30):
+    async with aclosing(events.batches()) as batches, asyncio.timeout(60):
         events.done((await anext(batches)).position)
         # When its object is lost between its events and its mark
         if damage == "damaged":

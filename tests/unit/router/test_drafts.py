@@ -41,7 +41,7 @@ async def test_no_more_than_some_drafts_are_in_work_also_of_calls_that_were_canc
     released.set()
     await busy
     assert (await calls[0]).queues[0].matched
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while servicer._drafts_count:
             await asyncio.sleep(0.01)
     assert (await servicer.Explain(good, None)).queues[0].matched

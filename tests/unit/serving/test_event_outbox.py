@@ -222,7 +222,7 @@ async def test_a_damaged_last_row_of_many_events_holds_up_nothing(root: Root) ->
         await owner.commit()
         await damage(owner, 2)
         # Then its number comes, without events: who waits for what is there need not wait for more
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert names_of(await owner.take()) == ["a"]
         assert not owner.events.waits
         owner.record("g")
@@ -277,7 +277,7 @@ class Backend:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -165,13 +165,13 @@ async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_no
             await first.directory.announce(wrong)
 
         # Then the owner's is back soon
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await fresh.read(0)).address("broker", 0) != second.peer.address:
                 await asyncio.sleep(0.01)
     keeping.cancel()
 
     # And the first one, which looks too, ends its looking
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await first.ownership.keep()
     assert (await fresh.read(0)).address("broker", 0) == second.peer.address
     await first.close()
@@ -198,7 +198,7 @@ async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_on
                 await fresh.announce(wrong)
 
             # Then the process's own is back soon
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await fresh.entry(own) != own:
                     await asyncio.sleep(0.01)
     keeping.cancel()

@@ -173,7 +173,7 @@ class Executed(Finished):
     async def compare(self) -> None:
         """As always; and what was pushed has arrived, once and in order."""
         await super().compare()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.pushes.stored.get(0, [])) < len(self.pushed):
                 await asyncio.sleep(0.01)
         arrived = [(one.queue_id, one.payload) for one in self.pushes.stored.get(0, [])]

@@ -51,13 +51,13 @@ class Consumer:
         """Says something, and waits until the broker has it."""
         await self.say(**action)
         (stream,) = streams(self.rig)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while stream._heard_ms != self.rig.clock.now_ms():
                 await asyncio.sleep(0.002)
 
     async def ended(self) -> None:
         """Reads to the end of the stream; raises what ended it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await self.call.read() is not grpc.aio.EOF:
                 pass
 
@@ -118,7 +118,7 @@ async def test_a_stream_that_breaks_keeps_nothing() -> None:
         await rig.create()
         consumer = await Consumer.with_messages(rig, 3)
         consumer.call.cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while streams(rig):
                 await asyncio.sleep(0.002)
         await go_on(rig, LEASE_MS - 1)
@@ -210,13 +210,13 @@ async def test_what_follows_a_stop_is_refused() -> None:
         consumer = await Consumer.with_messages(rig, 1)
         disk.free.clear()  # a commit that lasts keeps the stream open
         creating = asyncio.create_task(rig.create("other"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "other" not in rig.owner.shard.queues:
                 await asyncio.sleep(0.002)
         await consumer.say(stop=consumer_pb2.ConsumeStop())
         await consumer.say(**HEARTBEAT)
         (stream,) = streams(rig)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while stream.error is None:
                 await asyncio.sleep(0.002)
         disk.free.set()

@@ -112,7 +112,7 @@ async def test_nothing_is_reported_before_it_is_durable() -> None:
             assert await watch.heartbeat() == []
             rig.disk.free.clear()
             assigning = asyncio.create_task(delay(rig, [1]))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not rig.owner.shard.queues["q"].waiting.timed_count:
                     await asyncio.sleep(0.001)
             for _ in range(3):

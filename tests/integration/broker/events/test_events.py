@@ -68,7 +68,7 @@ async def rows(rig: Rig) -> int:
 
 
 async def until_deleted(rig: Rig) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await rows(rig):
             await asyncio.sleep(0.02)
 

@@ -125,7 +125,7 @@ async def test_what_came_along_is_not_judged_again_by_a_target_that_lags(tmp_pat
         assert await route(second, 40)
         assert (await queue_on(second)).HasField("quarantine")
         assert await route(second, 5, log=1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await queue_on(second)).HasField("quarantine"):
                 await asyncio.sleep(0.01)
         assert replays(second) == [(0, 30, 40)]
@@ -173,7 +173,7 @@ async def test_a_restart_goes_on_waiting_until_routing_has_caught_up(tmp_path: P
         async with running(tmp_path, shard=1, clock=second.clock) as second:
             assert (await queue_on(second)).HasField("quarantine")
             assert await route(second, 40)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await queue_on(second)).HasField("quarantine"):
                     await asyncio.sleep(0.01)
             assert replays(second) == [(0, 30, 40)]
@@ -372,7 +372,7 @@ async def test_a_target_takes_a_queue_whose_source_never_comes_back(tmp_path: Pa
             await begin_move(source, target)
             await steps.reached.wait()
         target.broker.arrivals._heard.clear()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await has_queue(target):
                 await asyncio.sleep(0.05)
         assert sorted(await claimed(target)) == list(range(1, 11))
@@ -471,7 +471,7 @@ async def test_waiting_claims_end_when_their_queue_leaves(tmp_path: Path) -> Non
     async with two_brokers(tmp_path) as (first, second):
         await first.create("q")
         waiting = asyncio.create_task(first.claim("q", wait_ms=20_000))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not first.delivery.has_waiters("q"):
                 await asyncio.sleep(0.01)
         await move(first, second)

@@ -187,7 +187,7 @@ async def arriving(rig: Rig) -> Any:
     header = await header_of(database, made.queue_id)
     rows = [row async for page in pages_of(database, made.queue_id, header) for row in page]
     await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id=made.queue_id))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not rig.broker.sweeper.is_done_with(made.queue_id):
             await asyncio.sleep(0.001)
     return move_pb2.ReceiveRowsRequest(

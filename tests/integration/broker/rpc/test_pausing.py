@@ -44,7 +44,7 @@ async def open_stream(rig: Rig, credit: int) -> grpc.aio.StreamStreamCall:  # ty
 
 
 async def ended(stream: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await stream.read() is not grpc.aio.EOF:
             pass
 

@@ -109,7 +109,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def _settled_create(one: Broker, queue_id: str) -> str:
     """Create, again for as long as another broker is in the middle of something."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (outcome := await one.create(queue_id)) in PASSING:
             await asyncio.sleep(0.05)
     return outcome
@@ -182,7 +182,7 @@ async def test_a_creation_on_one_shard_holds_off_those_on_others_until_it_is_ove
     async with broker(folder, 0) as other, broker(folder, 1) as slow:
         slow.objects.held_step = 2  # The name is claimed.
         creating = asyncio.create_task(slow.create("q"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await slow.objects.reached.wait()
 
         assert await other.create("q") == "QUEUE_CHANGING"
@@ -205,7 +205,7 @@ async def test_a_creation_that_is_killed_at_any_step_leaves_the_name_to_one_shar
         frozen.objects.step = 0
         frozen.objects.held_step = step
         creating = asyncio.create_task(frozen.create("q"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.wait(
                 [creating, asyncio.create_task(frozen.objects.reached.wait())],
                 return_when=asyncio.FIRST_COMPLETED,
@@ -223,7 +223,7 @@ async def test_a_creation_that_is_killed_before_its_answer_keeps_the_name(folder
     async with broker(folder, 0) as other, broker(folder, 1) as frozen:
         frozen.disk.free.clear()
         creating = asyncio.create_task(frozen.create("q"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "q" not in frozen.rig.owner.shard.queues:
                 await asyncio.sleep(0.01)
         # It may or may not have been stored by now: what counts is that both agree.
@@ -245,7 +245,7 @@ async def test_a_deletion_that_is_killed_at_any_step_leaves_the_name_to_one_shar
         frozen.objects.step = 0
         frozen.objects.held_step = step
         deleting = asyncio.create_task(frozen.delete("q"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await frozen.objects.reached.wait()
         async with broker(folder, 1) as successor:
             outcomes = await asyncio.gather(

@@ -45,7 +45,7 @@ def said_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def until(rig: Rig, status: int) -> str:
     """Waits for this health; gives the reason."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await health_of(rig))[0] != status:
             await asyncio.sleep(0.01)
     return found[1]

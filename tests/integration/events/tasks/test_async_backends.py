@@ -298,7 +298,7 @@ async def test_records_go_only_where_the_backend_has_removed_what_is_finished(
         clock.advance(KEPT_MS + SETTLE_MS + 1)
         new = await made.enqueue(b"new")
         await made.until(2)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not made.consumer.finished_ms:
                 await asyncio.sleep(0.01)
 

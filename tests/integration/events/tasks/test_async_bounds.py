@@ -55,7 +55,7 @@ async def test_publishes_that_wait_for_a_slow_backend_are_counted_and_bounded(
                 async with paused(redis.port):
                     # When more is published than may wait
                     publishes = [asyncio.create_task(ingest.send_task(PAYLOAD)) for _ in range(10)]
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(60):
                         while sum(publish.done() for publish in publishes) < 6:
                             await asyncio.sleep(0.01)
 
@@ -74,7 +74,7 @@ async def test_publishes_that_wait_for_a_slow_backend_are_counted_and_bounded(
                 for task_id in (*task_ids, await ingest.send_task(PAYLOAD)):
                     await ingest.applied(task_id)
                 # What the last one held goes a moment after its answer
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while server.service.held_bytes:
                         await asyncio.sleep(0.01)
         finally:

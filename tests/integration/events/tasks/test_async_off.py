@@ -23,7 +23,7 @@ async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
         await objects.put(path, b"body")
 
     async with serving(root) as ingest:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not caplog.records:
                 await asyncio.sleep(0.01)
         assert await ingest.send(b"it serves")

@@ -39,7 +39,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 async def dequeued(backend: QueueBackend) -> WriteTask:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (task := await backend.dequeue_task()) is None:
             pass
     return task

@@ -67,7 +67,7 @@ async def traffic(made: Instance) -> AsyncIterator[tuple[list[int], list[int]]]:
     try:
         yield published, acked
         tasks[0].cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while set(acked) < set(published):
                 assert not tasks[1].done(), tasks[1].result()
                 await asyncio.sleep(0.02)
@@ -160,7 +160,7 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         kept = filled.in_flight | failed | waiting
         assert await made.stored(everything) == kept
         others = await made.logged() - kept
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not others <= set(published):  # one may be stored and not be answered yet
                 await asyncio.sleep(0.01)
         assert len(made.objects) == len(dead_letters)
@@ -225,7 +225,7 @@ async def _bring_back(spark: SparkSession, made: Instance, filled: Filled) -> No
     result = await run(spark, made, "restore", message_ids=ids)
     assert result.counts == {"letters_restored": 0}
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(there := await made.listed("orders", "available")) < len(filled.waiting) + len(
             ids
         ):

@@ -205,7 +205,7 @@ async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> N
         run_id = (await started.stderr.readline()).decode().split()[2]
         await there.under_way(run_id)
         started.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(started.communicate(), 30)
+        _, err = await asyncio.wait_for(started.communicate(), 60)
 
         assert started.returncode == 130
         assert "the run continues" in err.decode()
