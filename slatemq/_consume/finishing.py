@@ -31,6 +31,9 @@ BATCH_MAX = 1000
 UNANSWERED_MAX = 1000
 """The limit of acks in the background: a consumer's crash delivers at most these again."""
 
+KEPT_S: Final = 1.0
+"""How long a client that closes waits for claims that their callers wait for no longer."""
+
 CALL_MAX = 10_000
 """Tokens that the server takes in one call."""
 
@@ -133,6 +136,7 @@ class Finisher:
         self._acks: dict[int, Batcher[str, None]] = {}
         self._nacks: dict[int, Batcher[Nack, None]] = {}
         self._unanswered: set[asyncio.Future[None]] = set()
+        self._kept: set[asyncio.Task[None]] = set()
 
     async def ack(self, token: str) -> None:
         """Acks one message, together with others; raises why it was refused."""
@@ -155,6 +159,11 @@ class Finisher:
         """Makes one message a dead letter; raises why it was refused."""
         self._peers.check_home()
         await execute(self._locations, [Fail(token, reason)])
+
+    def keep(self, claiming: asyncio.Task[None]) -> None:
+        """Lets a claim end in the background that its caller may not wait for any longer."""
+        self._kept.add(claiming)
+        claiming.add_done_callback(self._kept.discard)
 
     def release_soon(self, tokens: Iterable[str]) -> None:
         """Releases messages in the background."""
@@ -190,11 +199,15 @@ class Finisher:
         ]
         try:
             async with asyncio.timeout(close_s):
+                if self._kept:
+                    await asyncio.wait(self._kept, timeout=KEPT_S)
                 for batcher in batchers:
                     await batcher.flush()
         except TimeoutError:
             log.warning("acks and nacks were not answered in %g s: dropped", close_s)
         finally:
+            for claiming in list(self._kept):
+                claiming.cancel()
             for batcher in batchers:
                 await batcher.close()
 

@@ -6,8 +6,10 @@
                                         ──nothing────► a stream from each, until one brings some:
                                                        all stop, and what is too much goes back
 
-A waiting claim that is cancelled may lose its response, and its messages an attempt. A stream that
-is stopped delivers what is on its way before it ends; so nothing is lost that comes twice.
+A call that is cancelled may lose its response, and its messages an attempt. A stream that is
+stopped delivers what is on its way before it ends; so nothing is lost that comes twice. And the
+call to a broker that is not waited for any longer goes on: what it still brings goes back,
+uncounted.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -58,7 +61,7 @@ async def claim_from_all(
         if not gathering.messages and time.monotonic() < until_s:
             await gathering.wait(until_s)
     except asyncio.CancelledError:
-        origin.finisher.release_soon([message.lease_token for message in gathering.messages])
+        gathering.give_up()
         raise
     return await gathering.result()
 
@@ -73,6 +76,7 @@ class _Gathering:
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_over: bool = field(default=False, init=False)
 
     @property
     def _count(self) -> int:
@@ -81,27 +85,43 @@ class _Gathering:
     async def take_present(self) -> None:
         """Claims what the partitions have, from a random one on, until there is enough."""
         first = random.randrange(len(self._shards))
-        request = consumer_pb2.ClaimRequest()
-        request.CopyFrom(self._request)
-        request.wait_ms = 0
         for step in range(len(self._shards)):
-            index = (first + step) % len(self._shards)
+            request = consumer_pb2.ClaimRequest()
+            request.CopyFrom(self._request)
+            request.wait_ms = 0
             request.max_messages = self._count - len(self.messages)
             if self._request.max_bytes:
                 request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
-            try:
-                claimed = await claim(
-                    self._locations, request, REFUSED_S, raise_ingest_away, partition=index
-                )
-            except SlateMQError as error:
-                self._problems[index] = error
-                continue
-            self._add(claimed)
+            index = (first + step) % len(self._shards)
+            claiming = asyncio.create_task(self._claim(request, index))
+            self._origin.finisher.keep(claiming)
+            await asyncio.wait([claiming], timeout=REFUSED_S)
+            if not claiming.done():
+                self._problems[index] = DeadlineExceeded("no answer came in time")
             is_full = self._request.max_bytes and self._bytes >= self._request.max_bytes
             if len(self.messages) >= self._count or is_full:
                 return
 
+    async def _claim(self, request: consumer_pb2.ClaimRequest, index: int) -> None:
+        until_s = time.monotonic() + REFUSED_S
+
+        def check(error: SlateMQError) -> None:
+            raise_ingest_away(error)
+            if time.monotonic() > until_s:
+                raise error
+
+        try:
+            claimed = await claim(self._locations, request, ATTEMPT_S, check, partition=index)
+        except SlateMQError as error:
+            self._problems[index] = error
+        else:
+            self._problems.pop(index, None)
+            self._add(claimed)
+
     def _add(self, claimed: Claimed) -> None:
+        if self._is_over:
+            self._release(received(claimed, self._origin))
+            return
         self.messages += received(claimed, self._origin)
         self._bytes += sum(map(len, claimed.payloads))
         if self.messages:
@@ -109,15 +129,30 @@ class _Gathering:
 
     async def wait(self, until_s: float) -> None:
         """Waits for the first messages of any partition."""
-        streams = [
+        streams = {
             asyncio.create_task(self._stream(index, until_s)) for index in range(len(self._shards))
-        ]
+        }
+        for stream in streams:
+            self._origin.finisher.keep(stream)
+        finding = asyncio.create_task(self._found.wait())
         try:
-            await asyncio.wait(streams)
+            while streams and not finding.done():
+                _, going = await asyncio.wait({*streams, finding}, return_when=FIRST_COMPLETED)
+                streams &= going
+            # The leases of what some have brought must not end while another broker is silent.
+            if streams:
+                await asyncio.wait(streams, timeout=REFUSED_S)
         finally:
-            for stream in streams:
-                stream.cancel()
-            await asyncio.gather(*streams, return_exceptions=True)
+            finding.cancel()
+
+    def give_up(self) -> None:
+        """All that was claimed goes back, uncounted, and all that still comes."""
+        self._is_over = True
+        self._found.set()
+        self._release(self.messages)
+
+    def _release(self, messages: Sequence[Received]) -> None:
+        self._origin.finisher.release_soon(message.lease_token for message in messages)
 
     async def _stream(self, index: int, until_s: float) -> None:
         """A stream of one partition until some has messages; opened again where it breaks."""
@@ -170,13 +205,11 @@ class _Gathering:
     async def _stop(self, call: Any, left_s: float) -> None:
         await _set_within(self._found, left_s)
         await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
-        # The leases of what others have brought must not end while this broker is silent.
-        await self._found.wait()
-        await asyncio.sleep(REFUSED_S)
-        call.cancel()
 
     async def result(self) -> list[Received]:
         """What was claimed; the rest goes back, uncounted. Raises where nothing was, and why."""
+        self._is_over = True
+        self._found.set()
         wanted, surplus = self.messages[: self._count], self.messages[self._count :]
         if surplus:
             await self._origin.finisher.nack_many(

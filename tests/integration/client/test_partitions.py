@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -157,6 +158,54 @@ async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
         await consumers
     assert sorted(one.message_id for one in got) == sorted(ids)
     assert {one.attempts_count for one in got} == {1}
+
+
+async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt(
+    made: Instance,
+) -> None:
+    client = made.client
+    await create(made, "q", max_attempts=1)
+    got: list[int] = []
+    for number in range(100):
+        claiming = asyncio.create_task(client.claim("q", 10, wait=30))
+        await asyncio.sleep(0.002 * (number % 10))
+        await made.publish("q", 3)
+        await asyncio.sleep(0.001 * (number % 7))
+        claiming.cancel()
+        (messages,) = await asyncio.gather(claiming, return_exceptions=True)
+        if isinstance(messages, list):
+            await client.ack([message.lease_token for message in messages])
+            got += [message.message_id for message in messages]
+
+    assert len(got) < 300, "no claim was cancelled in time"
+    rest = await claimed(made, "q", 300 - len(got))
+    assert len({*got, *(message.message_id for message in rest)}) == 300
+    assert {message.attempts_count for message in rest} == {1}
+
+
+async def test_what_a_frozen_broker_brings_after_a_claim_goes_back_uncounted(
+    made: Instance,
+) -> None:
+    client = made.client
+    queue = await create(made, "q", max_attempts=1)
+    await made.publish("q", 300)
+    await made.routed()
+    frozen = made.brokers[queue.partitions[1].broker_shard].process
+
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        got = await client.claim("q", 300, lease=600)
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+
+    assert got
+    assert {int(one.lease_token.partition("-")[0], 16) for one in got} <= {
+        queue.partitions[0].broker_shard,
+        queue.partitions[2].broker_shard,
+    }
+    rest = await claimed(made, "q", 300 - len(got))
+    assert not {one.message_id for one in rest} & {one.message_id for one in got}
+    assert {one.attempts_count for one in rest} == {1}
 
 
 async def test_messages_with_one_value_of_the_ordering_header_are_in_one_partition(
