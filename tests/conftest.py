@@ -16,7 +16,7 @@ from libs.serving import server
 from libs.serving.process.memory import calm_collector, keep_for_good
 from tests import ready_process
 from tests.forms import examples
-from tests.side_by_side import ByFile, has_spark
+from tests.side_by_side import ByFile, has_spark, load_share
 from tests.slow_steps import BOUND_MS, summary
 
 settings.register_profile(
@@ -42,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         ready_process.begin_for_all()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    load_share(session.config)
 
 
 @pytest.hookimpl(optionalhook=True)

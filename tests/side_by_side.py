@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
+import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 WITH_SPARK: Final = frozenset(
@@ -34,6 +38,27 @@ ON_SOURCES: Final = frozenset(f"tests/unit/test_{name}.py" for name in ("house",
 def has_spark(node_id: str) -> bool:
     """Whether a test is in one of these files."""
     return node_id.partition("::")[0] in WITH_SPARK
+
+
+def load_share(config: pytest.Config) -> None:
+    """Load the files of tests that a run is about, in another order in each of its processes.
+
+    All of them load all: where nothing is compiled yet, each compiles a part, and finds the rest.
+    """
+    given = getattr(config, "workerinput", None)
+    if given is None:
+        return
+    files = [file for one in config.args for file in _files_of(Path(one.partition("::")[0]))]
+    begin = len(files) * int(given["workerid"].removeprefix("gw")) // given["workercount"]
+    for file in files[begin:] + files[:begin]:
+        parts = file.absolute().relative_to(config.rootpath).with_suffix("").parts
+        # What is wrong with a file, or lacks on this machine, its collection tells.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(parts))
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
