@@ -1,4 +1,8 @@
-"""`python -m services`, with services that are forks of one process that has loaded them."""
+"""`python -m services`, with services that are forks of one process that has loaded them.
+
+Its janitor does what it is asked to, and begins no job by itself: of a new instance all are due
+within the first minute, by chance, and each starts a Spark, which takes seconds of a processor.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmarks.suite.servers import UNSCHEDULED
 from services.stack.launcher import run
 from services.stack.process import Supervised
 from tests.ready_process import create_subprocess
@@ -30,4 +35,5 @@ async def spawn(self: Supervised, log: Path | None) -> Any:
 
 if __name__ == "__main__":
     Supervised._spawn = spawn  # type: ignore[method-assign]
+    os.environ.update(UNSCHEDULED | os.environ)
     sys.exit(run(sys.argv[1:], os.environ))
