@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 KINDS = {DELAY, *(kind.value for kind in Kind if kind is not Kind.PASS)}
 
 
-@pytest.mark.parametrize(("seconds", "least"), [(20.0, 0), proof(180.0, 1)])
+@pytest.mark.parametrize(("seconds", "least"), [(10.0, 0), proof(180.0, 1)])
 async def test_troubles_of_links_lose_nothing_and_repeat_nothing(
     tmp_path: Path, seconds: float, least: int
 ) -> None:

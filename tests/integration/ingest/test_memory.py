@@ -42,8 +42,8 @@ EDITS = 100
 
 SNAPSHOTS = 10
 
-BROKER_READS = 200
-"""Of ten mebibytes each, and read."""
+BROKER_READS = 80
+"""Of ten mebibytes each, eight at a time, and read."""
 
 WAIT_SECONDS = 300
 """A gigabyte and a half may take minutes on a busy machine."""

@@ -35,8 +35,8 @@ LARGE = 48
 SMALL = 3 * 10_000
 """Messages that are assigned to each queue meanwhile."""
 
-REQUESTS = 24
-"""Requests of 60 MiB each at once."""
+REQUESTS = 20
+"""Requests of 60 MiB each at once: more than may be there."""
 
 LISTINGS_EACH = 4
 """Pages of each queue that are asked for at once, each with payloads of up to 32 MiB."""
