@@ -112,7 +112,8 @@ class BackendWatch:
                 async with asyncio.timeout(STATS_S):
                     counts = await self._backend.stats()
             except (SlateMQError, TimeoutError) as error:
-                log.info("the backend went down while it was looked at: %s", error)
+                why = str(error) or type(error).__name__
+                log.info("the backend went down while it was looked at: %s", why)
                 is_connected = False
         if is_connected != before.connected:
             log.info("%s is %s", before.backend, "connected" if is_connected else "down")

@@ -78,6 +78,10 @@ class Member:
             while not ready.exists():
                 self.check_running()
                 await asyncio.sleep(0.05)
+        self.note_ready(ready)
+
+    def note_ready(self, ready: Path) -> None:
+        """Take the addresses from the file of a process that serves."""
         addresses = json.loads(ready.read_text())
         self.address, self.peer_address = addresses["address"], addresses["peer_address"]
 
