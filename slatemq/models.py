@@ -162,12 +162,22 @@ class RouteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The advertised addresses of all processes, by shard."""
+    """The advertised addresses of all processes, by shard.
+
+    Attributes:
+        draining_ingests: The ingest shards that take no publishes, since they are being drained.
+    """
 
     ingests: Mapping[int, str]
     brokers: Mapping[int, str]
     routers: Mapping[int, str]
     janitors: Mapping[int, str]
+    draining_ingests: frozenset[int] = frozenset()
+
+    @property
+    def open_ingests(self) -> list[int]:
+        """The ingest shards that take publishes, in ascending order."""
+        return sorted(self.ingests.keys() - self.draining_ingests)
 
 
 def seconds(span: Duration, field: str = "") -> float:

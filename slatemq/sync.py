@@ -296,6 +296,8 @@ class SyncClient(Face[asynchronous.Client]):
     lift_quarantine = method_of(asynchronous.Client.lift_quarantine)
     broker_shards = method_of(asynchronous.Client.broker_shards)
     drain_shard = method_of(asynchronous.Client.drain_shard)
+    ingest_shards = method_of(asynchronous.Client.ingest_shards)
+    drain_ingest_shard = method_of(asynchronous.Client.drain_ingest_shard)
     remove_shard = method_of(asynchronous.Client.remove_shard)
     move_queue = method_of(asynchronous.Client.move_queue)
     queue_moves = method_of(asynchronous.Client.queue_moves)

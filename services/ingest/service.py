@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
 from libs.serving.process.commit_config import check_pace
-from libs.serving.process.exits import ExitCause, first_cause
+from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
@@ -21,6 +22,7 @@ from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
+from services.ingest.rpc.shards import IngestShardServicer
 from services.ingest.shard import Shard, open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
 from services.ingest.tasks.servicer import TaskServicer
@@ -114,6 +116,14 @@ class IngestProcess(Service[IngestConfig]):
                 purge_epoch=lambda: shard.purge_epoch.durable,
             ),
             TaskServicer(self._tasks),
+            IngestShardServicer(
+                self._config.shard,
+                shard.drainage,
+                self.directory,
+                self._root.objects,
+                self._announce,
+                self._tasks is not None,
+            ),
         ]
 
     async def start(self, address: str, peer_address: str) -> None:
@@ -122,6 +132,8 @@ class IngestProcess(Service[IngestConfig]):
             self._root, config, Owner(self.owner_name, peer_address)
         )
         self.database = shard.database
+        if self._tasks is not None and shard.drainage.is_draining:
+            raise FatalError(_drains_tasks(config.shard))
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:
@@ -132,9 +144,10 @@ class IngestProcess(Service[IngestConfig]):
                 config, shard, self.directory, self._telemetry, self._tasks
             )
         limit = config.instance.payload_bytes_max
-        peer = Peer("ingest", config.shard, address, peer_address, limit)
+        self._peer = Peer("ingest", config.shard, address, peer_address, limit)
+        self._peer = replace(self._peer, is_draining=shard.drainage.is_draining)
         commits = shard.publisher.commits
-        self.announcement = Ownership(commits, self.directory, peer)
+        self.announcement = self._ownership = Ownership(commits, self.directory, self._peer)
         if self._tasks is not None:
             self.announcement.serves_without_store = self._tasks.serves_without_store
         await self.announcement.announce()
@@ -145,6 +158,12 @@ class IngestProcess(Service[IngestConfig]):
             self._looking = asyncio.create_task(warn_of_stranded(self._root.objects, config.shard))
         if self._relay is not None:
             await self._relay.start(shard)
+
+    async def _announce(self) -> None:
+        """Say in the topology whether the shard drains. Raises StorageError."""
+        assert self._shard is not None, "called after start"
+        is_draining = self._shard.drainage.is_draining
+        await self._ownership.change(replace(self._peer, is_draining=is_draining))
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost. Raises the error of a failed commit."""
@@ -175,3 +194,10 @@ class IngestProcess(Service[IngestConfig]):
         if self._shard is not None:
             await self._shard.close()
         await super().stop()
+
+
+def _drains_tasks(shard: int) -> ExitCause:
+    return ExitCause.usage(
+        f"ingest shard {shard} is being drained, and takes no publishes as tasks: start it without "
+        "the queue settings, or so, and end the drain with `slatemq shard drain --ingest --cancel`"
+    )

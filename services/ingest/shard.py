@@ -33,6 +33,7 @@ from services.ingest.read.payload_cache import PayloadCache
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog, read_log_bounds
 from services.ingest.write.dedupe_keys import DedupeKeys
+from services.ingest.write.draining import Drain
 from services.ingest.write.id_gaps import IdGaps
 from services.ingest.write.publishing import Publisher, PublisherLimits
 from services.ingest.write.pushing import Outboxes
@@ -58,6 +59,7 @@ class Shard:
     log: MetadataLog
     gaps: IdGaps
     purge_epoch: PurgeEpoch
+    drainage: Drain
 
     def __post_init__(self) -> None:
         self._committing = asyncio.create_task(self.publisher.commits.run())
@@ -199,4 +201,5 @@ async def _recover(
         metadata_log,
         gaps,
         purge_epoch,
+        await Drain.load(config.shard, database, clock, publisher, metadata_log),
     )

@@ -21,7 +21,7 @@ from slatemq.errors import (
 )
 from slatemq.v1 import queue_pb2, shard_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
-from slatemq.v1.shard_pb2_grpc import ShardServiceStub
+from slatemq.v1.shard_pb2_grpc import IngestShardServiceStub, ShardServiceStub
 
 ANSWER_S = 5.0
 
@@ -30,10 +30,10 @@ LOOK_S = 0.2
 
 
 class ShardState(StrEnum):
-    """What a broker shard is doing.
+    """What a shard is doing.
 
-    DRAINING: it takes no new queues. DRAINED: it has nothing any more, and can be removed. AWAY: it
-    does not answer.
+    DRAINING: it takes no new queues, or an ingest no publishes. DRAINED: it has nothing any more,
+    and a broker shard can be removed. AWAY: it does not answer.
     """
 
     SERVING = "serving"
@@ -57,6 +57,21 @@ class BrokerShard:
     database_bytes: int = 0
     remaining: tuple[str, ...] = ()
     load: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestShard:
+    """One ingest shard, as its ingest says; shard.proto has the fields.
+
+    Attributes:
+        problem: Why it did not answer; empty when it did. Then the other fields are empty.
+    """
+
+    ingest_shard: int
+    state: ShardState
+    database_bytes: int = 0
+    remaining: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -151,6 +166,44 @@ class ShardCalls(ExaminingCalls):
             repeat_unknown=False,
         )
 
+    async def ingest_shards(self) -> Sequence[IngestShard]:
+        """What each ingest shard has, ascending; takes the verb `operate`.
+
+        A shard whose ingest does not answer within some seconds has a `problem`. Raises
+        PermissionDenied, Unavailable (no process answers).
+        """
+        shards = sorted((await self._peers.fresh_topology()).ingests)
+        return await asyncio.gather(*map(self._ingest_shard_of, shards))
+
+    async def _ingest_shard_of(self, shard: int) -> IngestShard:
+        try:
+            response = await self._peers.ask_ingest(
+                shard,
+                lambda channel: IngestShardServiceStub(channel).GetIngestShard,
+                shard_pb2.GetIngestShardRequest(),
+                call_s=ANSWER_S,
+                attempt_s=ANSWER_S,
+            )
+        except (Unavailable, DeadlineExceeded) as error:
+            return IngestShard(shard, ShardState.AWAY, problem=error.message)
+        return _ingest_of(response.shard)
+
+    async def drain_ingest_shard(self, ingest_shard: int, *, cancel: bool = False) -> IngestShard:
+        """Has an ingest shard take no publishes, or (`cancel`) take them again; durable.
+
+        What it has stored is delivered and removed as before. Raises FailedPrecondition
+        (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS), NotFound (no such shard),
+        Unavailable.
+        """
+        if ingest_shard not in (await self._peers.fresh_topology()).ingests:
+            raise NotFound("ingest shard", str(ingest_shard))
+        response = await self._peers.ask_ingest(
+            ingest_shard,
+            lambda channel: IngestShardServiceStub(channel).DrainIngestShard,
+            shard_pb2.DrainIngestShardRequest(cancel=cancel),
+        )
+        return _ingest_of(response.shard)
+
     async def move_queue(
         self,
         queue_id: str,
@@ -243,6 +296,13 @@ def _shard_of(wire: shard_pb2.BrokerShard) -> BrokerShard:
         wire.database_bytes,
         tuple(wire.remaining),
         wire.load,
+    )
+
+
+def _ingest_of(wire: shard_pb2.IngestShard) -> IngestShard:
+    state = shard_pb2.IngestShard.State.Name(wire.state).removeprefix("STATE_").lower()
+    return IngestShard(
+        wire.ingest_shard, ShardState(state), wire.database_bytes, tuple(wire.remaining)
     )
 
 

@@ -153,7 +153,7 @@ class TaskCalls(Calls):
             except SlateMQError as error:
                 return error
 
-        return await asyncio.gather(*map(one, await self._peers.ingest_shards()))
+        return await asyncio.gather(*map(one, sorted((await self._peers.topology()).ingests)))
 
     async def _ask_ingest(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]

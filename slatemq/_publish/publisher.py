@@ -126,7 +126,7 @@ class Publisher:
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD or shard is not None:
                 raise _placed(error, request) from None
-        await self._peers.fresh_topology()
+        await self._sender.await_move(request)
         request.shard = await self._sender.shards.of_all(request.runs)
         try:
             return await self._send(request)

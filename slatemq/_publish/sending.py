@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_tr
 from slatemq.errors import (
     WRONG_SHARD,
     DeadlineExceeded,
+    FailedPrecondition,
     InvalidArgument,
     ResourceExhausted,
     SlateMQError,
@@ -35,6 +37,15 @@ from slatemq.v1 import ingest_pb2
 
 REPEAT_S_MAX = 540.0
 """A publish is repeated for at most this long: the server knows its request ID for 600 s."""
+
+TAKES_NOTHING = frozenset({"SHARD_FULL", "SHARD_DRAINING"})
+"""Reasons of a shard that has not stored a request, and will not."""
+
+MOVED_S = 3.0
+"""How long the topology may be older than what an ingest knows of it."""
+
+LOOK_S = 0.3
+"""How often it is read again meanwhile."""
 
 _METHOD = "/slatemq.v1.IngestService/Publish"
 _DECODE = ingest_pb2.PublishResponse.FromString
@@ -164,11 +175,12 @@ class Sender:
         while True:
             try:
                 return await self._peers.call(attempt, call_s=bound_s, attempt_s=ATTEMPT_S)
-            except ResourceExhausted as error:
+            except (ResourceExhausted, FailedPrecondition) as error:
                 # That shard stored nothing and never will; another one may.
-                if error.reason != "SHARD_FULL" or shard is not None or chosen is None:
+                if error.reason not in TAKES_NOTHING or shard is not None or chosen is None:
                     raise
                 full.add(chosen)
+                self._peers.forget()
                 if full.issuperset(await self._peers.ingest_shards()):
                     raise
                 chosen, was_sent = None, False
@@ -184,13 +196,26 @@ class Sender:
         """
         if error.reason != WRONG_SHARD:
             return []
-        by_shard = await self.shards.places(request.runs)
+        by_shard = await self.await_move(request)
         if list(by_shard) == [request.shard]:
             return []
         return [
             Request(shard, request.runs.only(places), [request.owners[place] for place in places])
             for shard, places in by_shard.items()
         ]
+
+    async def await_move(self, request: Request[Any]) -> dict[int | None, list[int]]:
+        """The places by shard, once keys of this request, which its shard refused, have moved.
+
+        Waits for the topology, which may be older than what the shard knows, for `MOVED_S` at most.
+        """
+        until = time.monotonic() + MOVED_S
+        while True:
+            by_shard = await self.shards.places(request.runs)
+            if list(by_shard) != [request.shard] or time.monotonic() > until:
+                return by_shard
+            await asyncio.sleep(LOOK_S)
+            self._peers.forget()
 
     def _new_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"

@@ -202,13 +202,13 @@ class Peers:
         self._topology.forget()
 
     async def ingest_shards(self) -> list[int]:
-        """The ingest shards, in ascending order."""
-        return sorted((await self.topology()).ingests)
+        """The ingest shards that take publishes, in ascending order."""
+        return (await self.topology()).open_ingests
 
     def known_ingests(self) -> Sequence[int]:
-        """The ingest shards known last, in ascending order, without asking; empty = none."""
+        """Those that take publishes, in ascending order, without asking; empty = none known."""
         known = self._topology.known
-        return [] if known is None else sorted(known.ingests)
+        return [] if known is None else known.open_ingests
 
     def known_ingest(self, shard: int) -> grpc.aio.Channel | None:
         """The channel to an ingest shard; None where it would have to be asked for."""
@@ -267,6 +267,12 @@ class Peers:
     ) -> R:
         """Calls a method of this broker; the rest as in `call`."""
         return await self.ask(partial(self.broker, shard), method, request, **options)
+
+    async def ask_ingest(
+        self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+    ) -> R:
+        """Calls a method of this ingest; the rest as in `call`."""
+        return await self.ask(partial(self.ingest, shard), method, request, **options)
 
     async def call(
         self,

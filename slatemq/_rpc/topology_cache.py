@@ -182,6 +182,7 @@ class TopologyCache:
             {peer.shard: peer.address for peer in answer.brokers},
             {peer.shard: peer.address for peer in answer.routers},
             {peer.shard: peer.address for peer in answer.janitors},
+            frozenset(peer.shard for peer in answer.ingests if peer.is_draining),
         )
 
 

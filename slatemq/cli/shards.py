@@ -16,7 +16,7 @@ from slatemq.cli.session import Group, Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
-    from slatemq._admin.shards import BrokerShard, BrokerShards, QueueMove
+    from slatemq._admin.shards import BrokerShard, BrokerShards, IngestShard, QueueMove
     from slatemq.client import Client
     from slatemq.models import RouteStatus
 
@@ -56,11 +56,11 @@ def ls(session: Session) -> None:
       slatemq shard ls
       slatemq shard ls --json | jq 'select(.state == "draining") | .note'
 
-    The state is serving, draining (it takes no new queues), drained (it has nothing any more, and
-    can be removed), or away. Messages are those in all lists of a broker's queues; bytes are those
-    of its database. Lag is the number of stored messages that are not yet routed: of an ingest, to
-    all brokers; of a broker, from all ingests; unknown (null) where an ingest or the routers are
-    down. Takes the verb operate.
+    The state is serving, draining (a broker takes no new queues, an ingest no publishes), drained
+    (it has nothing any more; a broker shard can be removed), or away. Messages are those in all
+    lists of a broker's queues; bytes are those of the database. Lag is the number of stored
+    messages that are not yet routed: of an ingest, to all brokers; of a broker, from all ingests;
+    unknown (null) where an ingest or the routers are down. Takes the verb operate.
     """
     listed, removed = session.call(_listed)
     if session.json:
@@ -77,12 +77,16 @@ def ls(session: Session) -> None:
 
 
 async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
-    brokers, status, examined = await asyncio.gather(
+    brokers, ingests, status, examined = await asyncio.gather(
         client.broker_shards(),
+        client.ingest_shards(),
         client.status(settings=False, queues=False),
         client.examine(),
     )
-    by_number = {one.broker_shard: one for one in brokers.shards}
+    shards: dict[tuple[str, int | None], BrokerShard | IngestShard] = {
+        **{("broker", one.broker_shard): one for one in brokers.shards},
+        **{("ingest", one.ingest_shard): one for one in ingests},
+    }
     versions = {one.asked: one.version for one in examined}
     lags = lags_of(status.routes)
     listed = []
@@ -90,14 +94,14 @@ async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
         if process.service not in ("ingest", "broker"):
             continue
         name = (process.service, process.shard)
-        found = by_number.get(process.shard) if process.service == "broker" else None
+        found = shards.get(name)
         state = "serving" if process.serving else "away"
         listed.append(
             _Shard(
                 *name,
                 state if found is None else str(found.state),
-                None if found is None else found.queues_count,
-                None if found is None else found.messages_count,
+                getattr(found, "queues_count", None),
+                getattr(found, "messages_count", None),
                 None if found is None else found.database_bytes,
                 lags.get(name),
                 process.address,
@@ -122,7 +126,7 @@ def lags_of(routes: Sequence[RouteStatus]) -> dict[tuple[str, int], int | None]:
     return lags
 
 
-def _left(found: BrokerShard) -> str:
+def _left(found: BrokerShard | IngestShard) -> str:
     """What a shard that is being drained still has."""
     return ", ".join(found.remaining) if found.state == "draining" else ""
 
@@ -167,15 +171,19 @@ async def _numbered(client: Client) -> tuple[Any, BrokerShards]:
 
 @shard.command("drain")
 @_SHARD
-@flag("--cancel", help="End the drain: the shard takes new queues again.")
+@flag("--ingest", help="The ingest shard SHARD, which takes no publishes then.")
+@flag("--cancel", help="End the drain: the shard takes new queues, or publishes, again.")
 @flag("--move", help="Move its queues to other shards, and wait until they are there.")
-def drain(session: Session, number: int, cancel: bool, move: bool) -> None:
+def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool) -> None:
     """Have the broker shard SHARD take no new queues, so that it can be removed once it has none.
+
+    With --ingest, have the ingest shard SHARD take no publishes; clients send them to others.
 
     Examples:
       slatemq shard drain 2
       slatemq shard drain 2 --move
       slatemq shard drain 2 --cancel
+      slatemq shard drain 1 --ingest
 
     Its queues are served as before, until they are deleted or moved. Repeat the command to see what
     is left. With --move, each queue goes to a shard with little to do, and waits meanwhile, as for
@@ -183,6 +191,11 @@ def drain(session: Session, number: int, cancel: bool, move: bool) -> None:
     """
     if cancel and move:
         raise click.UsageError("--cancel contradicts --move: leave one out")
+    if ingest and move:
+        raise click.UsageError("--move is about queues, which an ingest has not: leave it out")
+    if ingest:
+        _drain_ingest(session, number, cancel=cancel)
+        return
     failed: SlateMQError | None = None
     if move:
         failed = session.call(lambda client: _emptied(session, client, number))
@@ -196,6 +209,17 @@ def drain(session: Session, number: int, cancel: bool, move: bool) -> None:
     session.show(asdict(found), text)
     if failed is not None:
         raise failed
+
+
+def _drain_ingest(session: Session, number: int, *, cancel: bool) -> None:
+    found = session.call(lambda client: client.drain_ingest_shard(number, cancel=cancel))
+    if cancel:
+        text = f"ingest shard {number} takes publishes again"
+    elif found.remaining:
+        text = f"ingest shard {number} is draining; it has {', '.join(found.remaining)}"
+    else:
+        text = f"ingest shard {number} is drained"
+    session.show(asdict(found), text)
 
 
 @shard.command("move")

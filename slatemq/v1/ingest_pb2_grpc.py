@@ -134,6 +134,7 @@ class IngestServiceServicer:
 
         Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other content),
         RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
+        FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new publishes; publish to another one, the topology says which),
         UNAVAILABLE (starting, draining or fenced; the store is down). Where publishes are tasks (see PublishResponse),
         also UNAVAILABLE (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
         (TASK_FAILED, with `sync`; the ErrorInfo's metadata has the `task_id`).

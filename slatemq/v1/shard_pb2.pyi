@@ -20,6 +20,156 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class IngestShard(_message.Message):
+    """An ingest shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[IngestShard._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: IngestShard._State.ValueType  # 0
+        """Not given."""
+        STATE_SERVING: IngestShard._State.ValueType  # 1
+        """It takes publishes."""
+        STATE_DRAINING: IngestShard._State.ValueType  # 2
+        """It takes no publishes, and `remaining` says what it still has."""
+        STATE_DRAINED: IngestShard._State.ValueType  # 3
+        """It takes no publishes, and has nothing."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What it is doing."""
+
+    STATE_UNSPECIFIED: IngestShard.State.ValueType  # 0
+    """Not given."""
+    STATE_SERVING: IngestShard.State.ValueType  # 1
+    """It takes publishes."""
+    STATE_DRAINING: IngestShard.State.ValueType  # 2
+    """It takes no publishes, and `remaining` says what it still has."""
+    STATE_DRAINED: IngestShard.State.ValueType  # 3
+    """It takes no publishes, and has nothing."""
+
+    INGEST_SHARD_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DATABASE_BYTES_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    ingest_shard: _builtins.int
+    """Its number."""
+    state: Global___IngestShard.State.ValueType
+    """What it is doing."""
+    database_bytes: _builtins.int
+    """The bytes of its database in the store, with what is not collected yet, and without the objects of large payloads."""
+    @_builtins.property
+    def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """While it drains, what is still in it, for people."""
+
+    def __init__(
+        self,
+        *,
+        ingest_shard: _builtins.int = ...,
+        state: Global___IngestShard.State.ValueType = ...,
+        database_bytes: _builtins.int = ...,
+        remaining: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_bytes", b"database_bytes", "ingest_shard", b"ingest_shard", "remaining", b"remaining", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngestShard: _TypeAlias = IngestShard  # noqa: Y015
+
+@_typing.final
+class GetIngestShardRequest(_message.Message):
+    """The shard of the ingest that is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetIngestShardRequest: _TypeAlias = GetIngestShardRequest  # noqa: Y015
+
+@_typing.final
+class GetIngestShardResponse(_message.Message):
+    """The shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shard(self) -> Global___IngestShard:
+        """The shard."""
+
+    def __init__(
+        self,
+        *,
+        shard: Global___IngestShard | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetIngestShardResponse: _TypeAlias = GetIngestShardResponse  # noqa: Y015
+
+@_typing.final
+class DrainIngestShardRequest(_message.Message):
+    """The shard to drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANCEL_FIELD_NUMBER: _builtins.int
+    cancel: _builtins.bool
+    """Ends a drain: the shard takes publishes again."""
+    def __init__(
+        self,
+        *,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainIngestShardRequest: _TypeAlias = DrainIngestShardRequest  # noqa: Y015
+
+@_typing.final
+class DrainIngestShardResponse(_message.Message):
+    """The shard drains, or no longer does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shard(self) -> Global___IngestShard:
+        """The shard."""
+
+    def __init__(
+        self,
+        *,
+        shard: Global___IngestShard | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainIngestShardResponse: _TypeAlias = DrainIngestShardResponse  # noqa: Y015
+
+@_typing.final
 class BrokerShard(_message.Message):
     """A broker shard."""
 

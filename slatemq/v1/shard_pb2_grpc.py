@@ -295,3 +295,130 @@ class ShardService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class IngestShardServiceStub:
+    """What operators do with ingest shards. Served by every ingest, for its shard.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetIngestShard = channel.unary_unary(
+                '/slatemq.v1.IngestShardService/GetIngestShard',
+                request_serializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.FromString,
+                _registered_method=True)
+        self.DrainIngestShard = channel.unary_unary(
+                '/slatemq.v1.IngestShardService/DrainIngestShard',
+                request_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
+                _registered_method=True)
+
+
+class IngestShardServiceServicer:
+    """What operators do with ingest shards. Served by every ingest, for its shard.
+    """
+
+    def GetIngestShard(self, request, context):
+        """Reads what a shard has.
+
+        Errors: UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainIngestShard(self, request, context):
+        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
+        other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
+        taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+
+        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+        shard), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_IngestShardServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetIngestShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIngestShard,
+                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.SerializeToString,
+            ),
+            'DrainIngestShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainIngestShard,
+                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'slatemq.v1.IngestShardService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('slatemq.v1.IngestShardService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class IngestShardService:
+    """What operators do with ingest shards. Served by every ingest, for its shard.
+    """
+
+    @staticmethod
+    def GetIngestShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestShardService/GetIngestShard',
+            slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.SerializeToString,
+            slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainIngestShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestShardService/DrainIngestShard',
+            slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
+            slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

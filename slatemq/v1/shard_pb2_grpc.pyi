@@ -179,3 +179,73 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class IngestShardServiceStub:
+    """What operators do with ingest shards. Served by every ingest, for its shard."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> IngestShardServiceAsyncStub: ...
+    GetIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetIngestShardRequest, _shard_pb2.GetIngestShardResponse]
+    """Reads what a shard has.
+
+    Errors: UNAVAILABLE.
+    """
+    DrainIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]
+    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
+    other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
+    taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+
+    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+    shard), UNAVAILABLE.
+    """
+
+@_typing.type_check_only
+class IngestShardServiceAsyncStub(IngestShardServiceStub):
+    """What operators do with ingest shards. Served by every ingest, for its shard."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetIngestShardRequest, _shard_pb2.GetIngestShardResponse]  # type: ignore[assignment]
+    """Reads what a shard has.
+
+    Errors: UNAVAILABLE.
+    """
+    DrainIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]  # type: ignore[assignment]
+    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
+    other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
+    taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+
+    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+    shard), UNAVAILABLE.
+    """
+
+class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
+    """What operators do with ingest shards. Served by every ingest, for its shard."""
+
+    @_abc_1.abstractmethod
+    def GetIngestShard(
+        self,
+        request: _shard_pb2.GetIngestShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.GetIngestShardResponse, _abc.Awaitable[_shard_pb2.GetIngestShardResponse]]:
+        """Reads what a shard has.
+
+        Errors: UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainIngestShard(
+        self,
+        request: _shard_pb2.DrainIngestShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.DrainIngestShardResponse, _abc.Awaitable[_shard_pb2.DrainIngestShardResponse]]:
+        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
+        other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
+        taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+
+        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+        shard), UNAVAILABLE.
+        """
+
+def add_IngestShardServiceServicer_to_server(servicer: IngestShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/topology.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"(\n\x12GetTopologyRequest\x12\x12\n\nis_doubted\x18\x01 \x01(\x08\"\xb2\x01\n\x13GetTopologyResponse\x12%\n\x07ingests\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12%\n\x07routers\x18\x03 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12&\n\x08janitors\x18\x04 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\"*\n\x08\x45ndpoint\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t2i\n\x0fTopologyService\x12V\n\x0bGetTopology\x12\x1e.slatemq.v1.GetTopologyRequest\x1a\x1f.slatemq.v1.GetTopologyResponse\"\x06\xca\xbd\x18\x02\x10\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/topology.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"(\n\x12GetTopologyRequest\x12\x12\n\nis_doubted\x18\x01 \x01(\x08\"\xb2\x01\n\x13GetTopologyResponse\x12%\n\x07ingests\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12%\n\x07routers\x18\x03 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\x12&\n\x08janitors\x18\x04 \x03(\x0b\x32\x14.slatemq.v1.Endpoint\"?\n\x08\x45ndpoint\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bis_draining\x18\x03 \x01(\x08\x32i\n\x0fTopologyService\x12V\n\x0bGetTopology\x12\x1e.slatemq.v1.GetTopologyRequest\x1a\x1f.slatemq.v1.GetTopologyResponse\"\x06\xca\xbd\x18\x02\x10\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTOPOLOGYRESPONSE']._serialized_start=109
   _globals['_GETTOPOLOGYRESPONSE']._serialized_end=287
   _globals['_ENDPOINT']._serialized_start=289
-  _globals['_ENDPOINT']._serialized_end=331
-  _globals['_TOPOLOGYSERVICE']._serialized_start=333
-  _globals['_TOPOLOGYSERVICE']._serialized_end=438
+  _globals['_ENDPOINT']._serialized_end=352
+  _globals['_TOPOLOGYSERVICE']._serialized_start=354
+  _globals['_TOPOLOGYSERVICE']._serialized_end=459
 # @@protoc_insertion_point(module_scope)

@@ -90,19 +90,23 @@ class Endpoint(_message.Message):
 
     SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Its shard; of routers and janitors, a number that distinguishes them."""
     address: _builtins.str
     """`host:port`: the advertised address, a setting of each process; by default the address that it listens on."""
+    is_draining: _builtins.bool
+    """Of an ingest shard: whether it is being drained. Publish to others then; dedupe keys belong to others, too."""
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         address: _builtins.str = ...,
+        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "is_draining", b"is_draining", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "EntryService": ("broker",),
         "EventsService": ("ingest", "broker", "janitor"),
         "IngestService": ("ingest",),
+        "IngestShardService": ("ingest",),
         "InstanceService": ("ingest", "router", "broker", "janitor"),
         "JanitorService": ("janitor",),
         "OutboxService": ("broker",),

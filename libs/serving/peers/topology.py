@@ -6,7 +6,8 @@
 
 Where clients come from outside a network that the services share (containers, Kubernetes), the
 object has two addresses: `address` for clients, and `peer_address` for the other services. That of
-an ingest has its largest payload, too, in bytes: `payload_bytes_max`.
+an ingest has its largest payload, too, in bytes: `payload_bytes_max`; and `draining` while it is
+being drained.
 
 Each process writes its own at start, under the same name as the one it replaces; all others read
 it. Entries are never taken for proof of life: a process that is down keeps its entry.
@@ -23,7 +24,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,6 +64,7 @@ class Peer:
         address: Its advertised address, for clients.
         peer_address: For the other services; empty means the advertised one.
         payload_bytes_max: The largest payload that an ingest takes; 0 when unknown.
+        is_draining: Whether it is an ingest that takes no publishes.
     """
 
     service: str
@@ -70,6 +72,7 @@ class Peer:
     address: str
     peer_address: str = ""
     payload_bytes_max: int = 0
+    is_draining: bool = False
 
     @property
     def path(self) -> str:
@@ -112,6 +115,15 @@ class Topology:
         return self.shards("ingest")
 
     @property
+    def open_ingests(self) -> Sequence[int]:
+        """The ingest shards that take publishes, ascending: those that are not being drained."""
+        return [
+            shard
+            for shard, peer in self._by_service.get("ingest", {}).items()
+            if not peer.is_draining
+        ]
+
+    @property
     def brokers(self) -> Mapping[int, str]:
         return self.shards("broker")
 
@@ -133,6 +145,7 @@ def decode_peer(data: bytes) -> Peer:
             str(fields["address"]),
             str(fields.get("peer_address", "")),
             int(fields.get("payload_bytes_max", 0)),
+            fields.get("draining", False) is True,
         )
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(repr(error)) from error
@@ -160,7 +173,11 @@ class TopologyDirectory:
 
     async def announce(self, peer: Peer) -> None:
         """Announce the address of this process; replaces its predecessor's."""
-        optional = {"peer_address": peer.peer_address, "payload_bytes_max": peer.payload_bytes_max}
+        optional = {
+            "peer_address": peer.peer_address,
+            "payload_bytes_max": peer.payload_bytes_max,
+            "draining": peer.is_draining,
+        }
         fields = {"service": peer.service, "shard": peer.shard, "address": peer.address}
         fields |= {name: value for name, value in optional.items() if value}
         await self._objects.put(peer.path, json.dumps(fields).encode())
@@ -272,10 +289,15 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """The processes known now. Raises StoreUnavailable."""
         max_age_ms = RESOLVE_AGAIN_MS if request.is_doubted else CACHE_MS
         topology = await self._directory.read(max_age_ms)
+        taking = frozenset(topology.open_ingests)
 
         endpoints = {
             f"{service}s": [
-                topology_pb2.Endpoint(shard=shard, address=address)
+                topology_pb2.Endpoint(
+                    shard=shard,
+                    address=address,
+                    is_draining=service == "ingest" and shard not in taking,
+                )
                 for shard, address in topology.advertised(service).items()
             ]
             for service in ("ingest", "broker", "router", "janitor")

@@ -82,6 +82,11 @@ class Announcement:
         await self._directory.announce(self._peer)
         self._is_announced = True
 
+    async def change(self, peer: Peer) -> None:
+        """Announce the same process with other attributes. Raises StorageError."""
+        self._peer = peer
+        await self.announce()
+
     async def keep(self) -> None:
         """Restore the entry whenever it is not this process's, until cancelled or fenced."""
         while True:

@@ -168,7 +168,7 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
     ),
     RecordType.EVENTS: RecordKind("events", BOTH, own_keys.parse_events_key, decode_events),
     RecordType.EVENT_COUNTER: RecordKind("event counter", BOTH, _parse_alone, decode_event_counter),
-    RecordType.DRAINING: RecordKind("draining", BROKER, _parse_alone, decode_draining),
+    RecordType.DRAINING: RecordKind("draining", BOTH, _parse_alone, decode_draining),
     RecordType.MOVE: RecordKind("move", BROKER, own_keys.parse_move_key, decode_move),
 }
 """All of them, by the type in their keys; log entries share the type of payloads."""

@@ -30,7 +30,7 @@
     forgotten revision     | config revision u64 |    the highest of a queue that was deleted and
                     0x59                             whose last row is gone; no row: none is
     draining 0x5C          | since i64 |              in ms since 1970; no row: the shard takes new
-                                                     queues
+                                                     queues, or publishes
 
 Little-endian. To extend one, add a field at its end: a value that ends exactly where a later field
 would begin reads as that field's default. Where that is not enough, the queue state gets a new

@@ -67,15 +67,16 @@ class IngestPushes:
     _chosen: int | None = field(default=None, init=False)
 
     async def choose(self) -> int:
-        """See OutboxTarget. The choice holds for as long as the process runs."""
-        if self._chosen is None:
-            shards = list((await _topology(self._directory)).ingests)
+        """See OutboxTarget. The choice holds until its ingest is drained."""
+        shards = (await _topology(self._directory)).open_ingests
+        chosen = self._chosen
+        if chosen is None or chosen not in shards:
             # One may have come since.
-            shards = shards or list((await self._directory.read(max_age_ms=0)).ingests)
+            shards = shards or (await self._directory.read(max_age_ms=0)).open_ingests
             if not shards:
-                raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
-            self._chosen = shards[self._shard % len(shards)]
-        return self._chosen
+                raise Unavailable("no ingest takes pushes", reason="PEER_UNKNOWN")
+            chosen = self._chosen = shards[self._shard % len(shards)]
+        return chosen
 
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
         """See OutboxTarget. What fits into a record is never too large."""

@@ -109,7 +109,7 @@ class S3Events:
             topology = await self._directory.read(max_age_ms)
         except StorageError as error:
             raise Unavailable(str(error), reason="STORE_UNAVAILABLE") from error
-        shards = list(topology.ingests)
+        shards = topology.open_ingests
         if not shards:
             raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
         return shards

@@ -25,7 +25,7 @@ from opentelemetry.metrics import Observation
 from libs.access.current import ALL_QUEUES, current_caller, headers_size, hold_back, require
 from libs.serving import limits
 from libs.serving import telemetry as conventions
-from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.peers.topology import RESOLVE_AGAIN_MS, Topology, TopologyDirectory
 from libs.serving.requests.budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded, status_of
 from libs.serving.telemetry import Telemetry, extract
@@ -37,7 +37,7 @@ from services.ingest.read.entries import part_behind
 from services.ingest.read.message_runs import MessageRun, ResponseBudget
 from services.ingest.read.tailing import Update
 from services.ingest.shard import Shard
-from services.ingest.write.publishing import Publisher
+from services.ingest.write.publishing import SHARD_DRAINING, Publisher
 from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting
 from slatemq.errors import (
@@ -358,7 +358,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         count = len(accepted.payloads)
         complete = wire.carry_trace if self._telemetry.traces else None
         with self._publish_span(count, accepted):
-            answered = await publisher.publish(accepted, complete)
+            try:
+                answered = await publisher.publish(accepted, complete)
+            except FailedPrecondition as error:
+                if error.reason == SHARD_DRAINING and accepted.dedupe_keys:
+                    await self._check_shards(accepted)  # Says whose the keys are.
+                raise
         self._count_sent(count)
         return published(answered)
 
@@ -525,9 +530,20 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _check_shards(self, accepted: Accepted) -> None:
         """Raise InvalidArgument for a dedupe key of another shard."""
-        topology = await self._directory.read()
-        shards = {*topology.ingests, self._config.shard}
-        if len(shards) == 1:
+        try:
+            await self._check_shards_of(accepted, await self._directory.read())
+        except InvalidArgument:
+            # Others may know already that the keys are this shard's, since another one drains.
+            newer = await self._directory.read(RESOLVE_AGAIN_MS)
+            await self._check_shards_of(accepted, newer)
+
+    async def _check_shards_of(self, accepted: Accepted, topology: Topology) -> None:
+        own, shards = self._config.shard, set(topology.open_ingests)
+        if not self._shard.drainage.is_draining or not shards:
+            shards.add(own)
+        else:
+            shards.discard(own)
+        if shards == {own}:
             return
         if len(shards) * len(accepted.dedupe_keys) > HASHES_INLINE_MAX:
             await asyncio.to_thread(wire.check_dedupe_shards, accepted, shards, self._config.shard)

@@ -32,7 +32,13 @@ from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered, RequestIds
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX, Uploads
 from services.ingest.write.waiting import Waiting
-from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 
 
 def message_rows(
@@ -69,6 +75,8 @@ def message_rows(
             yield from payload_rows(sequence, payloads[offset : offset + len(part)])
 
 
+SHARD_DRAINING: Final = "SHARD_DRAINING"
+
 _RETRY_MS: Final = 200
 
 STEP_BYTES: Final = 1 << 20
@@ -95,7 +103,11 @@ class _Commit:
 
 
 class Publisher:
-    """Stores publishes: the source of the shard's commit loop, `commits`."""
+    """Stores publishes: the source of the shard's commit loop, `commits`.
+
+    Attributes:
+        is_draining: Whether publishes are refused, from the next commit on. Pushes are stored.
+    """
 
     def __init__(
         self,
@@ -113,6 +125,7 @@ class Publisher:
         limits: PublisherLimits,
         pace: Pace,
     ) -> None:
+        self.is_draining = False
         self.commits = GroupCommit(database, clock, self, pace)
         self.commits.on_durable(self._durable)
         self._blobs = blobs
@@ -140,7 +153,8 @@ class Publisher:
         `complete` may add headers that are not part of the content which a repeat must match.
 
         A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
-        errors of the store, and InvalidArgument for a request ID used with other content.
+        errors of the store, InvalidArgument for a request ID used with other content, and
+        FailedPrecondition (SHARD_DRAINING) for what is not stored yet while the shard drains.
         """
         return self.publish_waiting(Waiting(accepted), complete)
 
@@ -153,6 +167,10 @@ class Publisher:
         if known is not None:
             return known
         if not accepted.dedupe_keys:
+            if self.is_draining:
+                # `drain` would refuse it, too, once its large payloads are uploaded.
+                self._requests.forget(accepted.request_id)
+                raise self._draining()
             return await self._store(waiting, complete)
         duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
         try:
@@ -349,7 +367,9 @@ class Publisher:
             publish.duplicates.release()
 
     def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
-        if publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+        if self.is_draining and publish.push is None:
+            self._refuse(publish, self._draining())
+        elif publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
             self._refuse(publish, Unavailable("the upload took over an hour, retry"))
         else:
             self._take_ids(batch, publish, len(publish.accepted.payloads))
@@ -379,6 +399,14 @@ class Publisher:
             batch.put(ID_BLOCK_KEY, encode_seq_block(block))
         publish.first_id = message_id(self._shard, sequence)
         return None
+
+    def _draining(self) -> FailedPrecondition:
+        return FailedPrecondition(
+            SHARD_DRAINING,
+            f"ingest shard {self._shard} takes no publishes: it is being drained. Publish to "
+            "another shard, or end the drain with `slatemq shard drain --ingest --cancel`",
+            subject=f"ingest/{self._shard}",
+        )
 
     def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
         publish.refusal = error

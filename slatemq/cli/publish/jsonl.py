@@ -169,7 +169,7 @@ async def publish_lines(
             if not reader.pointers:
                 is_delayed = template.delay_ms is not None
                 await note_lines_reach(client, checked, template.headers, is_delayed)
-            shards = sorted((await client.topology()).ingests)
+            shards = (await client.topology()).open_ingests
             if not shards:
                 raise Unavailable("no ingest is known yet", reason="PEER_UNKNOWN")
             this_run = Run(source, options, shards)

@@ -46,6 +46,14 @@ def test_a_shard_is_drained_and_taken_back_and_not_removed_while_it_has_queues(c
     cli.ok("queue", "create", "late")
 
 
+def test_the_only_ingest_is_not_drained(cli: Cli) -> None:
+    refused = cli.run("shard", "drain", "0", "--ingest")
+    assert (refused.code, "start another one first" in refused.err) == (1, True)
+    assert cli.run("shard", "drain", "0", "--ingest", "--move").code == 2
+    cancelled = cli.ok("shard", "drain", "0", "--ingest", "--cancel", "--json").objects
+    assert [(one["ingest_shard"], one["state"]) for one in cancelled] == [(0, "serving")]
+
+
 def test_the_next_numbers_are_named(cli: Cli) -> None:
     (found,) = cli.ok("shard", "add", "--json").objects
     assert found == {"next_ingest_shard": 1, "next_broker_shard": 1}
