@@ -29,6 +29,7 @@ a second may meet one kill after another on a busy machine, where each start tak
 
 RETRY_SECONDS = 0.05
 _REPEATABLE = (
+    grpc.StatusCode.CANCELLED,  # by a server that ends
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ FOLLOWED_S: Final = 1.0
 
 ROOM_BYTES: Final = 1 << 20
 """How much more a process may take than it has, until it is killed."""
+
+STARVED_S: Final = 5.0
+"""When a process that needs no more memory gets less."""
 
 KILLED_S: Final = 120.0
 
@@ -88,12 +92,19 @@ class MortalMember(Member):
         """Let it take little more memory than it has, until it is killed; start it again."""
         assert self._group is not None
         before = self._group.kills_count
-        self._group.limit(self._group.usage_bytes + ROOM_BYTES)
-        try:
-            async with asyncio.timeout(KILLED_S):
-                await self.ended()
-        except TimeoutError:
-            raise RuntimeError(f"{self.name} took no more memory for {KILLED_S:g} s") from None
+        until_s, room_bytes = time.monotonic() + KILLED_S, ROOM_BYTES
+        while True:
+            # A kernel may refuse less than is in use: then the limit before holds.
+            with suppress(OSError):
+                self._group.limit(self._group.usage_bytes + room_bytes)
+            try:
+                async with asyncio.timeout(STARVED_S):
+                    await self.ended()
+                break
+            except TimeoutError:
+                if time.monotonic() > until_s:
+                    raise RuntimeError(f"{self.name} lives on in too little memory") from None
+            room_bytes -= ROOM_BYTES  # It has enough of what it had before.
         if self._group.kills_count == before:
             raise RuntimeError(f"{self.name} ended by itself: {self.last_words()}")
         await self.start(self.ports)
