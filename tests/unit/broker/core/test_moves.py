@@ -1,0 +1,96 @@
+"""What a shard knows of the queues that are on their way to another one, or from one."""
+
+from __future__ import annotations
+
+from libs.storage.layout.own_keys import move_key
+from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
+from services.broker.core.moves import LISTED_MS, Moves
+from services.broker.core.queue import Queue
+from tests.unit.broker.core.shards import START_MS, Rig
+
+LEAVING = MoveRecord(MoveStage.LEAVING, 7, shard=2, revision=3)
+COPYING = MoveRecord(MoveStage.COPYING, 7, shard=1)
+COPIED = COPYING._replace(stage=MoveStage.COPIED)
+
+
+def queue(queue_id: str = "orders") -> Queue:
+    return Rig().create(queue_id)
+
+
+def test_a_queue_that_leaves_is_listed_with_its_target_until_it_is_there() -> None:
+    moves, orders = Moves(), queue()
+    moves.leave(orders, LEAVING)
+
+    assert moves.has("orders")
+    assert moves.away(START_MS + 100 * LISTED_MS) == {"orders": (orders, 2)}
+
+
+def test_a_queue_that_has_left_is_listed_for_ten_seconds_more() -> None:
+    moves, orders, others = Moves(), queue(), queue("others")
+    moves.leave(orders, LEAVING)
+    moves.leave(others, LEAVING)
+    moves.arrived_elsewhere("orders", START_MS)
+
+    assert not moves.has("orders")
+    assert moves.away(START_MS + LISTED_MS - 1) == {"orders": (orders, 2), "others": (others, 2)}
+    assert moves.away(START_MS + LISTED_MS) == {"others": (others, 2)}
+
+
+def test_a_queue_that_comes_back_is_away_no_more() -> None:
+    moves, orders = Moves(), queue()
+    moves.leave(orders, LEAVING)
+    moves.arrived_elsewhere("orders", START_MS)
+    moves.expect("orders", COPYING)
+    moves.end("orders")
+
+    assert moves.away(START_MS) == {}
+
+
+def test_a_queue_whose_move_is_cancelled_is_away_no_more() -> None:
+    moves = Moves()
+    moves.leave(queue(), LEAVING)
+    moves.end("orders")
+
+    assert not moves.has("orders")
+    assert moves.away(START_MS) == {}
+
+
+def test_a_caller_that_asked_too_early_may_ask_again_until_ten_seconds_after_the_arrival() -> None:
+    moves = Moves()
+    assert not moves.has_come("orders", 0)
+
+    moves.expect("orders", COPYING)
+    assert moves.has_come("orders", START_MS)
+
+    moves.end("orders")
+    assert not moves.has_come("orders", START_MS)
+
+    moves.came("orders", START_MS)
+    moves.came("others", START_MS + LISTED_MS - 1)
+    assert moves.has_come("orders", START_MS + LISTED_MS - 1)
+    assert not moves.has_come("orders", START_MS + LISTED_MS)
+    assert moves.has_come("others", START_MS + LISTED_MS)
+
+
+def test_a_restarted_shard_knows_the_queues_that_move() -> None:
+    moves, orders = Moves(), queue()
+    moves.leave(orders, LEAVING)
+    moves.expect("copying", COPYING)
+    moves.expect("copied", COPYING)
+    moves.expect("copied", COPIED)
+    moves.expect("cancelled", COPYING)
+    moves.end("cancelled")
+
+    had_changes, rows = moves.has_changes, dict(moves.drain())
+    assert (had_changes, moves.has_changes) == (True, False)
+    assert rows.pop(move_key("cancelled")) is None
+
+    restarted = Moves()
+    for queue_id in ("orders", "copying", "copied"):
+        stored = rows.pop(move_key(queue_id))
+        assert stored is not None
+        restarted.restore(orders if queue_id == "orders" else None, queue_id, decode_move(stored))
+    assert not rows
+    assert restarted.away(START_MS) == {"orders": (orders, 2)}
+    assert restarted.arrivals == {"copying": COPYING, "copied": COPIED}
+    assert restarted.drain() == []
