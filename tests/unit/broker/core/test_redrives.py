@@ -1,0 +1,149 @@
+"""Which redrives a shard keeps, and where one stands when its row changes under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from libs.storage.layout.own_keys import redrive_key
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState, decode_redrive
+from services.broker.core.redrives import RUNNING_MAX, Redrives
+from slatemq.errors import ResourceExhausted
+
+RUNNING, DONE, CANCELLED = RedriveState.RUNNING, RedriveState.DONE, RedriveState.CANCELLED
+HOUR_MS = 3_600_000
+
+
+def record(state: RedriveState = RUNNING, ended_at_ms: int = 0, **fields: Any) -> RedriveRecord:
+    first = RedriveRecord(
+        queue_revision=1,
+        state=state,
+        rate=0,
+        created_at_ms=0,
+        ended_at_ms=ended_at_ms,
+        total_count=9,
+        examined_count=0,
+        redriven_count=0,
+        next_order=4,
+        next_place=0,
+        end_order=9,
+        queue_id="orders",
+        target_queue_id="orders",
+    )
+    return first._replace(**fields)
+
+
+def numbers(redrives: Redrives) -> list[int]:
+    return [number for number, _ in redrives]
+
+
+def test_of_those_that_ended_the_last_to_end_are_kept() -> None:
+    redrives = Redrives()
+    redrives.kept = 2
+    for _ in range(5):
+        redrives.start(record())
+    redrives.put(4, record(CANCELLED, ended_at_ms=10))
+    redrives.put(2, record(CANCELLED, ended_at_ms=20))
+    assert numbers(redrives) == [1, 2, 3, 4, 5]
+
+    # Ended now, though its time says before the others
+    redrives.put(1, record(CANCELLED, ended_at_ms=5))
+    assert numbers(redrives) == [1, 2, 3, 5]
+    redrives.kept = 1
+    redrives.forget(now_ms=30)
+    assert numbers(redrives) == [2, 3, 5]
+
+
+@pytest.mark.parametrize(("retention_s", "left"), [(3600, [2, 3, 4]), (0, [1, 2, 3, 4])])
+def test_those_that_ended_longer_ago_than_the_retention_are_forgotten(
+    retention_s: int, left: list[int]
+) -> None:
+    redrives = Redrives()
+    redrives.retention_s = retention_s
+    redrives.start(record(CANCELLED, ended_at_ms=99))
+    redrives.start(record(CANCELLED, ended_at_ms=100))
+    redrives.start(record())
+    redrives.start(record())
+
+    redrives.forget(now_ms=100 + HOUR_MS)
+
+    assert numbers(redrives) == left
+
+
+def test_no_number_is_given_twice_though_all_redrives_are_forgotten() -> None:
+    redrives = Redrives()
+    redrives.retention_s = 1
+    first, last = redrives.start(record(CANCELLED)), redrives.start(record(CANCELLED))
+    redrives.forget(now_ms=HOUR_MS)
+
+    rows = dict(redrives.drain())
+    assert rows[redrive_key(first)] is None
+    stored = rows[redrive_key(last)]
+    assert stored is not None
+    restarted = Redrives({last: decode_redrive(stored)})
+    assert restarted.start(record()) == redrives.start(record()) == last + 1
+
+
+def test_as_many_run_at_once_as_stated() -> None:
+    redrives = Redrives()
+    for _ in range(RUNNING_MAX):
+        redrives.check_capacity()
+        redrives.start(record())
+
+    with pytest.raises(ResourceExhausted):
+        redrives.check_capacity()
+    redrives.put(1, record(DONE))
+    redrives.check_capacity()
+
+
+def test_a_request_is_known_by_its_id_and_one_without_an_id_never() -> None:
+    redrives = Redrives()
+    redrives.start(record())
+    number = redrives.start(record(request_id="night"))
+
+    assert redrives.of_request("night") == number
+    assert redrives.of_request("day") is None
+    assert redrives.of_request("") is None
+
+
+def test_the_ids_that_a_redrive_named_go_when_it_is_done_and_stay_when_it_is_cancelled() -> None:
+    redrives = Redrives()
+    number = redrives.start(record(message_ids=(7, 9)))
+    redrives.put(number, record(CANCELLED, message_ids=(7, 9)))
+    cancelled = redrives.get(number)
+    redrives.put(number, record(DONE, message_ids=(7, 9)))
+    done = redrives.get(number)
+
+    assert cancelled is not None
+    assert cancelled.message_ids == (7, 9)
+    assert done is not None
+    assert done.message_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"next_place": 5}, 3),  # behind the places 1 and 4, before 5
+        ({"next_place": 1}, 1),
+        ({"next_place": 5, "state": CANCELLED}, 3),  # it may be resumed
+        ({"next_place": 5, "state": DONE}, 5),
+        ({"next_place": 5, "queue_id": "others"}, 5),
+        ({"next_place": 5, "next_order": 3}, 5),
+    ],
+)
+def test_a_redrive_within_a_row_keeps_its_position_as_others_empty_places(
+    fields: dict[str, Any], place: int
+) -> None:
+    redrives = Redrives()
+    number = redrives.start(record(**fields))
+    list(redrives.drain())
+
+    redrives.note_removed("orders", {4: {1, 4, 5}}, by=number)
+    assert not redrives.has_changes
+    redrives.note_removed("orders", {4: {1, 4, 5}})
+
+    moved = redrives.get(number)
+    assert moved is not None
+    assert moved.next_place == place
+    assert redrives.has_changes == (place != fields["next_place"])
