@@ -6,6 +6,7 @@ from libs.storage.layout.own_keys import move_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from services.broker.core.moves import LISTED_MS, Moves
 from services.broker.core.queue import Queue
+from slatemq.errors import NotFound, Unavailable
 from tests.unit.broker.core.shards import START_MS, Rig
 
 LEAVING = MoveRecord(MoveStage.LEAVING, 7, shard=2, revision=3)
@@ -94,3 +95,39 @@ def test_a_restarted_shard_knows_the_queues_that_move() -> None:
     assert restarted.away(START_MS) == {"orders": (orders, 2)}
     assert restarted.arrivals == {"copying": COPYING, "copied": COPIED}
     assert restarted.drain() == []
+
+
+async def test_a_queue_that_departs_moves_until_it_is_there_also_over_restarts() -> None:
+    rig = Rig()
+    rig.shard.depart(rig.create(), LEAVING, rig.now_ms)
+    left = rig.shard.revision
+
+    for _ in range(2):
+        assert "orders" not in rig.shard.queues
+        assert isinstance(rig.shard.absence("orders"), Unavailable)
+        assert rig.shard.gone_since("orders") == left
+        rig.commit()
+        await rig.restart()
+
+    rig.shard.forget_departed("orders", rig.now_ms)
+    for _ in range(2):
+        assert isinstance(rig.shard.absence("orders"), NotFound)
+        assert rig.shard.gone_since("orders") == left
+        rig.commit()
+        await rig.restart()
+
+
+async def test_a_cancelled_arrival_is_a_deletion_that_routers_hear_of() -> None:
+    rig = Rig()
+    rig.shard.moves.expect("orders", COPYING)
+    before = rig.shard.revision
+
+    rig.shard.drop_arrival("orders", queue())
+
+    [change] = rig.shard.take_config_changes()
+    assert (change.queue_id, change.revision, change.settings) == ("orders", before + 1, None)
+    for _ in range(2):
+        assert rig.shard.revision == rig.shard.gone_since("orders") == before + 1
+        assert isinstance(rig.shard.absence("orders"), NotFound)
+        rig.commit()
+        await rig.restart()

@@ -104,6 +104,20 @@ def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPat
     assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [4, 5, 6]
 
 
+def test_as_many_histories_stay_in_memory_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS_CACHED", 2)
+    records, queue = Attempts(), Rig().create()
+    keys = [attempts_at(queue, message_id) for message_id in range(1, 4)]
+
+    for count, key in enumerate(keys):
+        records.shrink(frozenset())  # nothing to drop yet
+        assert sum(records.get(one) is not None for one in keys) == count
+        records.offer(key, [FailedAttempt("c", 1)])
+    records.shrink(frozenset())
+
+    assert [records.get(one) is not None for one in keys] == [False, True, True]
+
+
 async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing() -> None:
     # Given a message that failed, whose attempts are being read for the next nack
     rig = Rig()
