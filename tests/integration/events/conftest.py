@@ -22,6 +22,7 @@ from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, PreparedServer, Server, running
 from tests.integration.events.backends.slatemq_server import SlatemqServer
+from tests.integration.waiting import WAIT_SECONDS
 
 CLASSPATH = "ACTIVEMQ_CLASSPATH"
 """Variable with the jars of ActiveMQ 5 and its AMQP connector, which Debian's package lacks."""
@@ -50,7 +51,7 @@ SERVERS: dict[str, tuple[str, Callable[[Any], Server]]] = {
 if CLASSPATH in os.environ:
     SERVERS["activemq"] = ("activemq", lambda folder: amqp10("ActivemqServer", folder))
 
-EVENTUALLY_S = 60.0
+EVENTUALLY_S = WAIT_SECONDS
 
 
 class Rig:

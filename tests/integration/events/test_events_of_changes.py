@@ -104,7 +104,7 @@ async def change_all(client: slatemq.Client) -> None:
         ]
     )
     await client.publish(b"bad", {"queue": "orders"})
-    [claimed] = await client.claim("orders", wait=EVENTUALLY_S)
+    [claimed] = await client.claim("orders", wait=60)
     await client.nack([claimed.lease_token], reason="broken")
     redrive = await client.start_redrive("orders")
     await client.wait_redrive(redrive, every=0.05)

@@ -21,6 +21,7 @@ from services.ingest.read import blob_reads, reading
 from slatemq.errors import Unavailable
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import serving
+from tests.integration.waiting import eventually
 
 REAL: Any = Ingests
 """In place of the rig's ingest."""
@@ -111,16 +112,29 @@ async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_aft
         (large,) = await ingest.send(LARGE)
         (file,) = (one for one in (tmp_path / "data" / "blobs").rglob("*") if one.is_file())
         file.write_bytes(b"y" + LARGE[1:])
-        store = SlowStore(monkeypatch)
+        store, kept = SlowStore(monkeypatch), kept_reads(monkeypatch)
         assert list((await ingest.read(large)).slow_ids) == [large]
         store.free.set()
-        await asyncio.sleep(0.2)  # It is read to its end while no one waits.
+        await eventually(lambda: kept)  # It is read to its end while no one waits.
         store.free.clear()
 
         answer = await ingest.read(large)
 
         assert list(answer.damaged_ids) == [large]
         assert store.reads == 2  # One answer may be wrong where the object is not.
+
+
+def kept_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The URIs whose reads have ended and are kept, from now on."""
+    kept: list[str] = []
+    keep = blob_reads.BlobReads._keep
+
+    def noted(reads: blob_reads.BlobReads, uri: str, for_s: float) -> None:
+        keep(reads, uri, for_s)
+        kept.append(uri)
+
+    monkeypatch.setattr(blob_reads.BlobReads, "_keep", noted)
+    return kept
 
 
 class ThrottledStore(SlowStore):

@@ -69,7 +69,15 @@ async def test_claims_of_many_queues_at_once_hold_no_more_together_than_the_budg
         async def claim_all(queue_id: str) -> int:
             count = 0
             while count < EACH:
-                count += len(await rig.claim(queue_id, max_messages=EACH, wait_ms=20_000))
+                error = None
+                try:
+                    claimed = await rig.claim(queue_id, max_messages=EACH, wait_ms=20_000)
+                except grpc.aio.AioRpcError as refusal:
+                    error = from_rpc_error(refusal)
+                if error is None:
+                    count += len(claimed)
+                else:  # The others took all of the time, on a busy machine.
+                    assert error.reason == "UNREAD_ANSWERS"
             return count
 
         counts = await asyncio.gather(*map(claim_all, QUEUES))

@@ -24,8 +24,9 @@ from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2, task_pb2_grpc
 from tests.integration.events.backends.servers import PreparedServer, Server
 from tests.integration.ingest.server import Ingest, message, serving
+from tests.integration.waiting import WAIT_SECONDS
 
-EVENTUALLY_S = 60.0
+EVENTUALLY_S = WAIT_SECONDS
 
 LARGE = bytes(range(256)) * (INLINE_BODY_BYTES_MAX // 256 + 1)
 """A payload that does not travel in its task."""
