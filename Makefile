@@ -52,10 +52,10 @@ demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose noth
 up: $(STACK) ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
-# Four files at a time, also on two cores: most tests wait for processes and disks. In the order of
+# Six files at a time, also on two cores: most tests wait for processes and disks. In the order of
 # their folders, since the longest come first then, and what is short comes last; before all, and
 # in one process, what has Spark (tests/side_by_side.py).
-FILES_AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+FILES_AT_ONCE := -n 6 --dist loadfile --no-loadscope-reorder
 
 test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
 	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(FILES_AT_ONCE) $(ARGS)
