@@ -21,9 +21,9 @@ from opentelemetry.metrics import NoOpMeter
 from libs.events.deliveries import Handler, end_task
 from libs.events.measures import EVENT, TASK, QueueMeasures
 from libs.events.retrying import Outage
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task
-from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
-from slatemq.events.envelope import Event
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, cut_error, decode_task
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
+from slatemq.events.envelope import Event, check_type
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class QueueBackend(ABC):
     """A connection to one system, used by one event loop.
 
     Every method but `close` raises Unavailable while the system cannot be reached; the next call
-    tries again, so a backend comes back by itself.
+    tries again, so a backend comes back by itself. Before `connect` and after `close` they raise
+    it, too, and reach for nothing.
     """
 
     NAME: ClassVar[str]
@@ -117,21 +118,29 @@ class QueueBackend(ABC):
         """Not connected; `open_backend` says what the options mean to backends that have them."""
         self._is_sole_consumer = is_sole_consumer
         self._gather_ms = gather_ms
-        self._events: EventCarrier
-        self._tasks: TaskCarrier
-        self._is_composed = False
+        self._parts: tuple[EventCarrier, TaskCarrier] | None = None
         self._delivering: asyncio.Task[None] | None = None
         self._delivered: dict[str, Event] = {}
         self._dequeued: dict[str, WriteTask] = {}
 
     # --- Life cycle ---------------------------------------------------------
 
-    @abstractmethod
     async def connect(self, config: Any) -> None:
         """Connect, and create what is missing on the server; `config` is the backend's section.
 
-        Raises InvalidArgument that names the key of a setting which the server refuses.
+        Close it also where that fails, and before it is connected again.
+
+        Raises:
+            InvalidArgument: The server refuses a setting; names the key.
+            FailedPrecondition: It was connected, and is not closed.
         """
+        if self._parts is not None:
+            raise FailedPrecondition("CONNECTED", "this backend was connected: close it first")
+        await self.open(config)
+
+    @abstractmethod
+    async def open(self, config: Any) -> None:
+        """What `connect` does."""
 
     @abstractmethod
     async def disconnect(self) -> None:
@@ -143,23 +152,38 @@ class QueueBackend(ABC):
 
     def _compose(self, events: EventCarrier, tasks: TaskCarrier) -> None:
         """Set the two parts: from now on there is something to close."""
-        self._events = events
-        self._tasks = tasks
-        self._is_composed = True
+        self._parts = events, tasks
+
+    @property
+    def _connected(self) -> tuple[EventCarrier, TaskCarrier]:
+        """Its parts. Raises Unavailable without them, so that no call opens what none closes."""
+        if self._parts is None:
+            raise Unavailable(f"{self.NAME} is not connected, or closed", reason="BACKEND_DOWN")
+        return self._parts
+
+    @property
+    def _events(self) -> EventCarrier:
+        return self._connected[0]
+
+    @property
+    def _tasks(self) -> TaskCarrier:
+        return self._connected[1]
 
     async def close(self) -> None:
         """Stop deliveries and disconnect; what is not acknowledged comes again, to others too.
 
         It disconnects also where it is cancelled before.
         """
-        if not self._is_composed:
+        if self._parts is None:
             return
+        events, tasks = self._parts
         try:
             if self._delivering is not None:
                 await end_task(self._delivering)
-                await self._end(self._events.stop)
-            await self._end(self._tasks.stop)
+                await self._end(events.stop)
+            await self._end(tasks.stop)
         finally:
+            self._parts = self._delivering = None
             await self._end(self.disconnect)
 
     async def _end(self, part: Callable[[], Awaitable[None]]) -> None:
@@ -171,6 +195,8 @@ class QueueBackend(ABC):
 
     async def health_check(self) -> bool:
         """Whether the system answers now, within a few seconds; never raises."""
+        if self._parts is None:
+            return False
         try:
             async with asyncio.timeout(self.HEALTH_S):
                 with self._translated():
@@ -208,7 +234,13 @@ class QueueBackend(ABC):
         since its first subscription. An event that was not acknowledged when its handler returns
         or raises is delivered again after the retry delay, at most `max_retries` times, then it
         goes to the dead-letter place. At most one subscription for each backend object.
+
+        Raises InvalidArgument for what is not a list of types: no event would ever come.
         """
+        if isinstance(event_types, str):
+            raise InvalidArgument("event_types", f"must be a list of types, not {event_types!r}")
+        for at, one in enumerate(event_types):
+            check_type(f"event_types[{at}]", one)
         if self._delivering is not None:
             raise FailedPrecondition("SUBSCRIBED", "this backend has a subscription already")
         types = frozenset(event_types)
@@ -283,7 +315,7 @@ class QueueBackend(ABC):
         retries are left.
         """
         with self._translated():
-            await self._tasks.fail(task_id, error)
+            await self._tasks.fail(task_id, cut_error(error))
         if self._dequeued.pop(task_id, None) is not None:
             self.measures.note_failed(TASK, "consume")
 
@@ -309,8 +341,9 @@ class QueueBackend(ABC):
     async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """The tasks of the dead-letter place, without payloads, the oldest first, at most `limit`.
 
-        Entries that are not tasks are listed with them.
+        Entries that are not tasks are listed with them. Raises InvalidArgument for a limit below 1.
         """
+        _check_limit(limit)
         with self._translated():
             return await self._tasks.failed(limit)
 
@@ -318,8 +351,9 @@ class QueueBackend(ABC):
         """Tasks that are not finished, without payloads, the oldest first, at most `limit`.
 
         Those that wait for another attempt come before others are left out. What is no task is left
-        out: it becomes a dead letter when it is its turn.
+        out: it becomes a dead letter when it is its turn. Raises as `failed_tasks`.
         """
+        _check_limit(limit)
         found: dict[str, WriteTask] = {}
         with self._translated():
             async with aclosing(self._tasks.pending()) as pending:
@@ -330,3 +364,8 @@ class QueueBackend(ABC):
                     if len(found) == limit:
                         break
         return sorted(found.values(), key=lambda task: (task.created_at, task.task_id))
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise InvalidArgument("limit", f"must be at least 1, not {limit}")

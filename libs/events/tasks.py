@@ -23,6 +23,7 @@ from slatemq.events.envelope import (
     TASK_PREFIX,
     check_id,
     decode_struct,
+    encode_struct,
     format_timestamp,
     parse_timestamp,
 )
@@ -134,8 +135,11 @@ class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_task(task: WriteTask) -> bytes:
-    """The task as JSON, keys in the order of the class."""
-    return msgspec.json.encode(task)
+    """The task as JSON, keys in the order of the class.
+
+    Raises InvalidArgument for a payload that JSON cannot hold.
+    """
+    return encode_struct(task, "task")
 
 
 def decode_task(encoded: bytes | str) -> WriteTask:

@@ -29,6 +29,10 @@ TASK_PREFIX = "task_"
 
 _RANDOM_BYTES = 10
 _EPOCH = datetime.fromtimestamp(0, UTC)
+TYPE_CHARACTERS_MAX = 100
+"""Of an event type, which is a part of a topic's name in Kafka and a routing key in RabbitMQ."""
+
+_TYPE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 
 
@@ -54,16 +58,24 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an ID or a timestamp of another form."""
         check_id("id", self.id, EVENT_PREFIX)
-        if not self.type or not all(self.type.split(".")):
-            raise InvalidArgument(
-                "type", f"must be words with dots between, like object.created, not {self.type!r}"
-            )
+        check_type("type", self.type)
         parse_timestamp("timestamp", self.timestamp)
 
 
 def encode_event(event: Event) -> bytes:
-    """The envelope as JSON, keys in the order of the class."""
-    return msgspec.json.encode(event)
+    """The envelope as JSON, keys in the order of the class.
+
+    Raises InvalidArgument for data that JSON cannot hold.
+    """
+    return encode_struct(event, "event")
+
+
+def encode_struct(struct: msgspec.Struct, name: str) -> bytes:
+    """A struct as JSON. Raises InvalidArgument for `name` where it has a value that is none."""
+    try:
+        return msgspec.json.encode(struct)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(name, f"cannot be written as JSON: {error}") from error
 
 
 def decode_event(encoded: bytes | str) -> Event:
@@ -108,6 +120,16 @@ def derive_event_id(at_ms: int, *parts: object) -> str:
     named = "\0".join(map(str, parts)).encode()
     digest = hashlib.blake2b(named, digest_size=_RANDOM_BYTES).digest()
     return EVENT_PREFIX + str(ULID.from_bytes(at_ms.to_bytes(6, "big") + digest))
+
+
+def check_type(field: str, value: str) -> None:
+    """Raise InvalidArgument unless `value` is an event type, known or not."""
+    if not _TYPE.fullmatch(value) or len(value) > TYPE_CHARACTERS_MAX:
+        raise InvalidArgument(
+            field,
+            "must be words of letters, digits, _ and - with dots between, like object.created, and "
+            f"have at most {TYPE_CHARACTERS_MAX} characters; it is {value[:200]!r}",
+        )
 
 
 def check_id(field: str, value: str, prefix: str) -> None:

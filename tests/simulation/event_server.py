@@ -239,7 +239,7 @@ class SimulatedBackend(QueueBackend):
         """Whether its process lives, and has not closed it."""
         return self._machine.is_alive and not self._is_closed
 
-    async def connect(self, config: Any) -> None:
+    async def open(self, config: Any) -> None:
         server, place = self._server, config.stream_prefix
         self._compose(_Events(server), _Tasks(server, place, self))
         if self._is_sole_consumer:

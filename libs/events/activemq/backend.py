@@ -16,7 +16,7 @@ class ActivemqBackend(QueueBackend):
 
     _connection: Connection
 
-    async def connect(self, config: ActivemqSettings) -> None:
+    async def open(self, config: ActivemqSettings) -> None:
         self._connection = Connection(config)
         self._compose(Events(self._connection), Tasks(self._connection))
         try:

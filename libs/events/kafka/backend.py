@@ -18,7 +18,7 @@ class KafkaBackend(QueueBackend):
     _kafka_tasks: Tasks
     _connection: Connection
 
-    async def connect(self, config: KafkaSettings) -> None:
+    async def open(self, config: KafkaSettings) -> None:
         self._connection = Connection(config)
         tasks = Tasks(self._connection, is_sole_consumer=self._is_sole_consumer)
         self._kafka_tasks = tasks

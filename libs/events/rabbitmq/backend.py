@@ -17,7 +17,7 @@ class RabbitmqBackend(QueueBackend):
 
     _connection: Connection
 
-    async def connect(self, config: RabbitmqSettings) -> None:
+    async def open(self, config: RabbitmqSettings) -> None:
         self._connection = Connection(config)
         self._compose(Events(self._connection), Tasks(self._connection))
         try:

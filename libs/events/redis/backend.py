@@ -30,7 +30,7 @@ class RedisBackend(QueueBackend):
 
     _client: Any
 
-    async def connect(self, config: RedisSettings) -> None:
+    async def open(self, config: RedisSettings) -> None:
         client: Any = open_client(config)
         consumer = make_consumer_name()
         dead = DeadLetters(client, config.stream_prefix)

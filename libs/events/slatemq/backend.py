@@ -20,7 +20,7 @@ class SlatemqBackend(QueueBackend):
 
     _queues: Queues
 
-    async def connect(self, config: SlatemqSettings) -> None:
+    async def open(self, config: SlatemqSettings) -> None:
         with translated():
             try:
                 client = slatemq.connect(

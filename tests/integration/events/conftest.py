@@ -55,11 +55,16 @@ EVENTUALLY_S = WAIT_SECONDS
 
 
 class Rig:
-    """Makes backends whose names nothing else uses."""
+    """Makes backends whose names nothing else uses.
+
+    Attributes:
+        server: Where they connect to.
+        name: Of the kind of backend, as in the settings.
+    """
 
     def __init__(self, backend: str, server: Server, closing: AsyncExitStack) -> None:
         self.server = server
-        self._backend = backend
+        self.name = backend
         self._prefix = f"t{uuid.uuid4().hex[:8]}"
         self._closing = closing
 
@@ -75,7 +80,7 @@ class Rig:
             settings = in_group(settings, f"{self._prefix}-{group}")
         if isinstance(self.server, PreparedServer):
             self.server.prepare(settings)
-        backend = open_backend(self._backend)
+        backend = open_backend(self.name)
         await backend.connect(settings)
         self._closing.push_async_callback(backend.close)
         return backend

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from libs.events.backend import BackendStats, QueueBackend
+from libs.events.backends import open_backend
 from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
-from slatemq.errors import Unavailable
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
 from tests.integration.events.backends.raw_tasks import enqueue_raw
@@ -403,3 +405,77 @@ async def eventually_stats(backend: QueueBackend, wanted: Callable[[BackendStats
     async with asyncio.timeout(60):
         while not wanted(await backend.stats()):
             await asyncio.sleep(0.05)
+
+
+# --- Odd use ------------------------------------------------------------------------------------
+
+
+async def test_calls_before_it_is_connected_and_after_it_is_closed_are_refused(rig: Rig) -> None:
+    backend = await rig.backend()
+    await backend.enqueue_task(a_task())
+    never, closed = open_backend(rig.name), backend
+    await closed.close()
+    await closed.close()
+    await never.close()
+    for one in (never, closed):
+        assert await one.health_check() is False
+        for calling in (
+            one.publish(created("a")),
+            one.subscribe([], Subscriber(one)),
+            one.acknowledge(created("a").id),
+            one.enqueue_task(a_task()),
+            one.dequeue_task(),
+            one.complete_task("any"),
+            one.fail_task("any", "error"),
+            one.retry_failed_tasks(),
+            one.stats(),
+            one.failed_tasks(1),
+            one.pending_tasks(1),
+        ):
+            with pytest.raises(Unavailable, match="not connected, or closed"):
+                await calling
+
+    # And one that was closed can be connected again, once
+    await closed.connect(rig.settings)
+    with pytest.raises(FailedPrecondition) as refused:
+        await closed.connect(rig.settings)
+    assert refused.value.reason == "CONNECTED"
+    task = await next_task(closed)
+    await closed.complete_task(task.task_id)
+    await closed.close()
+
+
+async def test_what_cannot_be_sent_is_refused_by_field_and_hinders_nothing(rig: Rig) -> None:
+    backend = await rig.backend()
+    event, task = created("a"), a_task(max_retries=0)
+    for field, calling in (
+        ("event", backend.publish(replace(event, data={"key": "\ud800"}))),
+        ("event", backend.publish(replace(event, data={"key": object()}))),
+        ("task", backend.enqueue_task(replace(task, payload={"body": "\ud800"}))),
+        ("event_types", backend.subscribe("object.created", Subscriber(backend))),
+        ("event_types[1]", backend.subscribe(["a.b", "*"], Subscriber(backend))),
+        ("event_types[0]", backend.subscribe(["a" * 101], Subscriber(backend))),
+        ("limit", backend.failed_tasks(0)),
+        ("limit", backend.pending_tasks(-1)),
+    ):
+        with pytest.raises(InvalidArgument) as refused:
+            await calling
+        assert refused.value.field == field
+
+    # And what is unknown, or finished, does nothing
+    await backend.acknowledge("evt_unknown")
+    for task_id in ("task_unknown", ""):
+        await backend.complete_task(task_id)
+        await backend.fail_task(task_id, "error")
+    subscriber = Subscriber(backend)
+    await backend.subscribe([], subscriber)
+    await backend.publish(event)
+    await eventually(lambda: subscriber.got == [event])
+
+    # And an error of any characters is kept, as far as it is text
+    await backend.enqueue_task(task)
+    await next_task(backend)
+    await backend.fail_task(task.task_id, "no \0 room\n \ud800")
+    await eventually_stats(backend, lambda stats: stats.dead_letter_count == 1)
+    (dead,) = await backend.failed_tasks(10)
+    assert dead.error == "no \0 room\n ?"
