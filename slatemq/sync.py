@@ -298,6 +298,7 @@ class SyncClient(Face[asynchronous.Client]):
     drain_shard = method_of(asynchronous.Client.drain_shard)
     ingest_shards = method_of(asynchronous.Client.ingest_shards)
     drain_ingest_shard = method_of(asynchronous.Client.drain_ingest_shard)
+    remove_ingest_shard = method_of(asynchronous.Client.remove_ingest_shard)
     remove_shard = method_of(asynchronous.Client.remove_shard)
     move_queue = method_of(asynchronous.Client.move_queue)
     queue_moves = method_of(asynchronous.Client.queue_moves)

@@ -74,6 +74,7 @@ from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner
+from services.broker.shard.removed_ingests import RemovedIngests
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
@@ -135,6 +136,7 @@ class Broker:
         archiver = Archiver(mover)
         self.redrives = RedriveRunner(mover, ingests, budget)
         self.sweeper = sweeper = Sweeper(owner, database)
+        self.removed_ingests = RemovedIngests(owner, directory)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         unique = UniqueNames(owner, names, channels, shard)
         epochs, targets = PurgeEpochs(directory, ingests), ArrivalTargets(channels, shard)
@@ -180,6 +182,7 @@ class Broker:
             self.placement.load.run(),
             self.arrivals.run(),
             self.departures.run(),
+            self.removed_ingests.run(),
         ]
 
     def drain(self) -> None:

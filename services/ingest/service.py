@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +19,9 @@ from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
+from libs.storage.objects.topology_entries import entry_path_of
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from services.ingest.events.relay import IngestRelay
     from services.ingest.events.s3_events import S3Events
     from services.ingest.tasks.queued import Tasks
+
+log = logging.getLogger(__name__)
 
 QUEUED: Final = ("async", "sync")
 """The consistencies of event queues with which publishes are tasks."""
@@ -120,6 +125,7 @@ class IngestProcess(Service[IngestConfig]):
                 self._config.shard,
                 shard.drainage,
                 self.directory,
+                self.channels,
                 self._root.objects,
                 self._announce,
                 self._tasks is not None,
@@ -128,6 +134,10 @@ class IngestProcess(Service[IngestConfig]):
 
     async def start(self, address: str, peer_address: str) -> None:
         config = self._config
+        name = f"ingest/{config.shard}"
+        if await RemovedShards(self._root.objects).has(name):
+            await self._remove(name)
+            raise FatalError(_removed(config.shard))
         shard = self._shard = await open_shard(
             self._root, config, Owner(self.owner_name, peer_address)
         )
@@ -170,9 +180,19 @@ class IngestProcess(Service[IngestConfig]):
         shard = self._shard
         assert shard is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
-        if not queues:
-            return await shard.wait_lost()
-        return await first_cause(shard.wait_lost(), *(queue.wait_fatal() for queue in queues))
+        ends = [shard.wait_lost(), self._wait_removed(shard)]
+        return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
+
+    async def _wait_removed(self, shard: Shard) -> ExitCause:
+        await shard.drainage.removed.wait()
+        return ExitCause.clean(f"ingest shard {self._config.shard} was removed")
+
+    async def _remove(self, name: str) -> None:
+        """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
+        await self.directory.remove(entry_path_of(name))
+        wals = (await self._root.wal_store()).objects
+        await RemovedShards(self._root.objects).delete_files(name, wals)
+        log.info("deleted what was left of %s", name)
 
     async def drain(self) -> None:
         """End the streams; publishes in flight complete."""
@@ -194,6 +214,15 @@ class IngestProcess(Service[IngestConfig]):
         if self._shard is not None:
             await self._shard.close()
         await super().stop()
+        if self._shard is not None and self._shard.drainage.removed.is_set():
+            await self._remove(self._shard.database.name)
+
+
+def _removed(shard: int) -> ExitCause:
+    return ExitCause.usage(
+        f"ingest shard {shard} was removed, and its number cannot be used again: start the process "
+        "with the next free number (`slatemq shard add` names it)"
+    )
 
 
 def _drains_tasks(shard: int) -> ExitCause:

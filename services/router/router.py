@@ -71,6 +71,7 @@ class Router:
         self.logs: dict[int, Log] = {}
         self.links: dict[int, BrokerLink] = {}
         self._linked: dict[int, asyncio.Task[None]] = {}
+        self._watching: dict[int, asyncio.Task[None]] = {}
         self._directory = directory
         self._channels = channels
         self._ingest_shards = ingest_shards
@@ -154,6 +155,7 @@ class Router:
             try:
                 topology = await self._directory.read(every_ms)
                 await self._drop_removed(topology.brokers)
+                await self._drop_removed_logs(topology.ingests)
             except StorageError as error:
                 log.warning("the topology cannot be read: %s", error)
             else:
@@ -167,11 +169,32 @@ class Router:
         for shard in [one for one in self.links if one not in brokers]:
             # An entry may also be damaged, or gone by mistake.
             if await self._directory.is_removed("broker", shard):
-                task, link = self._linked.pop(shard), self.links.pop(shard)
-                task.cancel()
-                await asyncio.wait([task])
-                link.close()
+                await self._drop_link(shard)
                 log.info("broker shard %d was removed", shard)
+
+    async def _drop_link(self, broker_shard: int) -> None:
+        task, link = self._linked.pop(broker_shard), self.links.pop(broker_shard)
+        task.cancel()
+        await asyncio.wait([task])
+        link.close()
+
+    async def _drop_removed_logs(self, ingests: Collection[int]) -> None:
+        """Read the logs of removed ingest shards no more. Raises StoreUnavailable.
+
+        All links are made again, without them: that is rare, and takes what a start takes.
+        """
+        gone = [one for one in self.logs if one not in ingests]
+        removed = [one for one in gone if await self._directory.is_removed("ingest", one)]
+        if not removed:
+            return
+        for broker_shard in list(self.links):
+            await self._drop_link(broker_shard)
+        for shard in removed:
+            watching = self._watching.pop(shard)
+            watching.cancel()
+            await asyncio.wait([watching])
+            del self.logs[shard]
+            log.info("ingest shard %d was removed", shard)
 
     async def _add(self, ingests: list[int], brokers: list[int]) -> bool:
         """Take in processes that are new; returns whether there are any.
@@ -191,7 +214,7 @@ class Router:
                 )
                 for link in self.links.values():
                     link.add_log(self.logs[shard])
-                self._start(self.logs[shard].watch())
+                self._watching[shard] = self._start(self.logs[shard].watch())
                 await asyncio.sleep(0)
         for shard in brokers:
             if shard not in self.links:

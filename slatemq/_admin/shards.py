@@ -33,7 +33,7 @@ class ShardState(StrEnum):
     """What a shard is doing.
 
     DRAINING: it takes no new queues, or an ingest no publishes. DRAINED: it has nothing any more,
-    and a broker shard can be removed. AWAY: it does not answer.
+    and can be removed. AWAY: it does not answer.
     """
 
     SERVING = "serving"
@@ -73,6 +73,13 @@ class IngestShard:
     database_bytes: int = 0
     remaining: tuple[str, ...] = ()
     problem: str = ""
+
+
+class IngestShards(NamedTuple):
+    """All ingest shards, ascending, and the numbers of those that were removed."""
+
+    shards: Sequence[IngestShard]
+    removed: Sequence[int]
 
 
 class MoveState(StrEnum):
@@ -166,16 +173,18 @@ class ShardCalls(ExaminingCalls):
             repeat_unknown=False,
         )
 
-    async def ingest_shards(self) -> Sequence[IngestShard]:
+    async def ingest_shards(self) -> IngestShards:
         """What each ingest shard has, ascending; takes the verb `operate`.
 
         A shard whose ingest does not answer within some seconds has a `problem`. Raises
         PermissionDenied, Unavailable (no process answers).
         """
         shards = sorted((await self._peers.fresh_topology()).ingests)
-        return await asyncio.gather(*map(self._ingest_shard_of, shards))
+        answers = await asyncio.gather(*map(self._ingest_shard_of, shards))
+        removed = {number for _, numbers in answers for number in numbers}
+        return IngestShards([shard for shard, _ in answers], sorted(removed))
 
-    async def _ingest_shard_of(self, shard: int) -> IngestShard:
+    async def _ingest_shard_of(self, shard: int) -> tuple[IngestShard, Sequence[int]]:
         try:
             response = await self._peers.ask_ingest(
                 shard,
@@ -185,8 +194,8 @@ class ShardCalls(ExaminingCalls):
                 attempt_s=ANSWER_S,
             )
         except (Unavailable, DeadlineExceeded) as error:
-            return IngestShard(shard, ShardState.AWAY, problem=error.message)
-        return _ingest_of(response.shard)
+            return IngestShard(shard, ShardState.AWAY, problem=error.message), ()
+        return _ingest_of(response.shard), response.removed_ingest_shards
 
     async def drain_ingest_shard(self, ingest_shard: int, *, cancel: bool = False) -> IngestShard:
         """Has an ingest shard take no publishes, or (`cancel`) take them again; durable.
@@ -195,14 +204,27 @@ class ShardCalls(ExaminingCalls):
         (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS), NotFound (no such shard),
         Unavailable.
         """
-        if ingest_shard not in (await self._peers.fresh_topology()).ingests:
-            raise NotFound("ingest shard", str(ingest_shard))
+        await self._check_is_ingest(ingest_shard)
         response = await self._peers.ask_ingest(
             ingest_shard,
             lambda channel: IngestShardServiceStub(channel).DrainIngestShard,
             shard_pb2.DrainIngestShardRequest(cancel=cancel),
         )
         return _ingest_of(response.shard)
+
+    async def remove_ingest_shard(self, ingest_shard: int) -> None:
+        """Removes a drained ingest shard for ever: its process ends, its database is deleted.
+
+        Raises FailedPrecondition (SHARD_NOT_DRAINED: what it still has), NotFound (no such shard),
+        Unavailable (also where a broker does not answer).
+        """
+        await self._check_is_ingest(ingest_shard)
+        await self._peers.ask_ingest(
+            ingest_shard,
+            lambda channel: IngestShardServiceStub(channel).RemoveIngestShard,
+            shard_pb2.RemoveIngestShardRequest(database=f"ingest/{ingest_shard}"),
+            repeat_unknown=False,
+        )
 
     async def move_queue(
         self,
@@ -280,6 +302,10 @@ class ShardCalls(ExaminingCalls):
             shard_pb2.ListMovesRequest(),
         )
         return [_move_of(move) for move in response.moves]
+
+    async def _check_is_ingest(self, ingest_shard: int) -> None:
+        if ingest_shard not in (await self._peers.fresh_topology()).ingests:
+            raise NotFound("ingest shard", str(ingest_shard))
 
     async def _check_is_shard(self, broker_shard: int) -> None:
         if broker_shard not in (await self._peers.fresh_topology()).brokers:

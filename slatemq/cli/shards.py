@@ -16,7 +16,13 @@ from slatemq.cli.session import Group, Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
-    from slatemq._admin.shards import BrokerShard, BrokerShards, IngestShard, QueueMove
+    from slatemq._admin.shards import (
+        BrokerShard,
+        BrokerShards,
+        IngestShard,
+        IngestShards,
+        QueueMove,
+    )
     from slatemq.client import Client
     from slatemq.models import RouteStatus
 
@@ -57,7 +63,7 @@ def ls(session: Session) -> None:
       slatemq shard ls --json | jq 'select(.state == "draining") | .note'
 
     The state is serving, draining (a broker takes no new queues, an ingest no publishes), drained
-    (it has nothing any more; a broker shard can be removed), or away. Messages are those in all
+    (it has nothing any more, and can be removed), or away. Messages are those in all
     lists of a broker's queues; bytes are those of the database. Lag is the number of stored
     messages that are not yet routed: of an ingest, to all brokers; of a broker, from all ingests;
     unknown (null) where an ingest or the routers are down. Takes the verb operate.
@@ -72,11 +78,13 @@ def ls(session: Session) -> None:
     for one in listed:
         if one.note:
             note(f"{one.service} {one.shard}: {one.note}")
-    if removed:
-        note(f"removed broker shards, whose numbers are not used again: {_numbers(removed)}")
+    for service, numbers in removed.items():
+        if numbers:
+            text = f"removed {service} shards, whose numbers are not used again"
+            note(f"{text}: {_numbers(numbers)}")
 
 
-async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
+async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]]]:
     brokers, ingests, status, examined = await asyncio.gather(
         client.broker_shards(),
         client.ingest_shards(),
@@ -85,7 +93,7 @@ async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
     )
     shards: dict[tuple[str, int | None], BrokerShard | IngestShard] = {
         **{("broker", one.broker_shard): one for one in brokers.shards},
-        **{("ingest", one.ingest_shard): one for one in ingests},
+        **{("ingest", one.ingest_shard): one for one in ingests.shards},
     }
     versions = {one.asked: one.version for one in examined}
     lags = lags_of(status.routes)
@@ -109,7 +117,8 @@ async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
                 process.detail if found is None else found.problem or _left(found),
             )
         )
-    return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), brokers.removed
+    removed = {"ingest": ingests.removed, "broker": brokers.removed}
+    return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), removed
 
 
 def lags_of(routes: Sequence[RouteStatus]) -> dict[tuple[str, int], int | None]:
@@ -152,9 +161,9 @@ def add(session: Session) -> None:
     Nothing has to be written: a shard is there once its process has started, and new queues, or
     publishes, go to it. The numbers of removed shards are not used again.
     """
-    topology, brokers = session.call(_numbered)
+    topology, ingests, brokers = session.call(_numbered)
     numbers = {
-        "ingest": max(topology.ingests, default=-1) + 1,
+        "ingest": max([*topology.ingests, *ingests.removed], default=-1) + 1,
         "broker": max([*topology.brokers, *brokers.removed], default=-1) + 1,
     }
     if session.json:
@@ -165,8 +174,8 @@ def add(session: Session) -> None:
         say(f"  python -m services.{service} --shard {number} --root ...")
 
 
-async def _numbered(client: Client) -> tuple[Any, BrokerShards]:
-    return await client.topology(), await client.broker_shards()
+async def _numbered(client: Client) -> tuple[Any, IngestShards, BrokerShards]:
+    return await client.topology(), await client.ingest_shards(), await client.broker_shards()
 
 
 @shard.command("drain")
@@ -218,7 +227,9 @@ def _drain_ingest(session: Session, number: int, *, cancel: bool) -> None:
     elif found.remaining:
         text = f"ingest shard {number} is draining; it has {', '.join(found.remaining)}"
     else:
-        text = f"ingest shard {number} is drained"
+        text = (
+            f"ingest shard {number} is drained: `slatemq shard remove {number} --ingest` removes it"
+        )
     session.show(asdict(found), text)
 
 
@@ -291,17 +302,23 @@ async def _move_all(
 
 @shard.command("remove")
 @_SHARD
+@flag("--ingest", help="The ingest shard SHARD.")
 @yes_option
-def remove(session: Session, number: int, yes: bool) -> None:
-    """Remove the drained broker shard SHARD for ever.
+def remove(session: Session, number: int, ingest: bool, yes: bool) -> None:
+    """Remove the drained broker shard SHARD, or with --ingest the ingest shard, for ever.
 
-    Example:
+    Examples:
       slatemq shard remove 2 --yes
+      slatemq shard remove 1 --ingest --yes
 
     Its process ends with exit code 0, and its database is deleted; stop what would start it again.
-    Refused while it has queues, pushes or events, with what is left. No process starts with the
-    number of a removed shard.
+    Refused while it has queues, messages, pushes or events, with what is left. No process starts
+    with the number of a removed shard.
     """
-    confirm(yes, f"Remove broker shard {number} for ever?")
-    session.call(lambda client: client.remove_shard(number))
-    session.show({"broker_shard": number, "removed": True}, f"removed broker shard {number}")
+    service = "ingest" if ingest else "broker"
+    confirm(yes, f"Remove {service} shard {number} for ever?")
+    if ingest:
+        session.call(lambda client: client.remove_ingest_shard(number))
+    else:
+        session.call(lambda client: client.remove_shard(number))
+    session.show({f"{service}_shard": number, "removed": True}, f"removed {service} shard {number}")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/shard.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xd6\x01\n\x0bIngestShard\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.IngestShard.State\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x03 \x01(\x03\x12\x11\n\tremaining\x18\x04 \x03(\t\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x17\n\x15GetIngestShardRequest\"@\n\x16GetIngestShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.IngestShard\")\n\x17\x44rainIngestShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"B\n\x18\x44rainIngestShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.IngestShard\"\x92\x02\n\x0b\x42rokerShard\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.BrokerShard.State\x12\x14\n\x0cqueues_count\x18\x03 \x01(\x03\x12\x16\n\x0emessages_count\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x11\n\tremaining\x18\x06 \x03(\t\x12\x0c\n\x04load\x18\x07 \x01(\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x11\n\x0fGetShardRequest\"Y\n\x10GetShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\x12\x1d\n\x15removed_broker_shards\x18\x02 \x03(\x05\"#\n\x11\x44rainShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"<\n\x12\x44rainShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\"&\n\x12RemoveShardRequest\x12\x10\n\x08\x64\x61tabase\x18\x01 \x01(\t\"\x15\n\x13RemoveShardResponse\"=\n\x10MoveQueueRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x17\n\x0fto_broker_shard\x18\x02 \x01(\x05\"8\n\x11MoveQueueResponse\x12#\n\x04move\x18\x01 \x01(\x0b\x32\x15.slatemq.v1.QueueMove\"\x12\n\x10ListMovesRequest\"9\n\x11ListMovesResponse\x12$\n\x05moves\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.QueueMove\"\x85\x02\n\tQueueMove\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x19\n\x11\x66rom_broker_shard\x18\x02 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.slatemq.v1.QueueMove.State\x12\x19\n\x11\x63opied_rows_count\x18\x05 \x01(\x03\x12\x0f\n\x07problem\x18\x06 \x01(\t\"Z\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_COPYING\x10\x01\x12\x12\n\x0eSTATE_ARRIVING\x10\x02\x12\x13\n\x0fSTATE_CANCELLED\x10\x03\x32\xdb\x03\n\x0cShardService\x12M\n\x08GetShard\x12\x1b.slatemq.v1.GetShardRequest\x1a\x1c.slatemq.v1.GetShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12[\n\nDrainShard\x12\x1d.slatemq.v1.DrainShardRequest\x1a\x1e.slatemq.v1.DrainShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncel\x12`\n\x0bRemoveShard\x12\x1e.slatemq.v1.RemoveShardRequest\x1a\x1f.slatemq.v1.RemoveShardResponse\"\x10\xca\xbd\x18\x0c\x18\x06*\x08\x64\x61tabase\x12k\n\tMoveQueue\x12\x1c.slatemq.v1.MoveQueueRequest\x1a\x1d.slatemq.v1.MoveQueueResponse\"!\xca\xbd\x18\x1d\x18\x06*\x08queue_id*\x0fto_broker_shard\x12P\n\tListMoves\x12\x1c.slatemq.v1.ListMovesRequest\x1a\x1d.slatemq.v1.ListMovesResponse\"\x06\xca\xbd\x18\x02\x18\x06\x32\xe4\x01\n\x12IngestShardService\x12_\n\x0eGetIngestShard\x12!.slatemq.v1.GetIngestShardRequest\x1a\".slatemq.v1.GetIngestShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12m\n\x10\x44rainIngestShard\x12#.slatemq.v1.DrainIngestShardRequest\x1a$.slatemq.v1.DrainIngestShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncelB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/shard.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xd6\x01\n\x0bIngestShard\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.IngestShard.State\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x03 \x01(\x03\x12\x11\n\tremaining\x18\x04 \x03(\t\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x17\n\x15GetIngestShardRequest\"_\n\x16GetIngestShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.IngestShard\x12\x1d\n\x15removed_ingest_shards\x18\x02 \x03(\x05\")\n\x17\x44rainIngestShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"B\n\x18\x44rainIngestShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.IngestShard\",\n\x18RemoveIngestShardRequest\x12\x10\n\x08\x64\x61tabase\x18\x01 \x01(\t\"\x1b\n\x19RemoveIngestShardResponse\"\x92\x02\n\x0b\x42rokerShard\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.BrokerShard.State\x12\x14\n\x0cqueues_count\x18\x03 \x01(\x03\x12\x16\n\x0emessages_count\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x11\n\tremaining\x18\x06 \x03(\t\x12\x0c\n\x04load\x18\x07 \x01(\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x11\n\x0fGetShardRequest\"Y\n\x10GetShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\x12\x1d\n\x15removed_broker_shards\x18\x02 \x03(\x05\"#\n\x11\x44rainShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"<\n\x12\x44rainShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\"&\n\x12RemoveShardRequest\x12\x10\n\x08\x64\x61tabase\x18\x01 \x01(\t\"\x15\n\x13RemoveShardResponse\"=\n\x10MoveQueueRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x17\n\x0fto_broker_shard\x18\x02 \x01(\x05\"8\n\x11MoveQueueResponse\x12#\n\x04move\x18\x01 \x01(\x0b\x32\x15.slatemq.v1.QueueMove\"\x12\n\x10ListMovesRequest\"9\n\x11ListMovesResponse\x12$\n\x05moves\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.QueueMove\"\x85\x02\n\tQueueMove\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x19\n\x11\x66rom_broker_shard\x18\x02 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.slatemq.v1.QueueMove.State\x12\x19\n\x11\x63opied_rows_count\x18\x05 \x01(\x03\x12\x0f\n\x07problem\x18\x06 \x01(\t\"Z\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_COPYING\x10\x01\x12\x12\n\x0eSTATE_ARRIVING\x10\x02\x12\x13\n\x0fSTATE_CANCELLED\x10\x03\x32\xdb\x03\n\x0cShardService\x12M\n\x08GetShard\x12\x1b.slatemq.v1.GetShardRequest\x1a\x1c.slatemq.v1.GetShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12[\n\nDrainShard\x12\x1d.slatemq.v1.DrainShardRequest\x1a\x1e.slatemq.v1.DrainShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncel\x12`\n\x0bRemoveShard\x12\x1e.slatemq.v1.RemoveShardRequest\x1a\x1f.slatemq.v1.RemoveShardResponse\"\x10\xca\xbd\x18\x0c\x18\x06*\x08\x64\x61tabase\x12k\n\tMoveQueue\x12\x1c.slatemq.v1.MoveQueueRequest\x1a\x1d.slatemq.v1.MoveQueueResponse\"!\xca\xbd\x18\x1d\x18\x06*\x08queue_id*\x0fto_broker_shard\x12P\n\tListMoves\x12\x1c.slatemq.v1.ListMovesRequest\x1a\x1d.slatemq.v1.ListMovesResponse\"\x06\xca\xbd\x18\x02\x18\x06\x32\xd8\x02\n\x12IngestShardService\x12_\n\x0eGetIngestShard\x12!.slatemq.v1.GetIngestShardRequest\x1a\".slatemq.v1.GetIngestShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12m\n\x10\x44rainIngestShard\x12#.slatemq.v1.DrainIngestShardRequest\x1a$.slatemq.v1.DrainIngestShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncel\x12r\n\x11RemoveIngestShard\x12$.slatemq.v1.RemoveIngestShardRequest\x1a%.slatemq.v1.RemoveIngestShardResponse\"\x10\xca\xbd\x18\x0c\x18\x06*\x08\x64\x61tabaseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,6 +47,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INGESTSHARDSERVICE'].methods_by_name['GetIngestShard']._serialized_options = b'\312\275\030\002\030\006'
   _globals['_INGESTSHARDSERVICE'].methods_by_name['DrainIngestShard']._loaded_options = None
   _globals['_INGESTSHARDSERVICE'].methods_by_name['DrainIngestShard']._serialized_options = b'\312\275\030\n\030\006*\006cancel'
+  _globals['_INGESTSHARDSERVICE'].methods_by_name['RemoveIngestShard']._loaded_options = None
+  _globals['_INGESTSHARDSERVICE'].methods_by_name['RemoveIngestShard']._serialized_options = b'\312\275\030\014\030\006*\010database'
   _globals['_INGESTSHARD']._serialized_start=64
   _globals['_INGESTSHARD']._serialized_end=278
   _globals['_INGESTSHARD_STATE']._serialized_start=190
@@ -54,41 +56,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINGESTSHARDREQUEST']._serialized_start=280
   _globals['_GETINGESTSHARDREQUEST']._serialized_end=303
   _globals['_GETINGESTSHARDRESPONSE']._serialized_start=305
-  _globals['_GETINGESTSHARDRESPONSE']._serialized_end=369
-  _globals['_DRAININGESTSHARDREQUEST']._serialized_start=371
-  _globals['_DRAININGESTSHARDREQUEST']._serialized_end=412
-  _globals['_DRAININGESTSHARDRESPONSE']._serialized_start=414
-  _globals['_DRAININGESTSHARDRESPONSE']._serialized_end=480
-  _globals['_BROKERSHARD']._serialized_start=483
-  _globals['_BROKERSHARD']._serialized_end=757
+  _globals['_GETINGESTSHARDRESPONSE']._serialized_end=400
+  _globals['_DRAININGESTSHARDREQUEST']._serialized_start=402
+  _globals['_DRAININGESTSHARDREQUEST']._serialized_end=443
+  _globals['_DRAININGESTSHARDRESPONSE']._serialized_start=445
+  _globals['_DRAININGESTSHARDRESPONSE']._serialized_end=511
+  _globals['_REMOVEINGESTSHARDREQUEST']._serialized_start=513
+  _globals['_REMOVEINGESTSHARDREQUEST']._serialized_end=557
+  _globals['_REMOVEINGESTSHARDRESPONSE']._serialized_start=559
+  _globals['_REMOVEINGESTSHARDRESPONSE']._serialized_end=586
+  _globals['_BROKERSHARD']._serialized_start=589
+  _globals['_BROKERSHARD']._serialized_end=863
   _globals['_BROKERSHARD_STATE']._serialized_start=190
   _globals['_BROKERSHARD_STATE']._serialized_end=278
-  _globals['_GETSHARDREQUEST']._serialized_start=759
-  _globals['_GETSHARDREQUEST']._serialized_end=776
-  _globals['_GETSHARDRESPONSE']._serialized_start=778
-  _globals['_GETSHARDRESPONSE']._serialized_end=867
-  _globals['_DRAINSHARDREQUEST']._serialized_start=869
-  _globals['_DRAINSHARDREQUEST']._serialized_end=904
-  _globals['_DRAINSHARDRESPONSE']._serialized_start=906
-  _globals['_DRAINSHARDRESPONSE']._serialized_end=966
-  _globals['_REMOVESHARDREQUEST']._serialized_start=968
-  _globals['_REMOVESHARDREQUEST']._serialized_end=1006
-  _globals['_REMOVESHARDRESPONSE']._serialized_start=1008
-  _globals['_REMOVESHARDRESPONSE']._serialized_end=1029
-  _globals['_MOVEQUEUEREQUEST']._serialized_start=1031
-  _globals['_MOVEQUEUEREQUEST']._serialized_end=1092
-  _globals['_MOVEQUEUERESPONSE']._serialized_start=1094
-  _globals['_MOVEQUEUERESPONSE']._serialized_end=1150
-  _globals['_LISTMOVESREQUEST']._serialized_start=1152
-  _globals['_LISTMOVESREQUEST']._serialized_end=1170
-  _globals['_LISTMOVESRESPONSE']._serialized_start=1172
-  _globals['_LISTMOVESRESPONSE']._serialized_end=1229
-  _globals['_QUEUEMOVE']._serialized_start=1232
-  _globals['_QUEUEMOVE']._serialized_end=1493
-  _globals['_QUEUEMOVE_STATE']._serialized_start=1403
-  _globals['_QUEUEMOVE_STATE']._serialized_end=1493
-  _globals['_SHARDSERVICE']._serialized_start=1496
-  _globals['_SHARDSERVICE']._serialized_end=1971
-  _globals['_INGESTSHARDSERVICE']._serialized_start=1974
-  _globals['_INGESTSHARDSERVICE']._serialized_end=2202
+  _globals['_GETSHARDREQUEST']._serialized_start=865
+  _globals['_GETSHARDREQUEST']._serialized_end=882
+  _globals['_GETSHARDRESPONSE']._serialized_start=884
+  _globals['_GETSHARDRESPONSE']._serialized_end=973
+  _globals['_DRAINSHARDREQUEST']._serialized_start=975
+  _globals['_DRAINSHARDREQUEST']._serialized_end=1010
+  _globals['_DRAINSHARDRESPONSE']._serialized_start=1012
+  _globals['_DRAINSHARDRESPONSE']._serialized_end=1072
+  _globals['_REMOVESHARDREQUEST']._serialized_start=1074
+  _globals['_REMOVESHARDREQUEST']._serialized_end=1112
+  _globals['_REMOVESHARDRESPONSE']._serialized_start=1114
+  _globals['_REMOVESHARDRESPONSE']._serialized_end=1135
+  _globals['_MOVEQUEUEREQUEST']._serialized_start=1137
+  _globals['_MOVEQUEUEREQUEST']._serialized_end=1198
+  _globals['_MOVEQUEUERESPONSE']._serialized_start=1200
+  _globals['_MOVEQUEUERESPONSE']._serialized_end=1256
+  _globals['_LISTMOVESREQUEST']._serialized_start=1258
+  _globals['_LISTMOVESREQUEST']._serialized_end=1276
+  _globals['_LISTMOVESRESPONSE']._serialized_start=1278
+  _globals['_LISTMOVESRESPONSE']._serialized_end=1335
+  _globals['_QUEUEMOVE']._serialized_start=1338
+  _globals['_QUEUEMOVE']._serialized_end=1599
+  _globals['_QUEUEMOVE_STATE']._serialized_start=1509
+  _globals['_QUEUEMOVE_STATE']._serialized_end=1599
+  _globals['_SHARDSERVICE']._serialized_start=1602
+  _globals['_SHARDSERVICE']._serialized_end=2077
+  _globals['_INGESTSHARDSERVICE']._serialized_start=2080
+  _globals['_INGESTSHARDSERVICE']._serialized_end=2424
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class IngestShard(_message.Message):
         STATE_DRAINING: IngestShard._State.ValueType  # 2
         """It takes no publishes, and `remaining` says what it still has."""
         STATE_DRAINED: IngestShard._State.ValueType  # 3
-        """It takes no publishes, and has nothing."""
+        """It takes no publishes, and has nothing: it can be removed."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """What it is doing."""
@@ -50,7 +50,7 @@ class IngestShard(_message.Message):
     STATE_DRAINING: IngestShard.State.ValueType  # 2
     """It takes no publishes, and `remaining` says what it still has."""
     STATE_DRAINED: IngestShard.State.ValueType  # 3
-    """It takes no publishes, and has nothing."""
+    """It takes no publishes, and has nothing: it can be removed."""
 
     INGEST_SHARD_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -106,18 +106,24 @@ class GetIngestShardResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
+    REMOVED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def shard(self) -> Global___IngestShard:
         """The shard."""
+
+    @_builtins.property
+    def removed_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ingest shards that were removed, in ascending order: numbers that cannot be used again."""
 
     def __init__(
         self,
         *,
         shard: Global___IngestShard | None = ...,
+        removed_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_ingest_shards", b"removed_ingest_shards", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,6 +174,45 @@ class DrainIngestShardResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainIngestShardResponse: _TypeAlias = DrainIngestShardResponse  # noqa: Y015
+
+@_typing.final
+class RemoveIngestShardRequest(_message.Message):
+    """The shard to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATABASE_FIELD_NUMBER: _builtins.int
+    database: _builtins.str
+    """The database that is deleted: `ingest/` and the number of the shard. So a call that gets to another process removes nothing."""
+    def __init__(
+        self,
+        *,
+        database: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveIngestShardRequest: _TypeAlias = RemoveIngestShardRequest  # noqa: Y015
+
+@_typing.final
+class RemoveIngestShardResponse(_message.Message):
+    """The shard is removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveIngestShardResponse: _TypeAlias = RemoveIngestShardResponse  # noqa: Y015
 
 @_typing.final
 class BrokerShard(_message.Message):

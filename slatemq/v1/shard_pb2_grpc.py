@@ -317,6 +317,11 @@ class IngestShardServiceStub:
                 request_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
                 _registered_method=True)
+        self.RemoveIngestShard = channel.unary_unary(
+                '/slatemq.v1.IngestShardService/RemoveIngestShard',
+                request_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.FromString,
+                _registered_method=True)
 
 
 class IngestShardServiceServicer:
@@ -344,6 +349,18 @@ class IngestShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveIngestShard(self, request, context):
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
+        No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
+        meanwhile, start it once more: it finishes the removal, and ends.
+
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
+        (also where a broker does not answer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IngestShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -356,6 +373,11 @@ def add_IngestShardServiceServicer_to_server(servicer, server):
                     servicer.DrainIngestShard,
                     request_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.SerializeToString,
+            ),
+            'RemoveIngestShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveIngestShard,
+                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -413,6 +435,33 @@ class IngestShardService:
             '/slatemq.v1.IngestShardService/DrainIngestShard',
             slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
             slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveIngestShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestShardService/RemoveIngestShard',
+            slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.SerializeToString,
+            slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

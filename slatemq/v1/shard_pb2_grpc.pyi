@@ -200,6 +200,14 @@ class IngestShardServiceStub:
     Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
     shard), UNAVAILABLE.
     """
+    RemoveIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
+    No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
+    meanwhile, start it once more: it finishes the removal, and ends.
+
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
+    (also where a broker does not answer).
+    """
 
 @_typing.type_check_only
 class IngestShardServiceAsyncStub(IngestShardServiceStub):
@@ -218,6 +226,14 @@ class IngestShardServiceAsyncStub(IngestShardServiceStub):
 
     Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
     shard), UNAVAILABLE.
+    """
+    RemoveIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]  # type: ignore[assignment]
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
+    No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
+    meanwhile, start it once more: it finishes the removal, and ends.
+
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
+    (also where a broker does not answer).
     """
 
 class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -246,6 +262,20 @@ class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
         shard), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveIngestShard(
+        self,
+        request: _shard_pb2.RemoveIngestShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.RemoveIngestShardResponse, _abc.Awaitable[_shard_pb2.RemoveIngestShardResponse]]:
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
+        No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
+        meanwhile, start it once more: it finishes the removal, and ends.
+
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
+        (also where a broker does not answer).
         """
 
 def add_IngestShardServiceServicer_to_server(servicer: IngestShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

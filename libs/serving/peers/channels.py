@@ -103,6 +103,16 @@ class Channels:
             self._peers[service, shard] = known
         return known.channel
 
+    async def is_removed(self, service: str, shard: int) -> bool:
+        """Whether a shard was removed for ever; costs nothing while the topology has it.
+
+        Raises StoreUnavailable.
+        """
+        topology = self._directory.last()
+        if topology is None or topology.peer(service, shard) is not None:
+            return False
+        return await self._directory.is_removed(service, shard)
+
     def doubt(self, service: str, shard: int) -> None:
         """A call failed, though perhaps not the connection: the next `to` reads where the peer is.
 

@@ -507,6 +507,13 @@ class Shard:
         self.replays.move(queue.queue_id, piece.log, piece.last, counts)
         return application
 
+    def forget_log(self, log: int) -> None:
+        """Forgets a log that is gone, since its ingest shard was removed."""
+        if self.cursors.pop(log, None) is not None:
+            self._changed_cursors.discard(log)
+            self._rows.append((routing_cursor_key(log), None))
+        self.replays.forget_log(log)
+
     # --- Records of others --------------------------------------------------
 
     def put(self, key: bytes, value: bytes | None) -> None:

@@ -143,19 +143,35 @@ class FetchResult:
 
 
 class Ingests:
-    """Reads and changes messages in the ingests, over gRPC."""
+    """Reads and changes messages in the ingests, over gRPC.
+
+    A shard is removed once it has no messages: those that it had are gone.
+    """
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
+        self._removed: set[int] = set()
+
+    async def _is_removed(self, shard: int) -> bool:
+        if shard not in self._removed:
+            with self._unavailable(shard):
+                if not await self._channels.is_removed("ingest", shard):
+                    return False
+            self._removed.add(shard)
+        return True
 
     async def check(self, shard: int) -> None:
-        """Return if an ingest answers. Raises Unavailable."""
+        """Return if an ingest answers, or was removed. Raises Unavailable."""
+        if await self._is_removed(shard):
+            return
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
 
     async def raise_purge_epoch(self, shard: int) -> None:
         """Let an ingest refuse purges that were decided before. Raises Unavailable."""
+        if await self._is_removed(shard):
+            return
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
@@ -183,6 +199,8 @@ class Ingests:
         return ReadResult(messages_of(answer.runs), tags, answer.missing_ids)
 
     async def _read(self, shard: int, request: BatchGetMessagesRequest) -> BatchGetMessagesResponse:
+        if await self._is_removed(shard):
+            return BatchGetMessagesResponse(missing_ids=request.message_ids)
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             answer: BatchGetMessagesResponse = await stub.BatchGetMessages(
@@ -202,6 +220,8 @@ class Ingests:
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
         shard = shard_of(request.message_id)
+        if await self._is_removed(shard):
+            raise NotFound("message", str(request.message_id))
         try:
             with peer_failures():
                 stub = IngestServiceStub(await self._channels.to("ingest", shard))

@@ -3,7 +3,8 @@
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ away: the same again, later, without end
       │                              │ refuses a row permanently: it is set aside
-      └──────────────────────────────┘ has other numbers: nothing is sent until an operator resumes
+      ├──────────────────────────────┤ has other numbers: nothing is sent until an operator resumes
+      └──────────────────────────────┘ was removed: they are numbered again, for another ingest
 
 Nothing here needs to be exact: ingest passes over the numbers that it has, so a row may be sent
 again however late, by this process or the next.
@@ -26,7 +27,7 @@ from libs.storage.records.payloads import PayloadUri
 from services.broker.core.lists.outbox import PUT_ASIDE, REFUSED_MAX, Outbox
 from services.broker.outbox.targets import NumbersDiffer, OutboxTarget, RowRefused
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ class _Line:
                     await self._halt(error, halted.next_seconds())
             except (PeerFailed, StorageError) as error:
                 health.mark_down(error)
-                await asyncio.sleep(backoff.next_seconds())
+                if not await self._has_left():
+                    await asyncio.sleep(backoff.next_seconds())
             else:
                 health.mark_up()
                 backoff.reset()
@@ -185,6 +187,35 @@ class _Line:
             raise PeerFailed(f"took {sent_count} pushes, and has none of them")
         size_bytes = sum(map(len, values[:count]))
         await self._owner.run(lambda _: self._outbox.sent(ingest_shard, count, size_bytes))
+
+    async def _has_left(self) -> bool:
+        """Whether the ingest was removed, and some rows are now for another one.
+
+        It refuses pushes before it is removed, and is not removed while it may have stored a row
+        that still waits here. So none of these is stored anywhere.
+        """
+        try:
+            if not await self._target.is_removed(self._ingest_shard):
+                return False
+            counter = self._outbox.counter(self._ingest_shard)
+            await self._owner.durable()
+            values = await self._read(counter.first_waiting, counter.last_number)
+            other = await self._target.choose()
+        except (StorageError, Unavailable) as error:
+            log.warning("pushes for ingest %d wait: %s", self._ingest_shard, error)
+            return False
+
+        def move(now_ms: int) -> None:
+            for value in values:
+                if value != PUT_ASIDE:
+                    self._outbox.push(other, value, now_ms)
+            self._outbox.sent(self._ingest_shard, len(values), sum(map(len, values)))
+
+        await self._owner.run(move)
+        log.info(
+            "ingest %d was removed: %d pushes go to %d", self._ingest_shard, len(values), other
+        )
+        return True
 
     def _check(self, last_number: int) -> None:
         """Raises NumbersDiffer where ingest has rows that never were: it passes over ours then."""

@@ -56,6 +56,9 @@ class OutboxTarget(Protocol):
         Raises PeerFailed, also as RowRefused or NumbersDiffer.
         """
 
+    async def is_removed(self, ingest_shard: int) -> bool:
+        """Whether it was removed for ever. Raises StoreUnavailable."""
+
 
 @dataclass(eq=False)
 class IngestPushes:
@@ -83,6 +86,9 @@ class IngestPushes:
         topology = self._directory.last()
         payload_bytes_max = topology.payload_bytes_max(ingest_shard) if topology else None
         return max(payload_bytes_max, INLINE_PAYLOAD_MAX_BYTES) if payload_bytes_max else None
+
+    async def is_removed(self, ingest_shard: int) -> bool:
+        return await self._channels.is_removed("ingest", ingest_shard)
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         try:

@@ -10,6 +10,7 @@ In reading order; a file imports only files above it:
 `owner`           The shard in its process: runs commands on the pure state, commits what they
                   change, ends leases
 `drain`           A shard that takes no new queues, and is removed once it has nothing
+`removed_ingests` What a broker shard has of the logs of removed ingest shards is removed, too
 `replay_starts`   Where in the logs a queue that starts in the past begins: asked of the ingests
 `sweeper`         Removes the rows of deleted and purged queues in the background, a little at a
                   time

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.task_folders import task_folder
 from services.ingest.write.draining import Drain
-from slatemq.errors import FailedPrecondition
+from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.v1 import shard_pb2, shard_pb2_grpc
+from slatemq.v1.outbox_pb2 import GetOutboxRequest
+from slatemq.v1.outbox_pb2_grpc import OutboxServiceStub
+
+ASK_DEADLINE_S: Final = 10.0
+"""A broker that has not answered by then counts as away."""
 
 
 @dataclass(eq=False)
@@ -20,6 +30,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
     _shard: int
     _drain: Drain
     _directory: TopologyDirectory
+    _channels: Channels
     _objects: Objects
     _announce: Callable[[], Awaitable[None]]
     _has_tasks: bool
@@ -27,7 +38,12 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
     async def GetIngestShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.GetIngestShardRequest, context: Any
     ) -> shard_pb2.GetIngestShardResponse:
-        return shard_pb2.GetIngestShardResponse(shard=await self._describe())
+        removed = await RemovedShards(self._objects).all()
+        numbers = (name.partition("/")[::2] for name in removed)
+        return shard_pb2.GetIngestShardResponse(
+            shard=await self._describe(),
+            removed_ingest_shards=sorted(int(n) for kind, n in numbers if kind == "ingest"),
+        )
 
     async def DrainIngestShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.DrainIngestShardRequest, context: Any
@@ -40,6 +56,41 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
         # Also where nothing has changed: an earlier call may have failed here.
         await self._announce()
         return shard_pb2.DrainIngestShardResponse(shard=await self._describe())
+
+    async def RemoveIngestShard(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.RemoveIngestShardRequest, context: Any
+    ) -> shard_pb2.RemoveIngestShardResponse:
+        if request.database != (own := f"ingest/{self._shard}"):
+            raise InvalidArgument("database", f"must be {own!r}, the one to delete")
+        await self._drain.remove(RemovedShards(self._objects), self._others_have)
+        return shard_pb2.RemoveIngestShardResponse()
+
+    async def _others_have(self) -> Sequence[str]:
+        """What has to get here before the shard may go. Raises Unavailable, StoreUnavailable."""
+        topology = await self._directory.read(max_age_ms=0)
+        found = await asyncio.gather(*map(self._waiting_at, topology.brokers))
+        left = [text for text in found if text]
+        if bodies := len(await self._objects.describe(task_folder(self._shard))):
+            left.append(f"{bodies} bodies of publishes that are tasks")
+        return left
+
+    async def _waiting_at(self, broker_shard: int) -> str:
+        """The pushes for this shard that wait at a broker; empty = none."""
+        try:
+            with raising_slatemq_errors():
+                stub = OutboxServiceStub(await self._channels.to("broker", broker_shard))
+                answer = await stub.GetOutbox(GetOutboxRequest(), timeout=ASK_DEADLINE_S)
+        except (Unavailable, DeadlineExceeded) as error:
+            self._channels.doubt("broker", broker_shard)
+            raise Unavailable(
+                f"broker {broker_shard} does not say whether pushes for ingest {self._shard} wait "
+                f"there: {error.message}",
+                reason="BROKER_AWAY",
+            ) from error
+        for line in answer.lines:
+            if line.ingest_shard == self._shard and line.waiting_count:
+                return f"{line.waiting_count} pushes that wait at broker {broker_shard}"
+        return ""
 
     async def _check_may_drain(self) -> None:
         if self._has_tasks:

@@ -107,6 +107,7 @@ class Publisher:
 
     Attributes:
         is_draining: Whether publishes are refused, from the next commit on. Pushes are stored.
+        is_leaving: Whether pushes are refused, too, since the shard is being removed.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Publisher:
         limits: PublisherLimits,
         pace: Pace,
     ) -> None:
-        self.is_draining = False
+        self.is_draining = self.is_leaving = False
         self.commits = GroupCommit(database, clock, self, pace)
         self.commits.on_durable(self._durable)
         self._blobs = blobs
@@ -318,6 +319,9 @@ class Publisher:
         payloads: list[bytes | None] = []
         repeats: list[Waiting] = []
         for publish in waiting:
+            if self.is_leaving and publish.push is not None:
+                self._refuse(publish, self._leaving())
+                continue
             if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
                 continue
             if publish.duplicates is not None:
@@ -407,6 +411,9 @@ class Publisher:
             "another shard, or end the drain with `slatemq shard drain --ingest --cancel`",
             subject=f"ingest/{self._shard}",
         )
+
+    def _leaving(self) -> Unavailable:
+        return Unavailable(f"ingest shard {self._shard} is being removed", reason="SHARD_LEAVING")
 
     def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
         publish.refusal = error

@@ -87,7 +87,7 @@ async def test_a_drain_outlives_its_process_and_can_be_cancelled(tmp_path: Path)
         assert (await client.drain_ingest_shard(1)).state == "drained"
 
     async with two_ingests(tmp_path) as (_, one, client):
-        states = [shard.state for shard in await client.ingest_shards()]
+        states = [shard.state for shard in (await client.ingest_shards()).shards]
         assert states == ["serving", "drained"]
         with pytest.raises(FailedPrecondition) as refused:
             await one.send(b"x")
@@ -153,7 +153,9 @@ async def test_pushes_that_have_numbers_are_stored_and_brokers_choose_another_in
             assert await push(one, 2) == 2
             await directory.read(max_age_ms=0)
             assert await target.choose() == 0
-            (shard,) = [one for one in await client.ingest_shards() if one.ingest_shard == 1]
+            (shard,) = [
+                one for one in (await client.ingest_shards()).shards if one.ingest_shard == 1
+            ]
             assert (shard.state, shard.remaining[0][:11]) == ("draining", "2 messages,")
         finally:
             await channels.close()

@@ -186,6 +186,38 @@ async def test_a_removed_broker_shard_is_routed_to_no_more_and_holds_no_other_up
         await eventually(lambda: router.buffered_bytes == 0)
 
 
+async def test_the_log_of_a_removed_ingest_shard_is_read_no_more_and_the_others_are_routed(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    other_log = LogMemory(shard=1)
+    other = Running(stack.directory, MemoryIngest(other_log))
+    await other.start()
+
+    async with stack.router() as router:
+        published = await stack.log.publish([{}]) + await other_log.publish([{}])
+        await eventually(lambda: sorted(stack.got("all")) == published)
+        # Given an ingest that is away; its entry alone is gone
+        await other.stop()
+        await stack.directory.remove("topology/ingest-1.json")
+        published += await stack.log.publish([{}])
+        await eventually(lambda: sorted(stack.got("all")) == sorted(published))
+        assert 1 in router.logs
+
+        # When it is removed
+        objects = open_root(stack.root_url).objects
+        await RemovedShards(objects).add("ingest/1", now_ms=0)
+        await eventually(lambda: 1 not in router.logs)
+
+        # Then the rest is routed as before, once, without a trace of it
+        published += await stack.log.publish([{}])
+        await eventually(lambda: sorted(stack.got("all")) == sorted(published))
+        await eventually(lambda: router.is_routing)
+        assert {one.ingest_shard for one in router.progress()} == {0}
+        assert len(router.logs[0].subscribers) == 1
+        await eventually(lambda: router.buffered_bytes == 0)
+
+
 async def test_a_broker_that_never_answers_an_assignment_is_asked_again_after_the_deadline(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

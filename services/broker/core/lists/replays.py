@@ -178,6 +178,20 @@ class Replays:
             ),
         )
 
+    @property
+    def logs(self) -> frozenset[int]:
+        """The ingest shards whose logs any replay is of."""
+        return frozenset(one.ingest_shard for ranges in self.by_queue.values() for one in ranges)
+
+    def forget_log(self, log: int) -> None:
+        """Leaves a log out of all replays."""
+        for queue_id, ranges in self.by_queue.items():
+            kept = tuple(one for one in ranges if one.ingest_shard != log)
+            if not kept:
+                self.drop(queue_id)
+            elif kept != ranges:
+                self._put(queue_id, kept)
+
     def drop(self, queue_id: str) -> None:
         if queue_id in self.by_queue:
             self.by_queue = {name: rs for name, rs in self.by_queue.items() if name != queue_id}

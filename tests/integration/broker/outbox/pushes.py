@@ -21,6 +21,8 @@ class Pushes:
         stored: What came, by ingest shard.
         calls: How many messages each call had.
         limit: The largest payload, as it is known.
+        ingest_shard: The one for pushes that are made now.
+        removed: Ingest shards that were removed; calls of them fail.
     """
 
     def __init__(self, ingest_shard: int = 0) -> None:
@@ -32,20 +34,24 @@ class Pushes:
         self.numbers: dict[tuple[int, int], int] = {}
         self.stored: dict[int, list[PushedMessage]] = {}
         self.calls: list[int] = []
-        self._ingest_shard = ingest_shard
+        self.ingest_shard = ingest_shard
+        self.removed: set[int] = set()
 
     def __call__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> Pushes:
         return self
 
+    async def is_removed(self, ingest_shard: int) -> bool:
+        return ingest_shard in self.removed
+
     async def choose(self) -> int:
-        return self._ingest_shard
+        return self.ingest_shard
 
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
         return self.limit
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         await self.slow.wait()
-        if self.away:
+        if self.away or ingest_shard in self.removed:
             raise PeerFailed("away")
         self.calls.append(len(request.messages))
         place = (request.broker_shard, ingest_shard)

@@ -224,3 +224,30 @@ async def test_complete_and_push_happen_once_beside_a_real_ingest_whichever_comm
         payloads = await ingest.payloads(*(entry.message_id for entry in log))
     assert payloads == [b"%d" % n for n in range(LINKS)]
     assert {entry.direct_queue_id for entry in log} == {"q"}
+
+
+async def test_what_waits_for_an_ingest_that_was_removed_goes_to_another_one_once_in_order() -> (
+    None
+):
+    disk, clock, pushes = Disk(), ManualClock(), Pushes(ingest_shard=1)
+    root = memory_root(disk)
+    wanted = [b"%d" % n for n in range(5)]
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, push(payload=b"before"))
+        await eventually(lambda: pushes.payloads(1) == [b"before"])
+        # Given pushes for an ingest that refuses them, since it is about to go
+        pushes.away = True
+        for payload in wanted:
+            await execute(rig, push(payload=payload))
+        assert rig.owner.shard.outbox.waiting_count(1) == 5
+
+    pushes.removed, pushes.away, pushes.ingest_shard = {1}, False, 0
+    pushes.lose_answers = 2
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await eventually(lambda: pushes.payloads(0) == wanted)
+        await eventually(lambda: not rig.owner.shard.outbox.waiting_count(0))
+        assert not rig.owner.shard.outbox.waiting_count(1)
+        await execute(rig, push(payload=b"after"))
+        await eventually(lambda: pushes.payloads(0) == [*wanted, b"after"])
+    assert pushes.payloads(1) == [b"before"]

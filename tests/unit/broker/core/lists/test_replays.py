@@ -190,3 +190,27 @@ def test_a_start_is_noted_only_for_a_range_that_waits_for_that_time() -> None:
 def test_a_range_that_no_broker_could_read_is_not_written(unsound: ReplayRange) -> None:
     with pytest.raises(ValueError, match="log 0: cursor"):
         encode_replay([unsound])
+
+
+async def test_a_log_that_is_gone_is_forgotten_with_its_cursor_and_its_part_of_replays() -> None:
+    rig = Rig()
+    rig.shard.cursors.update({0: 10, 1: (1 << 48) + 10})
+    both = (ReplayRange(0, 0, 0, 10), ReplayRange(1, 1 << 48, 1 << 48, (1 << 48) + 10))
+    rig.shard.create_queue("both", QueueSettings("true"), both)
+    rig.shard.create_queue("one", QueueSettings("true"), both[1:])
+    rig.shard.create_queue("other", QueueSettings("true"), both[:1])
+    assert rig.shard.replays.logs == {0, 1}
+    rig.commit()
+
+    rig.shard.forget_log(1)
+    rig.commit()
+
+    # It is forgotten in memory as on disk
+    for _ in range(2):
+        assert rig.shard.replays.logs == {0}
+        assert rig.shard.replays.of("both") == both[:1] == rig.shard.replays.of("other")
+        assert not rig.shard.replays.is_running("one")
+        assert 1 not in rig.shard.cursors
+        assert routing_cursor_key(1) not in rig.store.rows
+        assert replay_key("one") not in rig.store.rows
+        await rig.restart()
