@@ -52,20 +52,21 @@ demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose noth
 up: $(STACK) ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
-# Six files at a time, also on two cores: most tests wait for processes and disks. In the order of
-# their folders, since the longest come first then, and what is short comes last; before all, and
-# in one process, what has Spark (tests/side_by_side.py).
-FILES_AT_ONCE := -n 6 --dist loadfile --no-loadscope-reorder
+# Six files at a time, also on two cores: most tests wait for processes and disks. Of proofs four,
+# since some compare how long something takes. In the order of their folders, since the longest come
+# first then, and what is short comes last; before all, and in one process, what has Spark
+# (tests/side_by_side.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
-	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(FILES_AT_ONCE) $(ARGS)
+	$(BIN)/python -m pytest tests -m 'not compose and not proof' -n 6 $(BY_FILE) $(ARGS)
 
 # All that `make test` leaves out, and what tries a number of examples once more with all of them.
 # Hypothesis marks its own tests; a worker's name and what is done stand before each. The longest
 # take minutes on an idle machine. Some of it alone (ARGS) plants no bugs.
 proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples, planted bugs
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or repeated or hypothesis) and not compose' \
-	  $(FILES_AT_ONCE) --timeout 1800 -v $(ARGS)
+	  -n 4 $(BY_FILE) --timeout 1800 -v $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.planted)
 
 lint: setup ## Check style, import contracts and protos
