@@ -68,6 +68,7 @@ class Backup:
         taken_at_ms: All that the instance had answered before is in the backup.
         format: Of the databases.
         instance: The records of the instance's settings: path and content.
+        removed: The shards that had been removed for ever, such as `ingest/1`.
         objects_bytes: Of all objects, those that earlier backups have copied included.
         copied_bytes: Of those that this one has copied.
     """
@@ -78,6 +79,7 @@ class Backup:
     ended_at_ms: int
     databases: tuple[SavedDatabase, ...]
     instance: Mapping[str, str] = field(repr=False)
+    removed: tuple[str, ...]
     objects_count: int
     objects_bytes: int
     copied_count: int
@@ -174,7 +176,8 @@ def _decode(path: str, data: bytes) -> Backup:
     try:
         values: dict[str, Any] = load_json(data)
         databases = tuple(SavedDatabase(**one) for one in values.pop("databases"))
-        return Backup(databases=databases, **values)
+        removed = tuple(map(str, values.pop("removed")))
+        return Backup(databases=databases, removed=removed, **values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FailedPrecondition(
             "BACKUP_DAMAGED", f"{path} is not the record of a backup: {error!r}"

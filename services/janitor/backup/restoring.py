@@ -7,6 +7,7 @@
     objects           tables, payloads, archived dead letters; they may be copied ahead
     manifests         from here on it is an instance
     each database     opened once, and renumbered; the queue names as the brokers have them
+    removed shards    their numbers, which are not used again
     the settings of the instance
 """
 
@@ -31,6 +32,7 @@ from libs.storage.layout.own_keys import move_range, parse_move_key
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.configs import decode_config, partition_index
 from libs.storage.records.move_records import MoveStage, decode_move
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
@@ -113,6 +115,8 @@ class Restoring:
         for one in self.backup.databases:
             await self._put_manifest(one)
         await self._renumber()
+        for database in self.backup.removed:
+            await RemovedShards(self.target.objects).add(database, self.now_ms())
         wal_store = (await self.target.wal_store()).record
         for path, text in self.backup.instance.items():
             record = with_wal_store(path, text.encode(), wal_store)

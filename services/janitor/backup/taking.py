@@ -20,7 +20,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,7 @@ from libs.storage.database.files import tables_folder
 from libs.storage.database.roots import Root
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
 from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.backup.catalogue import (
     OBJECTS,
     Backup,
@@ -128,6 +129,8 @@ class Taking:
                 with self._phase("snapshots", copier):
                     names = QueueNames(objects)
                     claims = await names.numbers()
+                    # A shard that is removed later has something in its snapshot.
+                    removed = await RemovedShards(objects).all()
                     taken = await stack.enter_async_context(self.source.snapshots())
                     moved = await names.claimed_again(claims)
                     listed = await self._objects()
@@ -141,7 +144,7 @@ class Taking:
                     log.warning("queue %s moved while snapshots were taken: again", min(moved))
                     continue
                 with self._phase("tables", copier):
-                    return await self._save(catalogue, copier, taken, listed)
+                    return await self._save(catalogue, copier, taken, listed, removed)
         raise Unavailable(
             f"jobs of other janitors removed messages, or queues moved to other broker shards, "
             f"during each of {ATTEMPTS} tries: give {', '.join(REMOVING)} a schedule at another "
@@ -204,6 +207,7 @@ class Taking:
         copier: Copier,
         taken: ShardSnapshots,
         listed: Sequence[StoredObject],
+        removed: Iterable[str],
     ) -> Backup:
         root, target = self.source.root, self.target.objects
         databases: list[SavedDatabase] = []
@@ -236,6 +240,7 @@ class Taking:
                 path: (await root.objects.get(path)).decode()
                 for path in await root.objects.list(INSTANCE)
             },
+            removed=tuple(sorted(removed)),
             objects_count=len(wanted),
             objects_bytes=sum(one.size_bytes for one in wanted),
             copied_count=copier.copied_count,
@@ -258,7 +263,7 @@ class Taking:
         now_ms = self.now_ms()
         counts = (len(copier.there), sum(copier.there.values()))
         copied = (copier.copied_count, copier.copied_bytes)
-        return Backup("", root.url, now_ms, now_ms, (), {}, *counts, *copied)
+        return Backup("", root.url, now_ms, now_ms, (), {}, (), *counts, *copied)
 
     @contextmanager
     def _phase(self, name: str, copier: Copier) -> Iterator[None]:

@@ -173,5 +173,7 @@ async def test_what_keeps_a_shard_from_being_drained_is_counted(tmp_path: Path) 
         for_ever = sum(sent.retention_s == 0 for sent in stored)
         assert for_ever
         assert drained.state == "draining"
-        assert drained.remaining[0].startswith(f"{len(stored)} messages, which the jobs")
+        assert drained.remaining[0].startswith(
+            f"{len(stored)} messages, which `slatemq janitor run"
+        )
         assert drained.remaining[1].startswith(f"of these {for_ever} messages with retention 0")

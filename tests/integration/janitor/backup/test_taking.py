@@ -23,6 +23,7 @@ from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
 from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
 from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
 from libs.storage.records.configs import QueueConfigRecord, encode_config
@@ -104,6 +105,22 @@ async def test_a_backup_of_a_stopped_instance_leaves_out_no_shard_whose_database
     with pytest.raises(DamagedStore, match=r"ingest/1 is gone"):
         await taking(root, backups).take()
     assert await Catalogue(backups.objects).get() == first
+
+
+async def test_shards_that_were_removed_stay_so_in_a_restored_instance(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"first")
+    for database in ("ingest/7", "broker/3"):
+        await RemovedShards(root.objects).add(database, now_ms=1)
+
+    backup = await taking(root, backups).take()
+    assert backup == await Catalogue(backups.objects).get()
+    await RemovedShards(root.objects).add("ingest/8", now_ms=2)
+    await restored(backups, fresh)
+
+    assert await RemovedShards(fresh.objects).all() == {"ingest/7", "broker/3"}
+    assert await read(fresh, "broker/0") == b"first"
 
 
 async def test_each_backup_copies_only_what_is_new_and_can_be_restored_by_itself(
