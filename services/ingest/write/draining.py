@@ -105,8 +105,9 @@ class Drain:
             return []
         more = "" if is_all else "more than "
         left = [
-            f"{more}{count} messages, which `slatemq janitor run retention` and `slatemq janitor run "
-            "unreferenced` remove once no queue needs them and the replay window is over"
+            f"{more}{count} messages, which `slatemq janitor run retention` and "
+            "`slatemq janitor run unreferenced` remove once no queue needs them and the replay "
+            "window is over"
         ]
         if for_ever:
             left.append(
