@@ -17,6 +17,11 @@ TOOK_NS = 100_000
 LIMITS = PieceLimits()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _whole_steps() -> None:
+    """Here they end by the clock of the tests."""
+
+
 class Clock:
     """Goes on by half an evaluation with each look at it: there are two for each evaluation."""
 
