@@ -40,6 +40,7 @@ from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, encode_inlin
 from libs.storage.records.states import (
     FINGERPRINT_BYTES,
     RequestIdRecord,
+    encode_draining,
     encode_outbox_progress,
     encode_request_ids,
 )
@@ -225,6 +226,11 @@ RECORDS = {
         dict,
         {"uri": text(4096, "the root's URL, and a name of 32 characters")},
         lambda rows: encode_uri(rows[0]["uri"]),
+    ),
+    "since when an ingest drains": Record(
+        dict,
+        {"since_ms": Number(63, LAST_MS, CLOCK)},
+        lambda rows: encode_draining(rows[0]["since_ms"]),
     ),
 }
 
