@@ -38,7 +38,9 @@ from slatemq.v1 import ingest_pb2
 REPEAT_S_MAX = 540.0
 """A publish is repeated for at most this long: the server knows its request ID for 600 s."""
 
-TAKES_NOTHING = frozenset({"SHARD_FULL", "SHARD_DRAINING"})
+SHARD_DRAINING = "SHARD_DRAINING"
+
+TAKES_NOTHING = frozenset({"SHARD_FULL", SHARD_DRAINING})
 """Reasons of a shard that has not stored a request, and will not."""
 
 MOVED_S = 3.0
@@ -180,7 +182,8 @@ class Sender:
                 if error.reason not in TAKES_NOTHING or shard is not None or chosen is None:
                     raise
                 full.add(chosen)
-                self._peers.forget()
+                if error.reason == SHARD_DRAINING:
+                    self._peers.forget()  # The topology says by now which shards drain.
                 if full.issuperset(await self._peers.ingest_shards()):
                     raise
                 chosen, was_sent = None, False

@@ -39,6 +39,7 @@ class Workload:
         self.sent: set[bytes] = set()
         self.ids: defaultdict[bytes, set[int]] = defaultdict(set)
         self.acked: dict[int, str] = {}
+        self._acked_payloads: set[bytes] = set()
         self.is_over = asyncio.Event()
         self._made = made
         self._number = 0
@@ -67,16 +68,19 @@ class Workload:
             await asyncio.sleep(0.01)
 
     async def consume(self, queue: str) -> None:
-        while not (self.is_over.is_set() and self.ids.keys() >= self.sent):
+        while not (self.is_over.is_set() and self._acked_payloads >= self.sent):
             try:
                 messages = await self._made.client.claim(queue, 2 * BATCH, wait=1, lease=LEASE_S)
             except Unavailable:
                 continue
             for message in messages:
                 self.ids[message.payload].add(message.message_id)
-            acked = await self._made.client.ack([one.lease_token for one in messages])
-            assert len(acked) == len(messages)
-            self.acked |= {message.message_id: queue for message in messages}
+            answers = await self._made.client.ack([one.lease_token for one in messages])
+            # An ack that is refused was too late: the message comes again.
+            for message, refused in zip(messages, answers, strict=True):
+                if refused is None:
+                    self.acked[message.message_id] = queue
+                    self._acked_payloads.add(message.payload)
 
 
 class Removal:
@@ -128,9 +132,11 @@ class Removal:
 
     async def remove(self, step: str, luck: random.Random) -> None:
         """Removes it; killed at this step, or anywhere."""
+        tries = 0
         while not await self._is_finished():
+            tries += 1
             removing = asyncio.create_task(self._client.remove_ingest_shard(REMOVED))
-            await self._come_to(step, removing, luck)
+            await self._come_to(step, removing, luck.uniform(0, tries / 2))
             await self.service.kill()
             # A supervisor starts it again, which ends at once where it is removed.
             with suppress(AssertionError):
@@ -141,14 +147,14 @@ class Removal:
             await self.purge()
             await asyncio.sleep(0.1)
 
-    async def _come_to(self, step: str, removing: asyncio.Task[None], luck: random.Random) -> None:
+    async def _come_to(self, step: str, removing: asyncio.Task[None], seconds: float) -> None:
         marks: dict[str, Callable[[], bool]] = {
             "recorded": lambda: (self._data / "removed-shards" / "ingest-1.json").exists(),
             "withdrawn": lambda: not (self._data / "topology" / "ingest-1.json").exists(),
             "deleting": lambda: not (self._data / "ingest" / "1" / "manifest").exists(),
             "anywhere": lambda: False,
         }
-        until = asyncio.get_running_loop().time() + luck.uniform(0, 0.5)
+        until = asyncio.get_running_loop().time() + seconds
         if step != "anywhere":
             until += WAIT_S
         while not marks[step]() and asyncio.get_running_loop().time() < until:
