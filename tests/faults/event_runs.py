@@ -255,9 +255,9 @@ class _Rig:
                     )
 
     async def _until_done(self, client: QueuedIngest, task_id: str) -> task_pb2.Task:
-        """The task once it is over, or as it is when nothing has moved for long.
+        """The task once it is over, or as it is after long: on a busy disk an answer takes seconds.
 
-        On SlateMQ tasks may be left that no count has: those that are not routed yet.
+        On SlateMQ it may also be one that no count had, since it was not routed yet.
         """
         end = time.monotonic() + STALLED_S
         while True:
@@ -266,7 +266,7 @@ class _Rig:
             except (DeadlineExceeded, Unavailable):
                 if time.monotonic() >= end:
                     return await client.task(task_id)
-                print(f"{task_id} is not over yet", flush=True)
+                await asyncio.sleep(0.2)
 
     async def read(self) -> None:
         """Read all that is stored."""
