@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from libs.storage.layout.own_keys import move_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
+from services.broker.core.lifecycle import new_state
 from services.broker.core.moves import LISTED_MS, Moves
 from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import BEING_MOVED
 from slatemq.errors import NotFound, Unavailable
 from tests.unit.broker.core.shards import START_MS, Rig
 
@@ -131,3 +136,18 @@ async def test_a_cancelled_arrival_is_a_deletion_that_routers_hear_of() -> None:
         assert isinstance(rig.shard.absence("orders"), NotFound)
         rig.commit()
         await rig.restart()
+
+
+@pytest.mark.parametrize(("before", "reason"), [("", BEING_MOVED), ("too slow", "too slow")])
+def test_a_queue_that_comes_is_in_quarantine_and_keeps_the_reason_that_it_had(
+    before: str, reason: str
+) -> None:
+    rig = Rig()
+    since_ms = 5 if before else 0
+    settings = QueueSettings("true", quarantine=before, quarantined_at_ms=since_ms, revision=9)
+    orders = rig.shard.admit_moved("orders", settings, new_state(None, 1), (), START_MS)
+
+    assert orders.settings.quarantine == reason
+    assert orders.settings.quarantined_at_ms == (since_ms or START_MS)
+    assert orders.settings.revision == rig.shard.revision == 10
+    assert rig.shard.moves.has_come("orders", START_MS)

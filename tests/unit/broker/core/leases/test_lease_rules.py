@@ -359,3 +359,33 @@ async def test_a_bucket_that_waits_for_its_turn_and_gets_shorter_leases_comes_on
     assert sorted(one.token for one in due) == sorted(one.token for one in (*first, *shorter))
     await rig.run(partial(rig.shard.leases.expire, due, rig.now_ms))
     assert rig.shard.leases.deadlines.next_ms() is None
+
+
+async def test_leases_end_in_time_also_after_most_of_the_others_were_given_back() -> None:
+    # Given so many leases that ended before their deadlines that these are dropped
+    rig = Rig()
+    rig.create()
+    ids = range(1, 1101)
+    await rig.route(ids)
+    running: dict[int, int] = {}
+    for message_id in ids:
+        if message_id == 1000:
+            returned = [token for number, token in enumerate(running) if number % 3]
+            rig.shard.leases.ack(returned, rig.now_ms)
+            running = {t: at_ms for t, at_ms in running.items() if t not in set(returned)}
+        lease_ms = 60_000 + 7919 * message_id % 10_007
+        [lease] = await rig.claim(1, lease_ms=lease_ms)
+        running[lease.token] = rig.now_ms + lease_ms
+        rig.commit()
+
+    # Then each of the others ends at its own
+    while running:
+        rig.now_ms = min(running.values())
+        next_ms = rig.shard.leases.deadlines.next_ms()
+        assert next_ms is not None
+        assert next_ms <= rig.now_ms
+        ended = [token for token, at_ms in running.items() if at_ms == rig.now_ms]
+        assert len(await rig.expire()) == len(ended)
+        for token in ended:
+            del running[token]
+    assert rig.shard.leases.deadlines.next_ms() is None

@@ -160,12 +160,47 @@ async def test_buckets_that_were_looked_at_for_nothing_do_not_pile_up(
     (lane,) = rig.queue().waiting.lanes()
 
     for number in range(1, 21):
-        place = Place(0, TIMED, lane.first_unknown + (number - 1) * 100 * 64)
-        assert not await cancel(rig, place, 77)
+        assert not await cancel(rig, await place_of(rig, number), 77)
 
-    assert len(lane.in_memory()) <= 3
+    assert len(lane.in_memory()) == 3
     rig.now_ms += 2000
     assert await rig.ids(100) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("visible_at_ms", [0, START_MS + 500])
+async def test_a_lane_whose_memory_is_just_full_delivers_each_message_once(
+    visible_at_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "CACHED_MAX", 4)
+    rig = Rig()
+    rig.create()
+    for ids in ([1, 2], [3, 4], [5, 6]):
+        await rig.route(ids, visible_at_ms=visible_at_ms and visible_at_ms + ids[0])
+        rig.commit()
+
+    rig.now_ms += 1000
+    assert await rig.all_ids(6) == [1, 2, 3, 4, 5, 6]
+    assert await rig.ids(10) == []
+
+
+async def test_what_lies_in_memory_may_go_as_soon_as_no_read_needs_it() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    (lane,) = rig.queue().waiting.lanes()
+    durable = lane.in_memory()[0].generation
+
+    for _ in range(2):
+        lane.begin_read(0, lane.tail)
+    for _ in range(2):
+        lane.evict(durable)
+        assert lane.in_memory()
+        lane.end_read(0, lane.tail)
+    lane.evict(durable)
+
+    assert not lane.in_memory()
+    assert await rig.all_ids(3) == [1, 2, 3]
 
 
 async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
