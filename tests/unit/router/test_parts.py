@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from services.router.pieces import Piece, PieceLimits
 from services.router.route import Route
@@ -85,3 +85,13 @@ def test_parts_of_an_entry_can_be_read_again() -> None:
     assert sum(part.size_bytes for part in parts) == 100
     kinds = [headers["kind"] for part in parts for _, headers, *_ in part.runs]
     assert kinds == list("abcde")
+
+
+def test_a_part_of_an_entry_has_the_messages_between_two_ids() -> None:
+    whole = entry(1, *"aabcdd")
+    assert len(whole.runs) > 2
+
+    for after, last in combinations(range(7), 2):
+        part = whole.between(after, last)
+        ids = [run[0][0] + place for run in part.runs for place in range(len(run[3]))]
+        assert ids == list(range(after + 1, last + 1))
