@@ -17,7 +17,7 @@ SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 # Tests start hundreds of processes: what one has compiled the others load.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup spark demo up test proofs lint types protos lock faults fuzz simulate bench bench-page compose-test clean
+.PHONY: help setup spark demo up test proofs lint types protos lock faults fuzz mutants simulate bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,7 +98,7 @@ lock: ## Pin all dependencies with hashes into requirements/
 	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
 	$(UV) pip compile pyproject.toml --group s3 -o deploy/compose/s3/requirements.txt \
 	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
-	for service in $(SERVICES) bench activemq fuzz; do \
+	for service in $(SERVICES) bench activemq fuzz mutants; do \
 	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \
 	    --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS); \
 	done
@@ -125,6 +125,10 @@ faults: setup ## Long runs under faults: kills, frozen and fenced owners, full d
 fuzz: setup ## Fuzz what reads bytes of others, guided by coverage (SECONDS=60 for each target)
 	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+mutants: setup ## Change the code that decides, one place at a time: a test must fail (ARGS='--sample 100')
+	@$(PIP_INSTALL) --require-hashes -r requirements/mutants.txt
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
 	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt
