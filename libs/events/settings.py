@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -31,6 +31,13 @@ ENVIRONMENT_PREFIX = "SLATEMQ_"
 
 LIKENESS = 0.5
 """Of a name that is suggested for an unknown one, at least; `prefx` and `stream_prefix`: 0.56."""
+
+
+NO_URL: Final = (
+    "is not a URL with a port of at most 65535; in a name or password, write / as %2F, ? as %3F, "
+    "# as %23, @ as %40 and % as %25"
+)
+"""What is wrong with one that cannot be parsed: the parser's words may quote its password."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from proton import Link, Message, ProtonException
 
 from libs.events.activemq.engine import ConnectionLost, Engine, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
-from libs.events.settings import ActivemqSettings
+from libs.events.settings import NO_URL, ActivemqSettings
 from libs.events.tls_faults import TlsFault, find_tls_fault
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -80,8 +80,8 @@ class Connection:
         try:
             url = urlsplit(settings.url)
             port = url.port
-        except ValueError as error:
-            raise InvalidArgument("queue.activemq.url", str(error)) from error
+        except ValueError:
+            raise InvalidArgument("queue.activemq.url", NO_URL) from None
         if url.scheme not in PORTS or not url.hostname:
             raise InvalidArgument("queue.activemq.url", "must be amqp://HOST or amqps://HOST")
         if url.path not in ("", "/") or url.query or url.fragment:

@@ -12,6 +12,7 @@ from aiormq import exceptions, spec
 from yarl import URL
 
 from libs.events import tls_faults
+from libs.events.settings import NO_URL
 from slatemq.errors import InvalidArgument, Unavailable
 
 ASK_S: Final = 5.0
@@ -45,8 +46,8 @@ class Address:
         """The address in a URL. Raises InvalidArgument that names the key."""
         try:
             url = URL(text)
-        except ValueError as error:
-            raise InvalidArgument(KEY, str(error)) from error
+        except ValueError:
+            raise InvalidArgument(KEY, NO_URL) from None
         if url.scheme not in PORTS or not url.host:
             raise InvalidArgument(KEY, "must begin with amqp://HOST or amqps://HOST")
         for name in url.query:

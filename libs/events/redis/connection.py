@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from libs.events.cancellations import keeping_cancellations
-from libs.events.settings import RedisSettings
+from libs.events.settings import NO_URL, RedisSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 OPERATION_S = 10.0
@@ -122,9 +122,10 @@ def _check_url(text: str) -> None:
     """Refuse what redis-py would pass over, such as a database that is no number."""
     try:
         url = urlsplit(text)
+        _ = url.port
         options = parse_qs(url.query, keep_blank_values=True)
-    except ValueError as error:
-        raise InvalidArgument("queue.redis.url", str(error)) from error
+    except ValueError:
+        raise InvalidArgument("queue.redis.url", NO_URL) from None
     if url.scheme not in ("redis", "rediss"):
         raise InvalidArgument("queue.redis.url", "must begin with redis:// or rediss://")
     databases = [url.path.removeprefix("/"), *options.get("db", [])]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from libs.events.settings import QueueSettings, keys, read_settings, variable_of
+from libs.events.rabbitmq.address import Address
+from libs.events.redis.connection import open_client
+from libs.events.settings import QueueSettings, RedisSettings, keys, read_settings, variable_of
 from slatemq.errors import InvalidArgument
 from tests.documented_queue_settings import PAGE, page
 
@@ -191,3 +194,23 @@ def test_the_page_of_settings_is_what_the_classes_say_and_its_file_holds_every_d
     assert settings_of(tmp_path, text) == QueueSettings()
     assert text.count(":\n") + len(list(keys())) == len(text.split("\n")) - 1 - text.count("\n\n")
     assert all(f"| `{key}` | `{variable_of(key)}` |" in page() for key in keys())
+
+
+@pytest.mark.parametrize("password", ["se/cret", "se#cret", "se?cret", "[se]cret"])
+@pytest.mark.parametrize(
+    ("read", "url", "field"),
+    [
+        (lambda url: open_client(RedisSettings(url=url)), "redis://:{}@HOST", "queue.redis.url"),
+        (Address.of, "amqp://guest:{}@HOST/", "queue.rabbitmq.url"),
+    ],
+    ids=["redis", "rabbitmq"],
+)
+def test_a_url_that_cannot_be_parsed_is_refused_without_its_password(
+    read: Callable[[str], object], url: str, field: str, password: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read(url.format(password))
+
+    assert refused.value.field == field
+    assert "cret" not in str(refused.value)
+    assert "'se" not in str(refused.value)

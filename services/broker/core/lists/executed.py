@@ -70,7 +70,7 @@ class Executed:
             )
 
     def add(self, request_id: str, fingerprint: bytes) -> None:
-        """Remembers with the next commit that these commands took effect. See `check_room`."""
+        """Remembers with the next commit that these commands took effect. See `check_capacity`."""
         self._fingerprints[_hash(request_id)] = fingerprint
         self._open.append(ExecutedRecord(request_id, fingerprint))
 

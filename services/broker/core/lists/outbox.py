@@ -123,7 +123,7 @@ class Outbox:
             )
 
     def push(self, ingest_shard: int, value: bytes, now_ms: int) -> int:
-        """Adds a row (`encode_outbox`) to the next commit; returns its number. See `check_room`."""
+        """Adds a row of `encode_outbox`, after `check_capacity`; returns its number."""
         before = self.counter(ingest_shard)
         number = before.last_number + 1
         if before.first_waiting == number:

@@ -87,7 +87,7 @@ def redis_cli(server: RedisServer, *command: str) -> None:
         ("rediss://HOST?ssl_cert_reqs=perhaps", "perhaps"),
         ("redis://HOST?decode_responses=True", "decode_responses is not an option"),
         ("redis://HOST?protocol=9", "protocol must be"),
-        ("redis://127.0.0.1:99999", "out of range"),
+        ("redis://127.0.0.1:99999", "a port of at most 65535"),
         ("unix:///absent", "must begin with"),
     ],
 )
