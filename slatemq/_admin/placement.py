@@ -66,6 +66,8 @@ async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
     Raises InvalidArgument where there are fewer, Unavailable where fewer answer and take queues.
     """
     shards = await peers.broker_shards()
+    if count > len(shards):  # Some may have started just now.
+        shards = sorted((await peers.fresh_topology()).brokers)
     if count > len(shards):
         raise InvalidArgument(
             "partitions",

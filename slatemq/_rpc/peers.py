@@ -180,7 +180,7 @@ class Peers:
     async def fresh_topology(self) -> Topology:
         """The topology, asked now. Raises as `TopologyCache.fresh`."""
         self.check_home()
-        return await self._topology.fresh()
+        return await self._topology.fresh(is_doubted=True)
 
     async def reach(self) -> None:
         """Finds out where the processes are. Raises Unavailable when none answers for `REACH_S`."""

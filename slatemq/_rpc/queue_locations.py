@@ -9,7 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 from slatemq._checks import check_text
-from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Method, Peers, errors_translated
+from slatemq._rpc.peers import (
+    ATTEMPT_S,
+    BACKOFF_S,
+    BACKOFF_S_MAX,
+    CallOptions,
+    Method,
+    Peers,
+    errors_translated,
+)
 from slatemq._rpc.topology_cache import STAGGER_S, first_answer
 from slatemq.errors import (
     INCOMPLETE,
@@ -183,8 +191,15 @@ class QueueLocations:
                 return await self.peers.call(ask, **options)
             except NotFound as error:
                 # A broker may remember where the queue was a move ago: its claim knows better.
-                if asked is None or not await self.has_moved(queue_id, asked, error, fresh=hop > 0):
+                if asked is None:
                     raise
+                if not await self.has_moved(queue_id, asked, error, fresh=hop > 0):
+                    if SHARD not in error.metadata:
+                        raise
+                    # It says that another has the queue, whose claim names it: the queue has moved
+                    # meanwhile, or this is a process that was replaced.
+                    self.peers.forget()
+                    await asyncio.sleep(min(BACKOFF_S * 2**hop, BACKOFF_S_MAX))
         return await self.peers.call(ask, **options)
 
     async def outcomes(

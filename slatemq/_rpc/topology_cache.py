@@ -87,7 +87,7 @@ class TopologyCache:
         async with self._asking:
             if self._known is None or self._must_ask():
                 try:
-                    self._known = await self._ask()
+                    self._known = await self._ask(self._is_doubted)
                     self.is_stale = False
                 except (Unavailable, DeadlineExceeded, InvalidArgument):
                     if self._known is None or self._closed:
@@ -96,14 +96,14 @@ class TopologyCache:
                     self._asked_at = time.monotonic()
             return self._known
 
-    async def fresh(self) -> Topology:
-        """The topology, asked now.
+    async def fresh(self, *, is_doubted: bool = False) -> Topology:
+        """The topology, asked now; `is_doubted`: a server is to read it, too, if its own is old.
 
         Raises Unavailable when no process answers, and InvalidArgument (NOT_SLATEMQ) when other
         servers do at all of the addresses given.
         """
         async with self._asking:
-            self._known = await self._ask()
+            self._known = await self._ask(is_doubted or self._is_doubted)
             self.is_stale = False
             self._asked_at = time.monotonic()
             return self._known
@@ -136,7 +136,7 @@ class TopologyCache:
         except SlateMQError as error:
             log.debug("the topology could not be refreshed: %s", error)
 
-    async def _ask(self) -> Topology:
+    async def _ask(self, is_doubted: bool) -> Topology:
         addresses = list(self._endpoints)
         if (known := self._known) is not None:
             for peers in (known.ingests, known.brokers, known.routers, known.janitors):
@@ -144,7 +144,7 @@ class TopologyCache:
         addresses = list(dict.fromkeys(addresses))
         timeout_s = LOOK_UP_S if len(addresses) > 1 else CONNECT_S
         answer, problems = await first_answer(
-            addresses, lambda address: self._ask_one(address, timeout_s), STAGGER_S
+            addresses, lambda address: self._ask_one(address, timeout_s, is_doubted), STAGGER_S
         )
         if answer is not None:
             return answer
@@ -165,10 +165,10 @@ class TopologyCache:
         mismatches = {address: error for address, error in zip(down, found, strict=True) if error}
         return {address: mismatches.get(address, problems[address]) for address in self._endpoints}
 
-    async def _ask_one(self, address: str, timeout_s: float) -> Topology:
+    async def _ask_one(self, address: str, timeout_s: float, is_doubted: bool) -> Topology:
         stub: Any = topology_pb2_grpc.TopologyServiceStub(self._channel_at(address))
         try:
-            request = topology_pb2.GetTopologyRequest(is_doubted=self._is_doubted)
+            request = topology_pb2.GetTopologyRequest(is_doubted=is_doubted)
             answer = await stub.GetTopology(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise _other_server(address, error) or from_rpc_error(error) from None

@@ -168,6 +168,7 @@ class TopologyDirectory:
         self._known: Topology | None = None
         self._read_at = float("-inf")
         self._listed_at = float("-inf")
+        self._own_changes = 0
         self._change: bytes | None = None
         self._refreshing: asyncio.Task[Topology] | None = None
 
@@ -214,9 +215,12 @@ class TopologyDirectory:
         async with self._reading:  # One reading serves all callers that wait for it.
             if self._known is not None and self._age_ms(self._read_at) <= max_age_ms:
                 return self._known
+            before = self._own_changes
             try:
                 self._known = await self._read_changed()
-                self._read_at = self._monotonic()
+                # Without a change of this process meanwhile, which it may lack.
+                if before == self._own_changes:
+                    self._read_at = self._monotonic()
             except StorageError as error:
                 if self._known is None:
                     raise
@@ -240,6 +244,7 @@ class TopologyDirectory:
 
     async def _note_change(self) -> None:
         """Have all readers read the entries again, this one too."""
+        self._own_changes += 1
         self._read_at = self._listed_at = float("-inf")
         await self._objects.put(CHANGE, secrets.token_hex(16).encode())
 

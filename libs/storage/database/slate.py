@@ -64,11 +64,11 @@ BATCH_ROWS: Final = 1000
 STATUS_POLL_S: Final = 1.0
 """How often `wait_closed` polls; SlateDB itself notices a newer writer once a second."""
 
-FILL_NS: Final = 10_000_000
+FILL_NS: Final = 1_000_000
 """How long one step of the event loop copies rows into SlateDB's batch."""
 
-FILL_ROWS: Final = 64
-"""Rows copied between two looks at the clock: half a millisecond, 15 ms where each has 64 KiB."""
+FILL_ROWS: Final = 8
+"""Rows copied between two looks at the clock: 0.1 ms, 2 ms where each has 64 KiB."""
 
 _OVERHEAD_BYTES: Final = 32
 """What a row costs beyond its key and value: sequence, timestamps, lengths (an estimate)."""

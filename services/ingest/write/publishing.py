@@ -79,8 +79,8 @@ SHARD_DRAINING: Final = "SHARD_DRAINING"
 
 _RETRY_MS: Final = 200
 
-STEP_BYTES: Final = 1 << 20
-"""Messages of more bytes are encoded while their commit is written, in steps: these take 10 ms."""
+STEP_BYTES: Final = 128 << 10
+"""Messages of more bytes are encoded while their commit is written, in steps."""
 
 
 @dataclass(frozen=True)

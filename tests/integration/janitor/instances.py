@@ -133,6 +133,8 @@ async def instance(
         await asyncio.gather(*(service.start() for service in made.all))
         async with slatemq.connect(made.brokers[0].address) as client:
             made.client = client
+            while len((await client._peers.fresh_topology()).brokers) < brokers_count:
+                await asyncio.sleep(0.05)
             yield made
     finally:
         await asyncio.gather(*(service.close() for service in made.all))
