@@ -19,7 +19,10 @@ from services.broker.shard.owner import ShardOwner
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often the topology is compared, which is as old at most as this."""
+"""How often the topology that is known is compared: whatever is done reads it again."""
+
+AGE_MS_MAX: Final = 600_000
+"""How old it may be while nothing is done: a store is paid by the request."""
 
 
 @dataclass(eq=False)
@@ -39,7 +42,7 @@ class RemovedIngests:
     async def look(self) -> None:
         """Forget the logs of ingest shards that were removed. Raises StoreUnavailable."""
         shard = self._owner.shard
-        known = (await self._directory.read()).ingests
+        known = (await self._directory.read(AGE_MS_MAX)).ingests
         for ingest in sorted((shard.cursors.keys() | shard.replays.logs) - known.keys()):
             # An entry may also be damaged, or gone by mistake.
             if await self._directory.is_removed("ingest", ingest):

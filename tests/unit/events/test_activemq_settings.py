@@ -29,7 +29,7 @@ def test_a_group_gets_the_events_of_a_virtual_topic_in_a_queue_of_its_own() -> N
     [
         ({"url": "http://localhost"}, "url", "amqp://HOST"),
         ({"url": "amqp://"}, "url", "amqp://HOST"),
-        ({"url": "amqp://localhost:none"}, "url", "none"),
+        ({"url": "amqp://localhost:none"}, "url", "not a URL"),
         ({"url": "amqp://localhost/vhost"}, "url", "must end with"),
         ({"url": "amqp://localhost?transport=x"}, "url", "must end with"),
         ({"consumer_group": "shop.audit"}, "consumer_group", "no dots"),
