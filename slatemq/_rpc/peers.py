@@ -291,12 +291,15 @@ class Peers:
         does no harm twice. `wait_s`: how long the server itself may wait before it answers; a
         failure after some of that is a new outage, and has the whole time again. `on_failure` gets
         the error of each try that is repeated.
+
+        Raises what the last try did; of one that only ran out of time, what the server said before.
         """
         self.check_home()
         call_s = self.call_s if call_s is None else call_s
         until = time.monotonic() + call_s
         limit = until + wait_s
         backoff = BACKOFF_S
+        said: Unavailable | None = None
         while True:
             began = time.monotonic()
             left = limit - began
@@ -308,6 +311,10 @@ class Peers:
                 if self._closed or error.reason in HOPELESS or asked_ms is None:
                     raise
                 problem = error
+            if left < attempt_s and said is not None and isinstance(problem, DeadlineExceeded):
+                raise said
+            if isinstance(problem, Unavailable) and problem.reason not in NOT_TAKEN:
+                said = problem
             if on_failure is not None:
                 on_failure(problem)
             if not isinstance(problem, ResourceExhausted):
