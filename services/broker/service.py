@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.commit_config import check_pace, pace_of
-from libs.serving.process.exits import ExitCause, FatalError, first_cause
+from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
+from libs.serving.process.removal import ShardRemoval
 from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
@@ -31,7 +32,6 @@ from libs.storage.database.slate import Database
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
-from libs.storage.objects.topology_entries import entry_path_of
 from services.broker.config import BrokerConfig
 from services.broker.core.moves import moving
 from services.broker.dead_letters.mover import Mover
@@ -226,6 +226,7 @@ class BrokerService(Service[BrokerConfig]):
         """Prepare; `start` opens. The last four are for tests."""
         super().__init__(config, config.shard, telemetry, root)
         check_pace(config)
+        self._removal = ShardRemoval(root, self.directory, f"broker/{config.shard}")
         self._make_clock = make_clock
         self._wall = wall
         self._peers = Peers(self.channels, self.directory, make_ingests, make_target)
@@ -323,9 +324,7 @@ class BrokerService(Service[BrokerConfig]):
         """The shard as its last commit left it, its database, and the time of that commit."""
         config = self._config
         name = f"broker/{config.shard}"
-        if await RemovedShards(self._root.objects).has(name):
-            await self._remove(name)
-            raise FatalError(_removed(config.shard))
+        await self._removal.check_start()
         database = await open_owned(self._root, name, Kind.BROKER, process)
         self.database = database
         last_ms = await last_clock_ms(database)
@@ -350,20 +349,10 @@ class BrokerService(Service[BrokerConfig]):
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""
         assert self.database is not None, "called after start"
-        ends = [wait_lost(self.database, self._tasks), self._wait_removed()]
-        return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
-
-    async def _wait_removed(self) -> ExitCause:
         assert self.broker is not None, "called after start"
-        await self.broker.placement.drain.removed.wait()
-        return ExitCause.clean(f"broker shard {self._config.shard} was removed")
-
-    async def _remove(self, name: str) -> None:
-        """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
-        await self.directory.remove(entry_path_of(name))
-        wals = (await self._root.wal_store()).objects
-        await RemovedShards(self._root.objects).delete_files(name, wals)
-        log.info("deleted what was left of %s", name)
+        removed = self._removal.wait(self.broker.placement.drain.removed)
+        ends = [wait_lost(self.database, self._tasks), removed]
+        return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
 
     async def drain(self) -> None:
         if self.broker is not None:
@@ -385,11 +374,4 @@ class BrokerService(Service[BrokerConfig]):
         if self.database is not None:
             await self.database.close()
             if self.broker is not None and self.broker.placement.drain.removed.is_set():
-                await self._remove(self.database.name)
-
-
-def _removed(shard: int) -> ExitCause:
-    return ExitCause.usage(
-        f"broker shard {shard} was removed, and its number cannot be used again: start the process "
-        "with the next free number (`slatemq shard add` names it)"
-    )
+                await self._removal.finish()

@@ -14,14 +14,13 @@ from libs.serving.peers.topology import Peer
 from libs.serving.process.commit_config import check_pace
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
+from libs.serving.process.removal import ShardRemoval
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
-from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
-from libs.storage.objects.topology_entries import entry_path_of
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
@@ -50,6 +49,7 @@ class IngestProcess(Service[IngestConfig]):
     def __init__(self, config: IngestConfig, telemetry: Telemetry, root: Root) -> None:
         super().__init__(config, config.shard, telemetry, root)
         check_pace(config)
+        self._removal = ShardRemoval(root, self.directory, f"ingest/{config.shard}")
         self._shard: Shard | None = None
         self._servicer: IngestServicer | None = None
         self._tasks: Tasks | None = None
@@ -134,10 +134,7 @@ class IngestProcess(Service[IngestConfig]):
 
     async def start(self, address: str, peer_address: str) -> None:
         config = self._config
-        name = f"ingest/{config.shard}"
-        if await RemovedShards(self._root.objects).has(name):
-            await self._remove(name)
-            raise FatalError(_removed(config.shard))
+        await self._removal.check_start()
         shard = self._shard = await open_shard(
             self._root, config, Owner(self.owner_name, peer_address)
         )
@@ -180,19 +177,8 @@ class IngestProcess(Service[IngestConfig]):
         shard = self._shard
         assert shard is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
-        ends = [shard.wait_lost(), self._wait_removed(shard)]
+        ends = [shard.wait_lost(), self._removal.wait(shard.drainage.removed)]
         return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
-
-    async def _wait_removed(self, shard: Shard) -> ExitCause:
-        await shard.drainage.removed.wait()
-        return ExitCause.clean(f"ingest shard {self._config.shard} was removed")
-
-    async def _remove(self, name: str) -> None:
-        """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
-        await self.directory.remove(entry_path_of(name))
-        wals = (await self._root.wal_store()).objects
-        await RemovedShards(self._root.objects).delete_files(name, wals)
-        log.info("deleted what was left of %s", name)
 
     async def drain(self) -> None:
         """End the streams; publishes in flight complete."""
@@ -215,14 +201,7 @@ class IngestProcess(Service[IngestConfig]):
             await self._shard.close()
         await super().stop()
         if self._shard is not None and self._shard.drainage.removed.is_set():
-            await self._remove(self._shard.database.name)
-
-
-def _removed(shard: int) -> ExitCause:
-    return ExitCause.usage(
-        f"ingest shard {shard} was removed, and its number cannot be used again: start the process "
-        "with the next free number (`slatemq shard add` names it)"
-    )
+            await self._removal.finish()
 
 
 def _drains_tasks(shard: int) -> ExitCause:

@@ -211,10 +211,8 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
     found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
     if cancel:
         text = f"broker shard {number} takes new queues again"
-    elif found.remaining:
-        text = f"broker shard {number} is draining; it has {', '.join(found.remaining)}"
     else:
-        text = f"broker shard {number} is drained: `slatemq shard remove {number}` removes it"
+        text = _drained(found, "broker", number)
     session.show(asdict(found), text)
     if failed is not None:
         raise failed
@@ -224,13 +222,17 @@ def _drain_ingest(session: Session, number: int, *, cancel: bool) -> None:
     found = session.call(lambda client: client.drain_ingest_shard(number, cancel=cancel))
     if cancel:
         text = f"ingest shard {number} takes publishes again"
-    elif found.remaining:
-        text = f"ingest shard {number} is draining; it has {', '.join(found.remaining)}"
     else:
-        text = (
-            f"ingest shard {number} is drained: `slatemq shard remove {number} --ingest` removes it"
-        )
+        text = _drained(found, "ingest", number)
     session.show(asdict(found), text)
+
+
+def _drained(found: BrokerShard | IngestShard, service: str, number: int) -> str:
+    """How far the drain of a shard is."""
+    if found.remaining:
+        return f"{service} shard {number} is draining; it has {', '.join(found.remaining)}"
+    command = f"slatemq shard remove {number}{' --ingest' if service == 'ingest' else ''}"
+    return f"{service} shard {number} is drained: `{command}` removes it"
 
 
 @shard.command("move")

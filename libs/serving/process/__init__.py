@@ -21,6 +21,7 @@ In reading order; a file imports only files above it:
 `process_measures` What a process measures of itself: memory and processor time
 `parent`         Ending with the process that started this one, even when that one is killed
 `ready_file`     The file that says where a process serves, once it does
+`removal`        The end of a shard: when it may be removed, and what is left of it is deleted
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
 `store_costs`    What the requests of a process to its stores cost
 `commit_config`  The settings of processes that commit, and the pace of their commits

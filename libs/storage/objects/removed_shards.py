@@ -43,6 +43,11 @@ class RemovedShards:
             for path in paths
         )
 
+    async def numbers(self, service: str) -> list[int]:
+        """Those of the removed shards of `ingest` or `broker`, ascending."""
+        names = (name.partition("/") for name in await self.all())
+        return sorted(int(number) for kind, _, number in names if kind == service)
+
     async def delete_files(self, database: str, wals: Objects) -> None:
         """Delete what is left of a removed shard but its entry in the topology.
 

@@ -38,11 +38,9 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def GetShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.GetShardRequest, context: Any
     ) -> shard_pb2.GetShardResponse:
-        removed = await RemovedShards(self._objects).all()
-        numbers = (name.partition("/")[::2] for name in removed)
         return shard_pb2.GetShardResponse(
             shard=await self._describe(),
-            removed_broker_shards=sorted(int(n) for kind, n in numbers if kind == "broker"),
+            removed_broker_shards=await RemovedShards(self._objects).numbers("broker"),
         )
 
     async def DrainShard(  # noqa: N802 - the RPC's name

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from libs.serving.process.removal import check_drained
 from libs.storage.database.slate import Database
 from libs.storage.layout.own_keys import DRAINING_KEY, events_range
 from libs.storage.objects.removed_shards import RemovedShards
@@ -89,15 +90,8 @@ class Drain:
         try:
             # What was answered before is durable then; no other process owns the shard.
             await self._owner.commits.prove_ownership()
-            left = list(await self.remaining())
-            if not self.is_draining:
-                left.insert(0, "it is not being drained")
-            if left:
-                raise FailedPrecondition(
-                    "SHARD_NOT_DRAINED",
-                    f"broker shard {self._shard} cannot be removed yet: {', '.join(left)}",
-                    subject=self._database.name,
-                )
+            remaining = await self.remaining()
+            check_drained(self._database.name, remaining, is_draining=self.is_draining)
             await self._removed_shards.add(self._database.name, now_ms)
             self.removed.set()
         finally:

@@ -38,11 +38,9 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
     async def GetIngestShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.GetIngestShardRequest, context: Any
     ) -> shard_pb2.GetIngestShardResponse:
-        removed = await RemovedShards(self._objects).all()
-        numbers = (name.partition("/")[::2] for name in removed)
         return shard_pb2.GetIngestShardResponse(
             shard=await self._describe(),
-            removed_ingest_shards=sorted(int(n) for kind, n in numbers if kind == "ingest"),
+            removed_ingest_shards=await RemovedShards(self._objects).numbers("ingest"),
         )
 
     async def DrainIngestShard(  # noqa: N802 - the RPC's name

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from libs.serving.process.removal import check_drained
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import MAX_SEQUENCE, message_id
@@ -31,7 +32,7 @@ from libs.storage.records.metadata import decode_log_entry
 from libs.storage.records.states import encode_draining
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
-from slatemq.errors import FailedPrecondition, Unavailable
+from slatemq.errors import Unavailable
 
 COUNTED_ENTRIES_MAX: Final = 256
 """Log entries that are read to count what is left; of more, it is said that there are more."""
@@ -130,14 +131,7 @@ class Drain:
             # What was accepted before is durable then; no other process owns the shard.
             await publisher.commits.prove_ownership()
             left = [*await self.remaining(), *await others_have()]
-            if not self.is_draining:
-                left.insert(0, "it is not being drained")
-            if left:
-                raise FailedPrecondition(
-                    "SHARD_NOT_DRAINED",
-                    f"ingest shard {self._shard} cannot be removed yet: {', '.join(left)}",
-                    subject=self._database.name,
-                )
+            check_drained(self._database.name, left, is_draining=self.is_draining)
             await removed_shards.add(self._database.name, self._clock.now_ms())
             self.removed.set()
         finally:

@@ -19,7 +19,6 @@ import yaml
 
 import slatemq
 from libs.events.slatemq.headers import EVENTS_HEADER
-from libs.serving.process.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc
@@ -27,7 +26,7 @@ from tests.forms import proof
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import Rig, eventually, served
-from tests.integration.ingest.server import ROOT, Ingest, message, process
+from tests.integration.ingest.server import ROOT, Ingest, message, process, refused_start
 from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow  # Real servers, killed and restarted.
@@ -332,22 +331,7 @@ async def test_slatemq_as_its_own_backend_makes_one_event_of_each_message(tmp_pa
 async def test_a_wrong_setting_ends_the_process_with_its_key(tmp_path: Path) -> None:
     config = tmp_path / "slatemq.yaml"
     config.write_text("queue:\n  enabled: true\n  backend: redis\n  redis:\n    url: nonsense\n")
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "services.ingest", "--root", (tmp_path / "data").as_uri()),
-        *("--config", str(config)),
-        cwd=ROOT,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(60):
-            _, said = await started.communicate()
-    finally:
-        if started.returncode is None:
-            started.kill()
-            await started.wait()
-    assert started.returncode == EXIT_USAGE
-    assert b"queue.redis.url" in said
+    assert "queue.redis.url" in await refused_start(tmp_path / "data", config)
 
 
 async def command(address: str, *options: str) -> tuple[int, str]:

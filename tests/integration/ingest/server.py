@@ -17,6 +17,7 @@ from libs.serving.grpc_port import LateHandlers
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.peers.topology import TopologyServicer
+from libs.serving.process.exits import EXIT_USAGE
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
@@ -190,6 +191,26 @@ async def process(
         if started.returncode is None:
             started.kill()
         await started.wait()
+
+
+async def refused_start(data: Path, config: Path) -> str:
+    """What an ingest says that ends at its start for a wrong setting of this file."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "services.ingest", "--root", data.as_uri(), "--port", "0"),
+        *("--config", str(config)),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            _, said = await started.communicate()
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+    assert started.returncode == EXIT_USAGE
+    return said.decode()
 
 
 def _forget(ready_file: Path) -> None:

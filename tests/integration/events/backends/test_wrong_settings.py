@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ import msgspec
 import pytest
 
 from libs.events.backends import open_backend
-from libs.serving.process.exits import EXIT_USAGE
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.events.backends.kafka_server import KafkaServer
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
@@ -24,7 +21,7 @@ from tests.integration.events.backends.servers import Certificate, program, runn
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
-from tests.integration.ingest.server import ROOT
+from tests.integration.ingest.server import refused_start
 
 pytestmark = pytest.mark.slow  # Real servers.
 
@@ -238,22 +235,8 @@ async def test_a_vhost_that_does_not_exist_ends_the_ingest_with_its_key(
 ) -> None:
     url = f"amqp://guest:guest@127.0.0.1:{shared.port}/absent"
     config = write_config(tmp_path, queue_settings("rabbitmq", shared, consistency, url=url))
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "services.ingest", "--root", (tmp_path / "data").as_uri(), "--port", "0"),
-        *("--config", str(config)),
-        cwd=ROOT,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(60):
-            _, said = await started.communicate()
-    finally:
-        if started.returncode is None:
-            started.kill()
-            await started.wait()
-    assert started.returncode == EXIT_USAGE
-    assert b"queue.rabbitmq.url: NOT_ALLOWED - vhost absent not found" in said
+    said = await refused_start(tmp_path / "data", config)
+    assert "queue.rabbitmq.url: NOT_ALLOWED - vhost absent not found" in said
 
 
 # --- Kafka ------------------------------------------------------------------
