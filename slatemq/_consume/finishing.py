@@ -161,9 +161,10 @@ class Finisher:
         await execute(self._locations, [Fail(token, reason)])
 
     def keep(self, claiming: asyncio.Task[None]) -> None:
-        """Lets a claim end in the background that its caller may not wait for any longer."""
-        self._kept.add(claiming)
-        claiming.add_done_callback(self._kept.discard)
+        """Lets a claim end in the background that its caller does not wait for any longer."""
+        if not claiming.done():
+            self._kept.add(claiming)
+            claiming.add_done_callback(self._kept.discard)
 
     def release_soon(self, tokens: Iterable[str]) -> None:
         """Releases messages in the background."""
@@ -193,23 +194,26 @@ class Finisher:
 
     async def close(self, close_s: float) -> None:
         """Waits for everything under way, but not for longer than this; then drops it."""
-        batchers: list[Batcher[str, None] | Batcher[Nack, None]] = [
-            *self._acks.values(),
-            *self._nacks.values(),
-        ]
         try:
             async with asyncio.timeout(close_s):
                 if self._kept:
                     await asyncio.wait(self._kept, timeout=KEPT_S)
-                for batcher in batchers:
+                for batcher in self._batchers:
                     await batcher.flush()
         except TimeoutError:
             log.warning("acks and nacks were not answered in %g s: dropped", close_s)
         finally:
-            for claiming in list(self._kept):
+            kept = list(self._kept)
+            for claiming in kept:
                 claiming.cancel()
-            for batcher in batchers:
+            if kept:
+                await asyncio.wait(kept)
+            for batcher in self._batchers:
                 await batcher.close()
+
+    @property
+    def _batchers(self) -> list[Batcher[str, None] | Batcher[Nack, None]]:
+        return [*self._acks.values(), *self._nacks.values()]
 
     async def ack_many(self, tokens: Sequence[str]) -> list[SlateMQError | None]:
         """Acks in one call for each shard; one result for each token."""

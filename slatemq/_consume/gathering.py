@@ -18,7 +18,7 @@ import asyncio
 import random
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ import grpc.aio
 from slatemq._consume.batches import claim, raise_ingest_away
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._consume.finishing import Nack
-from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
 from slatemq.errors import (
     INGEST_AWAY,
@@ -60,7 +60,7 @@ async def claim_from_all(
         await gathering.take_present()
         if not gathering.messages and time.monotonic() < until_s:
             await gathering.wait(until_s)
-    except asyncio.CancelledError:
+    except BaseException:
         gathering.give_up()
         raise
     return await gathering.result()
@@ -93,14 +93,29 @@ class _Gathering:
             if self._request.max_bytes:
                 request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
             index = (first + step) % len(self._shards)
-            claiming = asyncio.create_task(self._claim(request, index))
-            self._origin.finisher.keep(claiming)
-            await asyncio.wait([claiming], timeout=REFUSED_S)
+            claiming = self._begin(self._claim(request, index), index)
+            try:
+                await asyncio.wait([claiming], timeout=REFUSED_S)
+            finally:
+                self._origin.finisher.keep(claiming)
             if not claiming.done():
                 self._problems[index] = DeadlineExceeded("no answer came in time")
+            elif not claiming.cancelled():
+                claiming.result()
             is_full = self._request.max_bytes and self._bytes >= self._request.max_bytes
             if len(self.messages) >= self._count or is_full:
                 return
+
+    def _begin(self, work: Coroutine[Any, Any, None], index: int) -> asyncio.Task[None]:
+        """A call to a partition. Nothing but the end of the client cancels it, which is noted."""
+
+        def note(ended: asyncio.Task[None]) -> None:
+            if ended.cancelled():
+                self._problems[index] = closed()
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(note)
+        return task
 
     async def _claim(self, request: consumer_pb2.ClaimRequest, index: int) -> None:
         until_s = time.monotonic() + REFUSED_S
@@ -130,20 +145,23 @@ class _Gathering:
     async def wait(self, until_s: float) -> None:
         """Waits for the first messages of any partition."""
         streams = {
-            asyncio.create_task(self._stream(index, until_s)) for index in range(len(self._shards))
+            self._begin(self._stream(index, until_s), index) for index in range(len(self._shards))
         }
-        for stream in streams:
-            self._origin.finisher.keep(stream)
         finding = asyncio.create_task(self._found.wait())
         try:
             while streams and not finding.done():
-                _, going = await asyncio.wait({*streams, finding}, return_when=FIRST_COMPLETED)
+                ended, going = await asyncio.wait({*streams, finding}, return_when=FIRST_COMPLETED)
+                for stream in streams & ended:
+                    if not stream.cancelled():
+                        stream.result()
                 streams &= going
             # The leases of what some have brought must not end while another broker is silent.
             if streams:
                 await asyncio.wait(streams, timeout=REFUSED_S)
         finally:
             finding.cancel()
+            for stream in streams:
+                self._origin.finisher.keep(stream)
 
     def give_up(self) -> None:
         """All that was claimed goes back, uncounted, and all that still comes."""
@@ -162,6 +180,8 @@ class _Gathering:
                     await self._read(index, left_s)
             except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
                 self._problems[index] = error
+                if error.reason == "CLIENT_CLOSED":
+                    return
                 self._locations.peers.forget()
             except SlateMQError as error:
                 self._problems[index] = error
@@ -222,7 +242,7 @@ class _Gathering:
     def _problem(self) -> SlateMQError:
         for error in self._problems.values():
             is_away = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
-            if not is_away or error.reason == INGEST_AWAY:
+            if not is_away or error.reason in (INGEST_AWAY, "CLIENT_CLOSED"):
                 return error
         if len(self._problems) == len(self._shards):
             return next(iter(self._problems.values()))

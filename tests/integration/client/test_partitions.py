@@ -183,6 +183,23 @@ async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt
     assert {message.attempts_count for message in rest} == {1}
 
 
+async def test_a_claim_that_waits_while_its_client_closes_is_refused(
+    made: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create(made, "q")
+    for waited_s in (0, 0.01, 0.5):
+        client = slatemq.connect(made.brokers[0].address)
+        claiming = asyncio.create_task(client.claim("q", wait=60))
+        await asyncio.sleep(waited_s)
+
+        await client.close()
+
+        with pytest.raises(Unavailable) as refused:
+            await claiming
+        assert refused.value.reason == "CLIENT_CLOSED"
+    assert not caplog.records
+
+
 async def test_what_a_frozen_broker_brings_after_a_claim_goes_back_uncounted(
     made: Instance,
 ) -> None:
