@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import move_key
 from libs.storage.layout.primitives import Row
 from libs.storage.records.move_records import MoveRecord, MoveStage, encode_move
@@ -53,10 +54,13 @@ class Moves:
         self._changed: dict[str, bytes | None] = {}  # by queue, the record; None: to delete
 
     def restore(self, queue: Queue | None, queue_id: str, record: MoveRecord) -> None:
-        """Takes in a stored record; `queue` is the one that is leaving."""
+        """Takes in a stored record; `queue` is the one that is leaving. Raises CorruptRecord."""
         if record.stage is not MoveStage.LEAVING:
             self.arrivals[queue_id] = record
-        elif queue is not None:
+        elif queue is None:
+            # The commit that deletes its config ends the move, too.
+            raise CorruptRecord("move", f"queue {queue_id!r} is leaving, and has no config")
+        else:
             self.departures[queue_id] = Departure(queue, record)
 
     def has(self, queue_id: str) -> bool:

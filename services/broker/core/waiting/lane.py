@@ -459,7 +459,6 @@ class Lane:
         found = {o: Bucket(o, items, stored=True) for o, items in rows if o not in self._gone}
         if self._head_order in found:
             found[self._head_order].start = self._head_offset
-            self._head_offset = 0
         found.update({o: b for o, b in self._overlay.items() if o <= through})
         for order in sorted(found):
             self._overlay.pop(order, None)

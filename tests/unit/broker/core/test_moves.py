@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import move_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from services.broker.core.lifecycle import new_state
@@ -100,6 +101,11 @@ def test_a_restarted_shard_knows_the_queues_that_move() -> None:
     assert restarted.away(START_MS) == {"orders": (orders, 2)}
     assert restarted.arrivals == {"copying": COPYING, "copied": COPIED}
     assert restarted.drain() == []
+
+
+def test_a_queue_that_leaves_without_its_config_is_an_error() -> None:
+    with pytest.raises(CorruptRecord, match="'orders' is leaving, and has no config"):
+        Moves().restore(None, "orders", LEAVING)
 
 
 async def test_a_queue_that_departs_moves_until_it_is_there_also_over_restarts() -> None:
