@@ -23,7 +23,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from slatemq.errors import InvalidArgument
-from slatemq.events.envelope import Event, format_timestamp
+from slatemq.events.envelope import Event, check_finite, format_timestamp
 
 TYPE_PREFIX = "io.slatemq."
 SOURCE_PREFIX = "/slatemq/"
@@ -41,7 +41,10 @@ _NO_CLOUD_EVENT = (
 
 
 def encode_cloud_event(event: Event) -> bytes:
-    """The event as a CloudEvent in structured JSON."""
+    """The event as a CloudEvent in structured JSON.
+
+    Raises InvalidArgument for data that JSON cannot hold.
+    """
     attributes: dict[str, Any] = {
         "id": event.id,
         "source": SOURCE_PREFIX + event.source,
@@ -55,7 +58,12 @@ def encode_cloud_event(event: Event) -> bytes:
     subject = subject_of(event)
     if subject:
         attributes["subject"] = subject
-    return JSONFormat().write(CloudEvent(attributes, event.data))
+    try:
+        encoded = JSONFormat().write(CloudEvent(attributes, event.data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument("event", f"cannot be written as JSON: {error}") from error
+    check_finite("event", event.data)
+    return encoded
 
 
 def decode_cloud_event(encoded: bytes) -> Event:
@@ -70,6 +78,7 @@ def decode_cloud_event(encoded: bytes) -> Event:
     data = cloud.get_data()
     if not isinstance(data, dict):
         raise InvalidArgument("event.data", "must be a JSON object")
+    check_finite("event.data", data)
     return Event(
         id=cloud.get_id(),
         type=kind.removeprefix(TYPE_PREFIX),

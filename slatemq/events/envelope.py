@@ -15,6 +15,8 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import chain
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,9 +75,25 @@ def encode_event(event: Event) -> bytes:
 def encode_struct(struct: msgspec.Struct, name: str) -> bytes:
     """A struct as JSON. Raises InvalidArgument for `name` where it has a value that is none."""
     try:
-        return msgspec.json.encode(struct)
+        encoded = msgspec.json.encode(struct)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArgument(name, f"cannot be written as JSON: {error}") from error
+    if b"null" in encoded:  # As NaN is written, too.
+        check_finite(name, msgspec.to_builtins(struct))
+    return encoded
+
+
+def check_finite(name: str, value: object) -> None:
+    """Raise InvalidArgument for `name` where a number in dicts and lists is NaN or infinite."""
+    unchecked = [value]
+    while unchecked:
+        one = unchecked.pop()
+        if isinstance(one, float) and not isfinite(one):
+            raise InvalidArgument(name, f"cannot be written as JSON: it has no number {one}")
+        if isinstance(one, dict):
+            unchecked += chain(one, one.values())
+        elif isinstance(one, list | tuple):
+            unchecked += one
 
 
 def decode_event(encoded: bytes | str) -> Event:

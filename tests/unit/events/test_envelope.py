@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +133,24 @@ def test_the_same_change_has_the_same_id_each_time(at_ms: int, log: int, sequenc
     assert derived == derive_event_id(at_ms, log, sequence)
     assert derived != derive_event_id(at_ms, log, sequence + 1)
     assert decode_event(changed(id=derived)).id == derived
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("encode", [encode_event, encode_cloud_event])
+def test_numbers_that_json_does_not_have_are_refused(
+    encode: Callable[[Event], bytes], number: float
+) -> None:
+    for value in (number, [1, [number]], {"ratio": {"x": number}}, (None, number)):
+        with pytest.raises(InvalidArgument, match="it has no number"):
+            encode(msgspec.structs.replace(EXAMPLE, data={"value": value}))
+    # Its place is told from null, and from texts.
+    encode(msgspec.structs.replace(EXAMPLE, data={"value": None, "text": "null", "ratio": 0.5}))
+
+
+def test_a_cloud_event_with_a_number_that_json_does_not_have_is_refused() -> None:
+    encoded = encode_cloud_event(msgspec.structs.replace(EXAMPLE, data={"value": 271.5}))
+    with pytest.raises(InvalidArgument, match="it has no number"):
+        decode_cloud_event(encoded.replace(b"271.5", b"NaN"))
 
 
 def test_ids_made_later_sort_later() -> None:
