@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import slatemq
+from slatemq._rpc import queue_locations
 from slatemq.errors import NotFound
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.integration.broker.rig import Rig, refusal, running
@@ -49,7 +50,11 @@ async def test_every_broker_says_where_a_queue_is(tmp_path: Path) -> None:
         assert (code.name, reason) == ("NOT_FOUND", "QUEUE_NOT_FOUND")
 
 
-async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(tmp_path: Path) -> None:
+async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A broker that is slow to answer is not the only one that is asked
+    monkeypatch.setattr(queue_locations, "STAGGER_S", 60.0)
     async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
         await rigs[3].create("q")
 
