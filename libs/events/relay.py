@@ -75,6 +75,7 @@ class RelayCounts:
         dropped: Events given up, in `fire-and-forget` alone.
         connected: Whether the last call of the backend succeeded.
         error: What the last call that failed said.
+        refusal: The setting that the backend refuses, as far as is known, and why; empty: none.
         waiting_since_ms: When the first event happened that is being published; 0: none is.
     """
 
@@ -83,6 +84,7 @@ class RelayCounts:
     dropped: int = 0
     connected: bool = False
     error: str = ""
+    refusal: str = ""
     waiting_since_ms: int = 0
 
 
@@ -123,8 +125,8 @@ class Relay:
     async def run(self) -> None:
         """Publish until cancelled.
 
-        Raises InvalidArgument, which names the key, where the first connection shows that a setting
-        is wrong. Nothing else ends it.
+        Raises InvalidArgument, which names the key, where the first try to connect shows that a
+        setting is wrong. Nothing else ends it: what is refused later is tried again.
         """
         try:
             await self._connect()
@@ -200,9 +202,22 @@ class Relay:
     def _succeeded(self) -> None:
         self._outage.end()
         self.counts.connected = True
+        if self.counts.refusal:
+            log.warning("the backend %s refuses no setting any more", self._settings.backend)
+            self.counts.refusal = ""
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, SlateMQError | TimeoutError):
             log.error("the backend %s failed", self._settings.backend, exc_info=error)
         self.counts.connected = False
         self.counts.error = redacted(str(error)) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            return  # Nothing was said.
+        refusal = self.counts.error if isinstance(error, InvalidArgument) else ""
+        if refusal and refusal != self.counts.refusal:
+            log.error(
+                "no events are published while the backend %s refuses this: %s",
+                self._settings.backend,
+                refusal,
+            )
+        self.counts.refusal = refusal

@@ -96,7 +96,7 @@ class Service(Generic[C]):
 
     @property
     def note(self) -> str:
-        return ""
+        return self._relay.note if self._relay is not None else ""
 
     @property
     def folders(self) -> Iterable[Path]:

@@ -244,7 +244,7 @@ class BrokerService(Service[BrokerConfig]):
         if self.broker is None:
             return ""
         notes = self.broker.delivery.in_flight.note, self.broker.owner.commits.pace.note
-        return "; ".join(filter(None, notes))
+        return "; ".join(filter(None, (*notes, super().note)))
 
     @property
     def held_bytes(self) -> int:

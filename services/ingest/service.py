@@ -84,7 +84,9 @@ class IngestProcess(Service[IngestConfig]):
 
     @property
     def note(self) -> str:
-        return "" if self._shard is None else self._shard.publisher.commits.pace.note
+        if self._shard is None:
+            return ""
+        return "; ".join(filter(None, (self._shard.publisher.commits.pace.note, super().note)))
 
     @property
     def held_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -100,6 +101,11 @@ class ProcessRelay:
             lambda begun: begun.source.lost_count + begun.relay.counts.dropped,
             "Events that were lost: messages purged before, or given up (fire-and-forget)",
         )
+        gauge(
+            "slatemq.queue.refused",
+            lambda begun: int(bool(begun.relay.counts.refusal)),
+            "1 while the backend refuses a setting, so that no events are published",
+        )
 
     def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
         """Begin to publish the source's events; `now_ms` is the clock of its changes."""
@@ -148,10 +154,17 @@ class ProcessRelay:
                 await end_task(task)
         self._begun.source.save()
 
+    @property
+    def note(self) -> str:
+        """What an operator should know; empty: nothing."""
+        refusal = self._begun.relay.counts.refusal if self._begun is not None else ""
+        return refusal and f"no events are published: {self._settings.backend} refuses {refusal}"
+
     async def health(self) -> QueueHealth:
         if self._begun is None or not self._begun.relay.is_open:
             return QueueHealth(self._settings.backend, False, 0, 0)
-        return await self._watch.health()
+        health = await self._watch.health()
+        return replace(health, connected=health.connected and not self._begun.relay.counts.refusal)
 
     async def status(self) -> GetEventsStatusResponse:
         begun = self._running

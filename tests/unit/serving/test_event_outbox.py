@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -19,7 +20,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import events_key
-from slatemq.errors import Unavailable
+from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.events.catalogue import MessageDeadLettered, QueueDeleted, data_of
 from slatemq.events.envelope import Event, derive_event_id, format_timestamp
 
@@ -263,9 +264,12 @@ class Backend:
     def __init__(self) -> None:
         self.up = asyncio.Event()
         self.events: list[Event] = []
+        self.refusal: SlateMQError | None = None
 
     async def connect(self, config: Any) -> None:
         """Always there, but for what it is asked to take."""
+        if self.refusal is not None:
+            raise self.refusal
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -304,3 +308,33 @@ async def test_a_relay_publishes_when_the_backend_is_back_what_its_mode_keeps(
     kept = ["a", "b"] if consistency == "write-through" else []
     assert [event.data["queue"] for event in backend.events] == [*kept, "c"]
     assert relay.counts.dropped == (0 if kept else 2)
+
+
+async def test_a_setting_that_is_refused_after_an_outage_is_an_error_until_it_is_taken(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    def errors() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+
+    backend: Any = Backend()
+    backend.up.set()
+    backend.refusal = Unavailable("away")
+    async with opened(root) as owner:
+        relay = Relay(QueueSettings(enabled=True, backend="redis"), backend, owner.events)
+        running = asyncio.create_task(relay.run())
+        await until(lambda: relay.counts.error != "")
+        assert (relay.counts.refusal, errors()) == ("", [])
+
+        backend.refusal = InvalidArgument("queue.redis.url", "is wrong")
+        owner.record("a")
+        await owner.commit()
+        await until(lambda: relay.counts.failed > 2)
+        assert "queue.redis.url: is wrong" in relay.counts.refusal
+        assert ["queue.redis.url: is wrong" in one for one in errors()] == [True]
+        assert not running.done()
+
+        backend.refusal = None
+        await until(lambda: not owner.events.lag)
+        assert relay.counts.refusal == ""
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -9,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import aio_pika
+import aiohttp
 import msgspec
 import pytest
 
+import slatemq
 from libs.events.backends import open_backend
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.events.backends.kafka_server import KafkaServer
@@ -21,7 +26,8 @@ from tests.integration.events.backends.servers import Certificate, program, runn
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
-from tests.integration.ingest.server import refused_start
+from tests.integration.ingest.server import Ingest, process, refused_start
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow  # Real servers.
 
@@ -142,6 +148,40 @@ async def test_a_redis_that_takes_no_writes_now_is_down_and_no_wrong_setting(
                 await connect("redis", server.settings("any"))
             redis_cli(server, "CONFIG", "SET", setting.split()[0], "0")
         await connect("redis", server.settings("any"))
+
+
+REFUSED = re.compile(r"^slatemq_queue_refused\{.*\} 1", re.MULTILINE)
+
+
+async def test_a_setting_that_is_refused_after_an_outage_is_seen_everywhere(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, "streams")
+    url = f"redis://127.0.0.1:{server.port}/99"
+    config = write_config(tmp_path, queue_settings("redis", server, "write-through", url=url))
+    flags = ("--config", str(config), "--http-port", "0")
+    ready = tmp_path / "ready"
+    async with (
+        process((tmp_path / "data").as_uri(), ready, *flags) as (started, address),
+        Ingest.at(address) as ingest,
+        slatemq.connect(address) as client,
+        aiohttp.ClientSession(f"http://{json.loads(ready.read_text())['http_address']}") as http,
+    ):
+        await ingest.send(b"down")
+        with running(server):
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not (note := (await client.status()).services[0].detail):
+                    await asyncio.sleep(0.1)
+                while not REFUSED.search(await fetched(http, "/metrics")):
+                    await asyncio.sleep(0.1)
+            health = json.loads(await fetched(http, "/health"))
+        assert started.returncode is None
+    assert note.startswith("no events are published: redis refuses queue.redis.url: ")
+    assert health["status"] == "queue_unavailable"
+    assert "ERROR" in ready.with_suffix(".log").read_text()
+
+
+async def fetched(http: aiohttp.ClientSession, path: str) -> str:
+    async with http.get(path) as answer:
+        return await answer.text()
 
 
 # --- RabbitMQ ---------------------------------------------------------------
