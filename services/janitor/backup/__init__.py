@@ -5,6 +5,7 @@ In reading order; a file imports only files above it:
 `catalogue`   What a backup has, and which backups there are
 `copying`     Copies objects from one root to another, many at a time, those that lack alone
 `shards`      Snapshots of all shards: from their owners, or of an instance that is stopped
+`turns`       One backup at a time below a backup root
 `taking`      Takes a backup: what is copied when, so that no shard lacks what others need
 `renumbering` What a copied instance must not continue as it was: numbers given out since
 `restoring`   Makes an instance from a backup

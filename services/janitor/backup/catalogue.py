@@ -7,6 +7,7 @@
                               /objects.gz     the same for payloads and archived dead letters
                               /ingest/0.manifest
                  /objects/…                   the objects themselves, shared by all backups
+                 /turns/00000007.json         see `turns`
 
 Objects are written once by SlateMQ and never changed; each is stored under its path below the
 instance's root, so the next backup copies only those that are new. Parts of the archive are
@@ -19,7 +20,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -148,8 +149,12 @@ class Catalogue:
         if not await self.objects.put_if_absent(f"{backup.folder}/{_RECORD}", _encode(backup)):
             raise FailedPrecondition("BACKUP_EXISTS", f"there is a backup {backup.backup_id}")
 
-    async def prune(self, kept: int) -> int:
-        """Remove the oldest backups over `kept`, and what no other needs; returns their count."""
+    async def prune(self, kept: int, check: Callable[[], Awaitable[None]]) -> int:
+        """Remove the oldest backups over `kept`, and what no other needs; returns their count.
+
+        `check` is called before each object is removed, and raises where another backup may need
+        it.
+        """
         ids = await self.ids()
         for backup_id in reversed(ids[kept:]):
             # The record first: what loses its objects is no backup any more.
@@ -164,6 +169,7 @@ class Catalogue:
             }
             for path in await self.objects.list(OBJECTS):
                 if path not in needed:
+                    await check()
                     await self.objects.delete(path)
         return len(ids[kept:])
 

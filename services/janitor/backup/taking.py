@@ -43,6 +43,7 @@ from services.janitor.backup.catalogue import (
 )
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.shards import ShardSnapshots, databases_of
+from services.janitor.backup.turns import Turn, turn
 from services.janitor.jobs.contract import ARCHIVE_FOLDER, JobCancelled, Progress, Report
 from services.janitor.runs.history import ENDED, RunStore, seen_now
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
@@ -110,6 +111,18 @@ class Taking:
         Raises Unavailable where a shard or a store is down, FailedPrecondition, JobCancelled, and
         the errors of the storage.
         """
+        if self.dry_run:
+            return await self._take(None)
+        async with turn(self.target, self.now_ms(), self._pause) as mine:
+            return await self._take(mine)
+
+    async def _pause(self, pause_s: float) -> None:
+        if self.cancelled.is_set():
+            raise JobCancelled("cancelled")
+        await self.sleep(pause_s)
+
+    async def _take(self, mine: Turn | None) -> Backup:
+        """`mine` is the turn; None where nothing is written."""
         objects, catalogue = self.source.root.objects, Catalogue(self.target.objects)
         await self._refuse_other_source(catalogue)
         copier = Copier(
@@ -121,7 +134,7 @@ class Taking:
         )
         with self._phase("payloads", copier):
             await copier.copy(map(_copy_of, await self._objects()))
-        if self.dry_run:
+        if mine is None:
             return await self._counted(copier)
         for _ in range(ATTEMPTS):
             started = await self._wait_quiet()
@@ -144,7 +157,7 @@ class Taking:
                     log.warning("queue %s moved while snapshots were taken: again", min(moved))
                     continue
                 with self._phase("tables", copier):
-                    return await self._save(catalogue, copier, taken, listed, removed)
+                    return await self._save(mine, catalogue, copier, taken, listed, removed)
         raise Unavailable(
             f"jobs of other janitors removed messages, or queues moved to other broker shards, "
             f"during each of {ATTEMPTS} tries: give {', '.join(REMOVING)} a schedule at another "
@@ -184,9 +197,7 @@ class Taking:
                 return started
             if time.monotonic() > until:
                 raise Unavailable(f"{active[0]} has not ended within {QUIET_S:g} s")
-            if self.cancelled.is_set():
-                raise JobCancelled("cancelled")
-            await self.sleep(QUIET_LOOK_S)
+            await self._pause(QUIET_LOOK_S)
 
     async def _started(self) -> set[str]:
         """The runs, of jobs that remove, that have begun; those that wait are not among them."""
@@ -203,6 +214,7 @@ class Taking:
 
     async def _save(
         self,
+        mine: Turn,
         catalogue: Catalogue,
         copier: Copier,
         taken: ShardSnapshots,
@@ -228,7 +240,7 @@ class Taking:
         taken.check()
         wanted = [*map(_copy_of, tables), *map(_copy_of, listed)]
         if gone := missing(wanted, await sizes_below(target, OBJECTS)):
-            raise Unavailable(f"{gone[0]} is not there: is another backup at work?")
+            raise Unavailable(f"{gone[0]} is not there any more")
         now_ms = self.now_ms()
         backup = Backup(
             backup_id=new_backup_id(now_ms),
@@ -250,8 +262,9 @@ class Taking:
             data = await root.objects.get(saved.manifest)
             await target.put(stored_manifest(backup.folder, saved.database), data)
         taken.check()
+        await mine.check()
         await catalogue.add(backup, tables, listed)
-        self.removed_count = await catalogue.prune(self.kept)
+        self.removed_count = await catalogue.prune(self.kept, mine.check)
         return backup
 
     async def _counted(self, copier: Copier) -> Backup:

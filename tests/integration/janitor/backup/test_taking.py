@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import LocalStore
@@ -27,6 +28,7 @@ from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
 from libs.storage.records.configs import QueueConfigRecord, encode_config
+from services.janitor.backup import turns
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
 from services.janitor.backup.restoring import MARKER, Restoring
@@ -180,6 +182,85 @@ async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: R
         assert {one.stored for one in await catalogue.stored(backup)} <= there
 
 
+def instantly(one: Taking) -> Taking:
+    """It does not wait for what stays as it is."""
+
+    async def sleep(_: float) -> None:
+        """No time passes."""
+
+    one.sleep = sleep
+    return one
+
+
+class HaltingObjects(Objects):
+    """Halts before a manifest is written: all objects that a backup needs are there then."""
+
+    def __init__(self, folder: Path, durability: Any) -> None:
+        super().__init__(LocalStore(folder), None, durability)
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def put(self, path: str, data: bytes) -> None:
+        if path.endswith(".manifest"):
+            self.reached.set()
+            await self.go_on.wait()
+        await super().put(path, data)
+
+
+@asynccontextmanager
+async def halted(
+    root: Root, backups: Root, folder: Path
+) -> AsyncIterator[tuple[asyncio.Task[Backup], HaltingObjects]]:
+    """A backup that has copied all that it needs, and has no record."""
+    target = open_root(backups.url, sync=False)
+    target.objects = objects = HaltingObjects(folder, backups.durability)
+    going = asyncio.create_task(taking(root, target, kept=1).take())
+    reached = asyncio.create_task(objects.reached.wait())
+    await asyncio.wait([going, reached], return_when=asyncio.FIRST_COMPLETED)
+    assert objects.reached.is_set(), going.result()
+    try:
+        yield going, objects
+    finally:
+        objects.go_on.set()
+        await asyncio.wait([going])
+
+
+async def test_a_backup_is_refused_while_another_one_is_taken_which_stays_whole(
+    root: Root, backups: Root, tmp_path: Path
+) -> None:
+    await write(root, b"first")
+    await taking(root, backups, kept=1).take()
+    uri = await Blobs(root).put(b"of the second")
+    async with halted(root, backups, tmp_path / "backups") as (going, objects):
+        await Blobs(root).delete(uri)  # What a third one does not need
+
+        with pytest.raises(FailedPrecondition, match="another backup is being taken") as refused:
+            await taking(root, backups, kept=1).take()
+        assert refused.value.reason == "BACKUP_RUNNING"
+        objects.go_on.set()
+        second = await going
+
+    catalogue = Catalogue(backups.objects)
+    assert await catalogue.ids() == [second.backup_id]
+    there = {*await backups.objects.list("objects")}
+    stored = {one.stored for one in await catalogue.stored(second)}
+    assert f"objects/{uri}" in stored
+    assert stored <= there
+    await taking(root, backups, kept=1).take()
+
+
+async def test_a_backup_that_stood_still_until_another_one_was_taken_ends_without_harm(
+    root: Root, backups: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(root, b"first")
+    async with halted(root, backups, tmp_path / "backups") as (going, objects):
+        other = await instantly(taking(root, backups, kept=1)).take()
+        monkeypatch.setattr(turns, "RENEW_S", 0)
+        objects.go_on.set()
+        with pytest.raises(Unavailable, match="another one has begun since"):
+            await going
+    assert await Catalogue(backups.objects).ids() == [other.backup_id]
+
+
 async def killed(root: Root, backups: Path, number: int) -> int:
     """Takes a backup in a process that is killed before this write; how often it wrote."""
     process = await asyncio.create_subprocess_exec(
@@ -203,8 +284,9 @@ async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_w
     writes = await killed(root, tmp_path / "undisturbed", 0)
     assert writes > len(payloads)
 
-    # When a backup of it is killed at its first write, halfway, or at one of its last
-    for number in (1, writes // 2, *range(writes - 2, writes + 1)):
+    # When a backup of it is killed at its first write, halfway, or at one of its last: those of its
+    # record, and of its turn
+    for number in (1, 2, writes // 2, *range(writes - 3, writes)):
         folder = tmp_path / f"backups-{number}"
         await killed(root, folder, number)
         backups = open_root(folder.as_uri(), sync=False)
@@ -212,9 +294,9 @@ async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_w
         assert await catalogue.ids() == []
 
         # Then the next one has all, and copies only what the first did not
-        backup = await taking(root, backups).take()
+        backup = await instantly(taking(root, backups)).take()
         assert await catalogue.ids() == [backup.backup_id]
-        assert (backup.copied_count < backup.objects_count) is (number > 1)
+        assert (backup.copied_count < backup.objects_count) is (number > 2)
         fresh = open_root((tmp_path / f"new-{number}").as_uri(), sync=False)
         await restored(backups, fresh, backup)
         assert [await Blobs(fresh).get(uri) for uri in uris] == payloads
