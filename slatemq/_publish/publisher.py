@@ -121,17 +121,13 @@ class Publisher:
             request.owners.append(place)
         if shard is None:
             request.shard = await self._sender.shards.of_all(request.runs)
-        try:
-            return await self._send(request)
-        except InvalidArgument as error:
-            if error.reason != WRONG_SHARD or shard is not None:
-                raise _placed(error, request) from None
-        await self._sender.await_move(request)
-        request.shard = await self._sender.shards.of_all(request.runs)
-        try:
-            return await self._send(request)
-        except InvalidArgument as error:
-            raise _placed(error, request) from None
+        while True:
+            try:
+                return await self._send(request)
+            except InvalidArgument as error:
+                is_named = error.reason != WRONG_SHARD or shard is not None
+                if is_named or not await self._sender.moved(request):
+                    raise _placed(error, request) from None
 
     async def _send(self, request: Request[int]) -> list[Published]:
         if self._telemetry is None:

@@ -47,7 +47,7 @@ MOVED_S = 3.0
 """How long the topology may be older than what an ingest knows of it."""
 
 LOOK_S = 0.3
-"""How often it is read again meanwhile."""
+"""How often it is read again meanwhile, and the ingest tried again."""
 
 _METHOD = "/slatemq.v1.IngestService/Publish"
 _DECODE = ingest_pb2.PublishResponse.FromString
@@ -63,15 +63,18 @@ class Request(Generic[T]):
         runs: The messages, encoded.
         owners: What belongs to each message: the future of its publish, or its place among many.
         request_id: Empty = none yet.
+        refused_until: Until when it is sent again to a shard that refuses keys which are its own by
+            the topology; by the monotonic clock. None: none has refused it.
     """
 
-    __slots__ = ("owners", "request_id", "runs", "shard")
+    __slots__ = ("owners", "refused_until", "request_id", "runs", "shard")
 
     def __init__(self, shard: int | None, runs: Runs, owners: list[T]) -> None:
         self.shard = shard
         self.runs = runs
         self.owners = owners
         self.request_id = ""
+        self.refused_until: float | None = None
 
     def keep(self, places: Iterable[int]) -> None:
         """Leaves out all other messages. The request has a new ID then: its content is another."""
@@ -193,32 +196,46 @@ class Sender:
                 raise _waited_for(shard, error) from None
 
     async def split(self, request: Request[T], error: InvalidArgument) -> list[Request[T]]:
-        """The parts of a request that was refused because its keys belong to other shards by now.
+        """What to send in place of a request that was refused over keys of other shards.
 
-        None where the error has another reason.
+        None where the error has another reason, or the topology does not explain it.
         """
         if error.reason != WRONG_SHARD:
             return []
-        by_shard = await self.await_move(request)
+        by_shard = await self.shards.places(request.runs)
         if list(by_shard) == [request.shard]:
-            return []
+            return [request] if await self._may_repeat(request) else []
         return [
             Request(shard, request.runs.only(places), [request.owners[place] for place in places])
             for shard, places in by_shard.items()
         ]
 
-    async def await_move(self, request: Request[Any]) -> dict[int | None, list[int]]:
-        """The places by shard, once keys of this request, which its shard refused, have moved.
+    async def moved(self, request: Request[Any]) -> bool:
+        """Whether to send a request again that was refused over keys of another shard.
 
-        Waits for the topology, which may be older than what the shard knows, for `MOVED_S` at most.
+        It goes to the one shard that has all of its keys now. Raises as `IngestShards.of_all`.
         """
-        until = time.monotonic() + MOVED_S
-        while True:
-            by_shard = await self.shards.places(request.runs)
-            if list(by_shard) != [request.shard] or time.monotonic() > until:
-                return by_shard
-            await asyncio.sleep(LOOK_S)
-            self._peers.forget()
+        await self._peers.fresh_topology()
+        shard = await self.shards.of_all(request.runs)
+        if shard == request.shard and not await self._may_repeat(request):
+            return False
+        request.shard = shard
+        return True
+
+    async def _may_repeat(self, request: Request[Any]) -> bool:
+        """Whether to try again where the topology has the keys at the shard that refused them.
+
+        The shard may know of a drain that the topology lacks, or of one that is over by now. Pauses
+        before each of these tries, which end after `MOVED_S`.
+        """
+        now = time.monotonic()
+        if request.refused_until is None:
+            request.refused_until = now + MOVED_S
+        if now > request.refused_until:
+            return False
+        await asyncio.sleep(LOOK_S)
+        self._peers.forget()
+        return True
 
     def _new_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -101,16 +103,60 @@ async def test_keys_follow_when_a_shard_is_added(how: str) -> None:
         instance.ingest.shards = [0, 1]
         await instance.serve(ingest=Ingest(shard=1, shards=[0, 1]))
         keys = KEYS
-        if how == "singly":
-            results = await asyncio.gather(*(client.publish(key, dedupe_key=key) for key in keys))
-        elif how == "many":
-            results = await client.publish_many(keyed(keys))
-        else:
+        if how == "batch":
             keys = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
-            results = await client.publish_batch(keyed(keys))
+        results = await published(client, how, keys)
 
         # Then nothing is refused
         assert shards_of(results) == [dedupe_shard(key, [0, 1]) for key in keys]
+
+
+@pytest.mark.parametrize("how", ["singly", "many", "batch"])
+async def test_a_shard_whose_drain_was_cancelled_stores_keys_that_it_has_refused(how: str) -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        refusal = InvalidArgument("runs[0].dedupe_keys[0]", "no", reason="WRONG_SHARD")
+        # The first try may go on a stream.
+        instance.ingest.before.extend([refusal] * 2)
+
+        results = await published(client, how, ["key"])
+
+        assert shards_of(results) == [0]
+        assert instance.ingest.stored == [b"key"]
+
+
+@dataclass
+class Drained(Ingest):
+    """Refuses all keys, and goes from the directory with its third refusal."""
+
+    instance: Instance | None = None
+
+    async def _publish(self, request: Any) -> Any:
+        assert self.instance is not None
+        self.calls.append((0, request.request_id, 1))
+        if len(self.calls) == 3:
+            ingests = self.instance.directory.response.ingests
+            ingests.remove(next(one for one in ingests if one.shard == self.shard))
+            self.instance.ingest.shards = [0]
+        raise InvalidArgument("runs[0].dedupe_keys[0]", "no", reason="WRONG_SHARD")
+
+
+async def test_a_batch_with_and_without_keys_waits_for_the_topology() -> None:
+    keys = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
+    async with Instance() as instance:
+        drained = Drained(shard=1, instance=instance)
+        await instance.serve(ingest=drained)
+        async with slatemq.connect(instance.endpoint) as client:
+            results = await client.publish_batch([*keyed(keys), OutgoingMessage(b"plain")])
+
+    assert shards_of(results) == [0] * (len(keys) + 1)
+    assert len(drained.calls) == 3
+
+
+async def published(client: slatemq.Client, how: str, keys: list[str]) -> list[slatemq.Published]:
+    if how == "singly":
+        return await asyncio.gather(*(client.publish(key, dedupe_key=key) for key in keys))
+    publish = client.publish_many if how == "many" else client.publish_batch
+    return await publish(keyed(keys))
 
 
 async def test_a_refused_message_takes_no_others_of_its_shard_along(
