@@ -46,7 +46,7 @@ from libs.serving.process.health import (
     Health,
     owner_health,
 )
-from libs.serving.process.memory import collect_in_steps, keep_for_good
+from libs.serving.process.memory import collect_in_steps, keep_for_good, return_memory
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.process_measures import measure_serving
 from libs.serving.process.ready_file import write_ready_file
@@ -318,7 +318,7 @@ class RunningService:
             self._watches.append(asyncio.create_task(protection.revoked.watch()))
 
     def _keep_announced(self) -> None:
-        works: list[Coroutine[Any, Any, None]] = [collect_in_steps()]
+        works: list[Coroutine[Any, Any, None]] = [collect_in_steps(), return_memory()]
         announcement = self._service.announcement
         if announcement is not None:
             works.append(announcement.keep())

@@ -22,6 +22,7 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
+from libs.serving.process.memory import bound_arenas, keep_for_good, return_memory
 from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
@@ -56,6 +57,7 @@ def run(config: ConsoleConfig) -> int:
     for name in ("uvicorn.error", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.WARNING)
     allow_open_files()
+    bound_arenas()
     if config.parent_pid:
         parent.end_with(config.parent_pid)
     try:
@@ -142,9 +144,12 @@ async def _serve(
             return EXIT_FAILED
     log.info("serving", extra={**facts, "address": f"{scheme}://{host}:{port}"})
     write_ready_file(config.ready_file, facts)
+    keep_for_good()
+    returning = asyncio.create_task(return_memory(has_few_objects=True))
     try:
         await server.serve([listener])
     finally:
+        returning.cancel()
         if http is not None:
             await http.stop()
         await app.state.console.watches.close()

@@ -94,6 +94,10 @@ def resident_bytes() -> int:
         return 0
 
 
+_trim: Final[Callable[[int], int] | None] = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Returns to the system what is free in pieces; glibc alone has it. In a thread: it walks all that
+is free, some milliseconds for each 100 MB."""
+
 TRIM_BYTES: Final = 1 << 20
 """From here on what was freed is worth giving back: it is in pieces that nothing else fills."""
 
@@ -102,23 +106,43 @@ TRIM_S: Final = 1.0
 
 
 class Trimmer:
-    """Returns memory to the system after much was freed, which glibc would keep."""
+    """Returns memory to the system as soon as much was freed, which glibc would keep."""
 
     def __init__(self) -> None:
-        self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._freed_bytes = 0
         self._due: asyncio.TimerHandle | None = None
 
     def freed(self, size_bytes: int) -> None:
         """Note that this many bytes were freed, or are about to be."""
         self._freed_bytes += size_bytes
-        if self._due is None and self._freed_bytes >= TRIM_BYTES and self._trim is not None:
+        if self._due is None and self._freed_bytes >= TRIM_BYTES and _trim is not None:
             self._due = asyncio.get_running_loop().call_later(TRIM_S, self._release)
 
     def _release(self) -> None:
         self._due = None
         self._freed_bytes = 0
-        if self._trim is None:
-            return
-        # In a thread: it walks all that is free, some milliseconds for each 100 MB.
-        asyncio.get_running_loop().run_in_executor(None, self._trim, 0)
+        if _trim is not None:
+            asyncio.get_running_loop().run_in_executor(None, _trim, 0)
+
+
+RETURN_S: Final = 5.0
+RETURN_S_MAX: Final = 40.0
+
+
+async def return_memory(*, has_few_objects: bool = False, every_s: float = RETURN_S) -> None:
+    """Return to the system, for ever, what gRPC, TLS, SlateDB and caches have freed.
+
+    Tries every few seconds, and more rarely while that frees little. A process that has few objects
+    looks for cycles before; others do that in small steps (`collect_in_steps`).
+    """
+    if _trim is None:
+        return
+    pause_s = every_s
+    while True:
+        await asyncio.sleep(pause_s)
+        if has_few_objects:
+            gc.collect()
+        before_bytes = resident_bytes()
+        await asyncio.to_thread(_trim, 0)
+        is_worth_it = before_bytes - resident_bytes() >= TRIM_BYTES
+        pause_s = every_s if is_worth_it else min(pause_s * 2, max(every_s, RETURN_S_MAX))

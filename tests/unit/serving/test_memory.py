@@ -1,4 +1,4 @@
-"""The bound on malloc's arenas, and the rarer looks of the collector."""
+"""The bound on malloc's arenas, the rarer looks of the collector, and memory that is returned."""
 
 import asyncio
 import gc
@@ -97,3 +97,36 @@ async def test_what_calls_leave_is_collected_before_it_is_much() -> None:
     finally:
         collecting.cancel()
         gc.set_threshold(*before)
+
+
+PIECES = """
+import asyncio, sys
+from libs.serving.process.memory import resident_bytes, return_memory
+class Ring:
+    def __init__(self):
+        self.itself = self
+        self.buffer = bytes(40_000)
+before = resident_bytes()
+rings = [Ring() for _ in range(2_000)]
+kept = rings[::100]
+del rings
+async def run():
+    returning = asyncio.create_task(return_memory(has_few_objects=True, every_s=0.01))
+    async with asyncio.timeout(60):
+        while resident_bytes() - before > 20 << 20:
+            await asyncio.sleep(0.01)
+if sys.argv[1] == "returned":
+    asyncio.run(run())
+print((resident_bytes() - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps what is free")
+def test_what_was_freed_in_pieces_and_in_cycles_is_returned_to_the_system() -> None:
+    def kept_mebibytes(how: str) -> int:
+        ran = subprocess.run(
+            [sys.executable, "-c", PIECES, how], capture_output=True, text=True, check=True
+        )
+        return int(ran.stdout)
+
+    assert kept_mebibytes("returned") <= 20 < 60 < kept_mebibytes("kept")
