@@ -12,7 +12,13 @@ from slatedb.uniffi import InternalError
 
 from libs.storage.database import slate
 from libs.storage.database.roots import Root, open_root
-from libs.storage.database.settings import Kind, ReplayBound, slatedb_settings, tuning_of
+from libs.storage.database.settings import (
+    Kind,
+    ReplayBound,
+    Tuning,
+    slatedb_settings,
+    tuning_of,
+)
 from libs.storage.database.slate import FILL_ROWS, Batch, Database, bounded
 from libs.storage.errors import DamagedStore, Fenced, StoreFailed, StoreUnavailable
 from libs.storage.objects.durability import NoSync
@@ -286,15 +292,53 @@ async def test_the_memtable_is_flushed_behind_every_so_many_commits(
     assert (tables > 2) is behind
 
 
+@pytest.mark.parametrize("scheme", ["", "file", "s3"])
 @pytest.mark.parametrize("kind", list(Kind))
-def test_every_setting_is_one_that_slatedb_knows(kind: Kind) -> None:
-    table = tuning_of(kind).settings
-    found = json.loads(slatedb_settings(tuning_of(kind)).to_json_string())
+def test_every_setting_is_one_that_slatedb_knows(kind: Kind, scheme: str) -> None:
+    tuning = tuning_of(kind, scheme)
+    table = tuning.settings
+    found = json.loads(slatedb_settings(tuning).to_json_string())
     for name, value in table.items():
         at = found
         for part in name.split("."):
             at = at[part]
         assert at == value, name
+
+
+@pytest.mark.usefixtures("watched_openings")
+async def test_one_compaction_takes_all_tables_that_come_in_between_two_looks_at_a_paid_store(
+    tmp_path: Path,
+) -> None:
+    # Given tables of 40 flushes, which are there before the compactor first looks
+    paid, root = tuning_of(Kind.INGEST, "s3"), open_root(tmp_path.as_uri())
+    looks = (
+        "compactor_options.poll_interval",
+        "compactor_options.worker.compactions_poll_interval",
+    )
+
+    def with_looks(every: str) -> Tuning:
+        quick = {**dict.fromkeys(looks, every), "manifest_poll_interval": "10ms"}
+        settings = {**paid.settings, **quick}
+        return replace(paid, replay=ReplayBound(1000, 60), settings=settings)
+
+    database = await root.database("ingest/0", Kind.INGEST, with_looks("3600s"))
+    for number in range(40):
+        await database.commit(_batch((b"k", b"%d" % number)))
+        await database.flush_memtable()
+    await database.close()
+
+    # When it looks
+    database = await root.database("ingest/0", Kind.INGEST, with_looks("100ms"))
+    seen = [database.statistics()]
+    async with asyncio.timeout(60):
+        while seen[-1].uncompacted_tables or not seen[-1].written_bytes["compaction"]:
+            await asyncio.sleep(0.01)
+            seen.append(database.statistics())
+
+    # Then it leaves none behind for the next time
+    assert {one.uncompacted_tables for one in seen} <= {0, 40}
+    assert await database.get(b"k") == b"39"
+    await database.close()
 
 
 @pytest.mark.parametrize("kind", list(Kind))
