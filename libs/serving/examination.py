@@ -62,6 +62,7 @@ class Examiner:
             await self._test_stores(found)
             statistics = await asyncio.to_thread(database.statistics)
             found.uncompacted_tables = statistics.uncompacted_tables
+            found.uncompacted_tables_max = database.uncompacted_tables_max
         log_end = self._log_end()
         if log_end is not None:
             found.durable_sequence = log_end

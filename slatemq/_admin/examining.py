@@ -52,6 +52,7 @@ class Examination:
     disk_free_bytes: int | None = None
     disk_size_bytes: int | None = None
     uncompacted_tables: int | None = None
+    uncompacted_tables_max: int | None = None
     durable_sequence: int | None = None
     certificates: tuple[CertificateExpiry, ...] = ()
     wal_store: str = ""

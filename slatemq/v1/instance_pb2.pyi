@@ -304,6 +304,7 @@ class ExamineProcessResponse(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     UNCOMPACTED_TABLES_FIELD_NUMBER: _builtins.int
+    UNCOMPACTED_TABLES_MAX_FIELD_NUMBER: _builtins.int
     WAL_STORE_FIELD_NUMBER: _builtins.int
     WAL_STORE_PROBLEM_FIELD_NUMBER: _builtins.int
     WAL_STORE_TEST_MS_FIELD_NUMBER: _builtins.int
@@ -332,7 +333,9 @@ class ExamineProcessResponse(_message.Message):
     disk_size_bytes: _builtins.int
     """Bytes that this disk has."""
     uncompacted_tables: _builtins.int
-    """Sorted tables of its database that wait to be compacted; writes wait from 32 on. Absent where it owns no shard."""
+    """Sorted tables of its database that wait to be compacted. Absent where it owns no shard."""
+    uncompacted_tables_max: _builtins.int
+    """How many may wait: with as many, writes wait, too. Absent where it owns no shard."""
     wal_store: _builtins.str
     """URL of the store of the write-ahead logs alone, as this process reaches it, without its options; empty = the root's own store holds
     them, or the process owns no shard.
@@ -361,15 +364,16 @@ class ExamineProcessResponse(_message.Message):
         disk_free_bytes: _builtins.int | None = ...,
         disk_size_bytes: _builtins.int | None = ...,
         uncompacted_tables: _builtins.int | None = ...,
+        uncompacted_tables_max: _builtins.int | None = ...,
         wal_store: _builtins.str = ...,
         wal_store_problem: _builtins.str = ...,
         wal_store_test_ms: _builtins.int | None = ...,
         certificates: _abc.Iterable[Global___CertificateExpiry] | None = ...,
         durable_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_wal_store_test_ms", b"_wal_store_test_ms", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_uncompacted_tables_max", b"_uncompacted_tables_max", "_wal_store_test_ms", b"_wal_store_test_ms", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "uncompacted_tables_max", b"uncompacted_tables_max", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_wal_store_test_ms", b"_wal_store_test_ms", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version", "wal_store", b"wal_store", "wal_store_problem", b"wal_store_problem", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_uncompacted_tables_max", b"_uncompacted_tables_max", "_wal_store_test_ms", b"_wal_store_test_ms", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "uncompacted_tables_max", b"uncompacted_tables_max", "version", b"version", "wal_store", b"wal_store", "wal_store_problem", b"wal_store_problem", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
@@ -383,6 +387,8 @@ class ExamineProcessResponse(_message.Message):
     _WhichOneofArgType__store_test_ms: _TypeAlias = _typing.Literal["_store_test_ms", b"_store_test_ms"]  # noqa: Y015
     _WhichOneofReturnType__uncompacted_tables: _TypeAlias = _typing.Literal["uncompacted_tables"]  # noqa: Y015
     _WhichOneofArgType__uncompacted_tables: _TypeAlias = _typing.Literal["_uncompacted_tables", b"_uncompacted_tables"]  # noqa: Y015
+    _WhichOneofReturnType__uncompacted_tables_max: _TypeAlias = _typing.Literal["uncompacted_tables_max"]  # noqa: Y015
+    _WhichOneofArgType__uncompacted_tables_max: _TypeAlias = _typing.Literal["_uncompacted_tables_max", b"_uncompacted_tables_max"]  # noqa: Y015
     _WhichOneofReturnType__wal_store_test_ms: _TypeAlias = _typing.Literal["wal_store_test_ms"]  # noqa: Y015
     _WhichOneofArgType__wal_store_test_ms: _TypeAlias = _typing.Literal["_wal_store_test_ms", b"_wal_store_test_ms"]  # noqa: Y015
     @_typing.overload
@@ -397,6 +403,8 @@ class ExamineProcessResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_test_ms) -> _WhichOneofReturnType__store_test_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__uncompacted_tables) -> _WhichOneofReturnType__uncompacted_tables | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__uncompacted_tables_max) -> _WhichOneofReturnType__uncompacted_tables_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_store_test_ms) -> _WhichOneofReturnType__wal_store_test_ms | None: ...
 

@@ -551,13 +551,15 @@ class SimulatedRoot(Root):
         except OSError as error:
             raise StoreUnavailable(f"opening {name}: {error}") from None
         db: Any = Db(self._simulated, name, log, epoch)
+        tuning = tuning_of(kind, "s3")
         database = Database(
             db,
             name,
             self.durability,
-            tuning_of(kind, "s3").replay,
+            tuning.replay,
             DefaultMetricsRecorder(),
             self.durability,
+            tuning.uncompacted_tables_max,
         )
         try:
             await settle_format(database, name)

@@ -15,7 +15,7 @@ In reading order; a file imports only files above it:
 `healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else 1
 `logs`           Structured logs on stderr: one line per event, as text or as JSON
 `memory`         How a process treats its memory: what glibc keeps, how often Python looks for
-                 cycles
+                 cycles; and how much it may take
 `open_files`     How many files a process may have open
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
 `process_measures` What a process measures of itself: memory and processor time

@@ -22,6 +22,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,45 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except OSError:
         return 0
+
+
+_UNLIMITED_BYTES: Final = 1 << 60
+"""From here on a limit of cgroup v1 says that there is none."""
+
+
+def memory_limit_bytes(
+    process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """What the tightest cgroup of this process may take, as a container's; None: any amount.
+
+    In a container the path of its group may be that of the machine, which is not to be seen there:
+    the container's own group is at the root then.
+    """
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folder, name = groups, "memory.max"
+        elif "memory" in controllers.split(","):
+            folder, name = groups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = folder / path.lstrip("/")
+        inside = [one for one in (own, *own.parents) if one.is_relative_to(folder)]
+        limits += filter(None, (_limit_in(one / name) for one in inside))
+    return min(limits, default=None)
+
+
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
 
 
 _trim: Final[Callable[[int], int] | None] = getattr(ctypes.CDLL(None), "malloc_trim", None)

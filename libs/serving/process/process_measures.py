@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from opentelemetry.metrics import Meter, Observation
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from libs.serving.process.memory import resident_bytes
+from libs.serving.process.memory import memory_limit_bytes, resident_bytes
 
 
 def measure_process(meter: Meter) -> None:
@@ -18,12 +18,23 @@ def measure_process(meter: Meter) -> None:
         unit="By",
         description="Physical memory that the process takes",
     )
+    meter.create_observable_gauge(
+        "slatemq.memory.limit",
+        callbacks=[_limit],
+        unit="By",
+        description="Physical memory that the container of the process may take",
+    )
     meter.create_observable_counter(
         "process.cpu.time",
         callbacks=[lambda _: [Observation(time.process_time())]],
         unit="s",
         description="Processor time that the process has taken",
     )
+
+
+def _limit(_: CallbackOptions) -> Iterable[Observation]:
+    limit_bytes = memory_limit_bytes()
+    return [] if limit_bytes is None else [Observation(limit_bytes)]
 
 
 def measure_serving(meter: Meter, is_serving: Callable[[], bool]) -> None:

@@ -98,7 +98,14 @@ class StoreMeasures:
             meter,
             lambda: [(self._now().uncompacted_tables, {})],
             "{table}",
-            "Sorted tables that wait to be compacted; writes wait from 32 on",
+            "Sorted tables that wait to be compacted",
+        )
+        _gauge(
+            "slatemq.store.uncompacted.tables.max",
+            meter,
+            self._tables_max,
+            "{table}",
+            "Sorted tables that may wait to be compacted: with as many, writes wait",
         )
         _measure_disk(meter, folders)
 
@@ -117,6 +124,11 @@ class StoreMeasures:
             self._statistics = database.statistics()
             self._read_at_s = now_s
         return self._statistics
+
+    def _tables_max(self) -> Reading:
+        database = self._database()
+        if database is not None:
+            yield database.uncompacted_tables_max, {}
 
     def _requests(self) -> Reading:
         found = self._now()

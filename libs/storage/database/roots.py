@@ -219,7 +219,15 @@ class Root:
                 self.check_stores,
             )
         durability = self._durability_of(wal)
-        database = Database(db, name, durability, chosen.replay, opening.recorder, wal.durability)
+        database = Database(
+            db,
+            name,
+            durability,
+            chosen.replay,
+            opening.recorder,
+            wal.durability,
+            chosen.uncompacted_tables_max,
+        )
         try:
             await settle_format(database, f"{name} below {self.url}")
             if wal.record is not None:

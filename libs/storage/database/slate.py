@@ -211,6 +211,7 @@ class Database:
         replay: ReplayBound,
         recorder: DefaultMetricsRecorder,
         of_commits: Durability,
+        uncompacted_tables_max: int,
     ) -> None:
         """`durability` syncs all that is written, `of_commits` the WAL, which has the commits."""
         self._db = db
@@ -226,6 +227,8 @@ class Database:
         self._thread: CommitThread | None = None
         self._closed = False
         self.name = name
+        self.uncompacted_tables_max = uncompacted_tables_max
+        """Sorted tables that may wait to be compacted: with as many, writes wait."""
         self.failed: StorageError | None = None
         """Why nothing can be written any more; None while it can."""
 

@@ -22,9 +22,8 @@ SKEW_MS_BAD: Final = 30_000
 STORE_TEST_MS_MAX: Final = 2_000
 """The test makes five requests; each commit takes as long as one of them."""
 
-TABLES_MAX: Final = 16
-TABLES_BAD: Final = 32
-"""From as many on, writes wait until some are compacted."""
+TABLES_SHARE_MAX: Final = 0.5
+"""Of the tables that may wait to be compacted."""
 
 DAY_MS: Final = 86_400_000
 EXPIRY_MS_MIN: Final = 14 * DAY_MS
@@ -271,14 +270,14 @@ def _compaction(answers: Answers) -> Found:
         most = max(one.uncompacted_tables or 0 for one in owners)
         yield Level.OK, f"at most {_count(most, 'table')} of a shard to be compacted", ""
     for one in owners:
-        tables = one.uncompacted_tables or 0
-        if tables >= TABLES_MAX:
+        tables, tables_max = one.uncompacted_tables or 0, one.uncompacted_tables_max or 0
+        if tables_max and tables >= TABLES_SHARE_MAX * tables_max:
             what = f"{tables} tables of {_name(one)} wait to be compacted"
             advice = (
-                f"from {TABLES_BAD} on, writes wait: look for a slow store, or a process without "
+                f"from {tables_max} on, writes wait: look for a slow store, or a process without "
                 "processor time; add shards where the load stays"
             )
-            yield _level(tables >= TABLES_BAD), what, advice
+            yield _level(tables >= tables_max), what, advice
 
 
 def _disks(answers: Answers) -> Found:

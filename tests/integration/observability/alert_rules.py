@@ -118,7 +118,20 @@ FAULTS = {
         {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
     ),
     "SlateMQMemoryHigh": Fault(
-        {f"process_memory_usage_bytes{HERE}": "4e8x8 2e9x60"}, "11m", "13m"
+        {f"process_memory_usage_bytes{HERE}": "1.4e9x8 2e9x60"}, "11m", "13m"
+    ),
+    "SlateMQMemoryHigh, by the limit of each container": Fault(
+        {
+            f"process_memory_usage_bytes{HERE}": "1e9x8 1.7e9x60",
+            f"slatemq_memory_limit_bytes{HERE}": "2e9x68",
+            'process_memory_usage_bytes{job="slatemq",instance="small"}': "4e8x8 7e8x60",
+            'slatemq_memory_limit_bytes{job="slatemq",instance="small"}': "8e8x68",
+            'process_memory_usage_bytes{job="slatemq",instance="large"}': "2e9x68",
+            'slatemq_memory_limit_bytes{job="slatemq",instance="large"}': "8e9x68",
+        },
+        "11m",
+        "13m",
+        2,
     ),
     "SlateMQNoRouter": Fault({"slatemq_router_lag_seconds": "0x8 stale"}, "3m", "5m"),
     "SlateMQNoRouter, of one instance of two": Fault(
@@ -190,7 +203,14 @@ FAULTS = {
         "10m",
     ),
     "SlateMQCompactionBehind": Fault(
-        {"slatemq_store_uncompacted_tables": "3x8 30x40"}, "6m", "8m"
+        {
+            "slatemq_store_uncompacted_tables": "3x8 30x40",
+            "slatemq_store_uncompacted_tables_max": "32x48",
+            'slatemq_store_uncompacted_tables{instance="s3"}': "90x48",
+            'slatemq_store_uncompacted_tables_max{instance="s3"}': "384x48",
+        },
+        "6m",
+        "8m",
     ),
     "SlateMQWritesStall": Fault({"slatemq_store_stalls_total": "0x8 0+1x40"}, "6m", "8m"),
     "SlateMQDiskFilling": Fault(

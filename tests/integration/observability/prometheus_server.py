@@ -24,12 +24,13 @@ WINDOW = "10s"
 """In place of the windows of the rules and dashboards: ten scrapes."""
 
 BOUNDS = {
+    "SlateMQCompactionBehind": (0.75, 0.05),
     "SlateMQEventsLate": (60_000, 3_000),
     "SlateMQPushesWait": (300, 3),
     "SlateMQQueueOld": (900, 5),
     "SlateMQRoutingLag": (60, 3),
 }
-"""In place of the times that these alerts compare with."""
+"""In place of the times and tables that these alerts compare with."""
 
 
 TARGETS = "targets.json"

@@ -18,6 +18,8 @@ from tests.integration.observability.alert_rules import (
     rule_tests,
 )
 
+STAGED = [Path(__file__).with_name(name) for name in ("test_prometheus.py", "test_store_alerts.py")]
+
 PARTS = ("It means", "Look", "Do", "Never")
 
 
@@ -35,6 +37,12 @@ def test_each_alert_is_quiet_and_fires_in_its_fault(tmp_path: Path) -> None:
 
     assert {*map(alert_of, FAULTS)} == set(alerts())
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires_in_a_fault_of_a_real_stack_too() -> None:
+    staged = "".join(file.read_text(encoding="utf-8") for file in STAGED)
+
+    assert [name for name in alerts() if f'"{name}"' not in staged] == []
 
 
 def test_prometheus_accepts_the_rules() -> None:

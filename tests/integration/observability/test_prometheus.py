@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
-import shutil
 import signal
-import subprocess
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,93 +16,35 @@ import pytest
 import yaml
 
 import slatemq
-from slatemq import Push
-from slatemq.errors import NotFound
 from slatemq.v1 import queue_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack
 from tests.dashboards import panels
-from tests.faults.faulty_store import Fault, Outcome, faulty_store
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.observability.alert_rules import alerts
 from tests.integration.observability.prometheus_server import (
     Prometheus,
     eventually,
-    prometheus,
     shortened,
 )
-from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
+from tests.integration.observability.scraped_stack import (
+    IN_FLIGHT_MAX,
+    WAIT_S,
+    Traffic,
+    ended,
+    firing,
+    push,
+    scraped,
+)
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-
-WAIT_S = 60.0
-PAUSE_S = 0.3
-"""Between two rounds of the traffic: several in each second, in which there is one scrape."""
 
 STEPS_PAUSE_S = 0.05
 """Between two large requests: 21 within ten seconds are enough for the alert."""
 
-SMALL_DISK_MIB = 256
-IN_FLIGHT_MAX = 1_000
 BOUND = re.compile(r"\s(>|<|==)\s[\d.e]+$")
 """What an alert compares with: behind its expression."""
-
-
-class Traffic(threading.Thread):
-    """Messages that are published, claimed and acked all the time, from a thread of its own."""
-
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(daemon=True)
-        self._endpoint = endpoint
-        self._ended = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        asyncio.run(self._work())
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join()
-
-    async def _work(self) -> None:
-        async with slatemq.connect(self._endpoint) as client:
-            await client.create_queue("orders")
-            await client.create_queue("flaky", max_attempts=100, backoff=slatemq.Backoff.none())
-            # Its priority cannot be computed; it begins with what is stored already.
-            await client.publish("x", {"queue": "orders"})
-            await client.create_queue(
-                "replayed",
-                filter='headers.queue == "orders"',
-                priority="int(headers.rank)",
-                start_from="beginning",
-            )
-            while not self._ended.is_set():
-                with suppress(NotFound):
-                    await client.get_queue("absent")
-                await client.publish("x", {"queue": "orders"})
-                await client.publish("x", {"queue": "flaky"})
-                for message in await client.claim("orders", 10, wait=1):
-                    await client.execute([slatemq.Complete(message)])
-                    await client.execute([Push("flaky", "y")])
-                claimed = await client.claim("flaky", 10)
-                tokens = [message.lease_token for message in claimed]
-                await client.nack(tokens[:1])
-                await client.ack(tokens[1:])
-                await asyncio.sleep(PAUSE_S)
-
-
-@contextmanager
-def scraped(folder: Path, *arguments: str) -> Iterator[tuple[LocalStack, Prometheus]]:
-    """A stack, and the Prometheus that scrapes it."""
-    with pytest.MonkeyPatch.context() as environ:
-        # So that there are some, on a fast machine too.
-        environ.setenv("SLATEMQ_SLOW_STEP_MS", "1")
-        environ.setenv("SLATEMQ_IN_FLIGHT_MAX", str(IN_FLIGHT_MAX))
-        environ.setenv("SLATEMQ_BACKUP_ROOT", (folder / "backups").as_uri())
-        stack = LocalStack(folder / "stack", *arguments, "--http-ports", "0", ready=True)
-    with stack, prometheus(folder / "prometheus", stack.http_endpoints) as server:
-        yield stack, server
 
 
 @pytest.fixture(scope="module")
@@ -187,28 +124,6 @@ def test_every_alert_reads_metrics_that_are_there(run: tuple[LocalStack, Prometh
     eventually(all_have_data, WAIT_S, lambda: without)
 
 
-def firing(server: Prometheus, *wanted: tuple[str, str]) -> None:
-    """Wait until these have fired, each with its queue or service."""
-    left = set(wanted)  # Each for as long as its window lasts, perhaps not together.
-
-    def all_have_fired() -> bool:
-        left.difference_update(server.firing())
-        return not left
-
-    eventually(all_have_fired, WAIT_S, lambda: left)
-
-
-def ended(server: Prometheus, *wanted: tuple[str, str]) -> None:
-    """Wait until none of these fires; of none given: no alert that is a page."""
-    pages = {name for name, rule in alerts().items() if rule["labels"]["severity"] == "page"}
-
-    def have_ended() -> bool:
-        left = server.firing()
-        return not (left & {*wanted} if wanted else {name for name, _ in left} & pages)
-
-    eventually(have_ended, WAIT_S, server.firing)
-
-
 def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Prometheus]) -> None:
     stack, server = run
     ended(server)  # Given a stack that is well
@@ -224,7 +139,7 @@ def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Pro
     ):
         stopped = stack.signal(service, signal.SIGSTOP)
         try:
-            asyncio.run(_push(stack.endpoints["broker"]))
+            asyncio.run(push(stack.endpoints["broker"]))
             firing(server, ("SlateMQProcessDown", service), alert)
         finally:
             os.kill(stopped, signal.SIGCONT)
@@ -244,12 +159,6 @@ def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Pro
 async def _publish(endpoint: str) -> None:
     async with slatemq.connect(endpoint) as client:
         await client.publish("x", {"queue": "orders"})
-
-
-async def _push(endpoint: str) -> None:
-    """To an ingest, through a broker."""
-    async with slatemq.connect(endpoint) as client:
-        await client.execute([Push("flaky", "y")])
 
 
 def test_alerts_of_queues_fire_in_real_faults_and_end_with_them(
@@ -371,36 +280,6 @@ def test_an_alert_fires_when_events_are_lost(tmp_path: Path, redis: RedisServer)
 
 
 @pytest.mark.proof
-def test_an_alert_fires_where_an_ingest_has_lost_pushes_until_they_are_given_up(
-    tmp_path: Path,
-) -> None:
-    data = tmp_path / "data"
-    with LocalStack(tmp_path / "first", "--data", str(data), ready=True) as stack:
-        asyncio.run(_push_and_claim(stack.endpoint))
-    # Another ingest, which has none of the messages, stands in the place of that one
-    (data / "ingest").rename(tmp_path / "lost")
-    (data / "topology" / "ingest-0.json").unlink()
-    with scraped(tmp_path / "second", "--data", str(data)) as (stack, server):
-        asyncio.run(_push(stack.endpoint))
-        halted = ("SlateMQOutboxHalted", "broker")
-        firing(server, halted)
-        asyncio.run(_resume(stack.endpoint))
-        ended(server, halted)
-
-
-async def _push_and_claim(endpoint: str) -> None:
-    async with slatemq.connect(endpoint) as client:
-        await client.create_queue("flaky")
-        await client.execute([Push("flaky", b"x")])
-        assert await client.claim("flaky", wait=WAIT_S)
-
-
-async def _resume(endpoint: str) -> None:
-    async with slatemq.connect(endpoint) as client:
-        await client.resume_outbox(0, 0)
-
-
-@pytest.mark.proof
 def test_an_alert_fires_while_a_standby_is_missing(tmp_path: Path) -> None:
     with scraped(tmp_path, "--data", str(tmp_path / "data"), "--standbys") as (stack, server):
         eventually(lambda: server.query('slatemq_standby_waiting{service="broker"} == 1'), WAIT_S)
@@ -426,71 +305,3 @@ async def _fail_one(endpoint: str, server: Prometheus) -> None:
         (message,) = await client.claim("poisoned", wait=30)
         await client.nack([message.lease_token], "no")
         assert await client.claim("slow", wait=30, lease=1)
-
-
-@pytest.mark.s3
-@pytest.mark.proof
-def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(
-    tmp_path: Path,
-) -> None:
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
-        for name, value in CREDENTIALS.items():
-            environ.setenv(name, value)
-        with scraped(tmp_path, "--store", root_url(store.port, "t")) as (stack, server):
-            traffic = Traffic(stack.endpoint)
-            eventually(lambda: server.query("slatemq_commit_size_bytes_count > 3"), WAIT_S)
-
-            store.set(Fault(Outcome.REFUSE, match="topology"))
-            refused = {("SlateMQStoreErrors", "broker")}
-            eventually(lambda: refused <= server.firing(), 2 * WAIT_S, server.firing)
-            store.set()
-            eventually(lambda: not refused & server.firing(), 2 * WAIT_S, server.firing)
-
-            store.set(Fault(method="PUT", delay_s=1.5))
-            slow = {("SlateMQCommitsSlow", "ingest"), ("SlateMQCommitsSlow", "broker")}
-            eventually(lambda: slow <= server.firing(), 2 * WAIT_S, server.firing)
-            store.set()
-            eventually(lambda: not slow & server.firing(), 2 * WAIT_S, server.firing)
-
-            store.set(Fault(Outcome.HOLD))
-            wanted = {("SlateMQStoreSilent", "ingest"), ("SlateMQNotServing", "ingest")}
-            eventually(lambda: wanted <= server.firing(), 2 * WAIT_S, server.firing)
-
-            store.set()
-            eventually(lambda: not wanted & server.firing(), 2 * WAIT_S, server.firing)
-            traffic.stop()
-
-
-@pytest.mark.proof
-def test_an_alert_fires_while_a_disk_has_little_room_and_ends_with_it(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        data = disk / "data"
-        with scraped(tmp_path, "--data", str(data), "--logs", str(tmp_path / "logs")) as run:
-            stack, server = run
-            traffic = Traffic(stack.endpoint)
-            full = {("SlateMQDiskFilling", "ingest"), ("SlateMQDiskFilling", "broker")}
-            eventually(lambda: server.query("slatemq_store_disk_free_bytes"), WAIT_S)
-            assert not full & server.firing()
-
-            ballast = disk / "ballast"
-            ballast.write_bytes(bytes(int(0.95 * shutil.disk_usage(disk).free)))
-            eventually(lambda: full <= server.firing(), WAIT_S, server.firing)
-
-            ballast.unlink()
-            eventually(lambda: not full & server.firing(), WAIT_S, server.firing)
-            traffic.stop()
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own; skips the test where this process may not mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no disk can be made: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)

@@ -29,6 +29,7 @@ def examination(kind: str, **values: Any) -> Examination:
         "disk_free_bytes": 50 * GIB,
         "disk_size_bytes": 100 * GIB,
         "uncompacted_tables": 2,
+        "uncompacted_tables_max": 32,
         "certificates": (CertificateExpiry("cert.pem", "CN=x", NOW_MS + 90 * DAY_MS),),
     }
     return Examination((kind, 0), "127.0.0.1:1", **{**usual, **values})
@@ -168,6 +169,10 @@ CASES = {
         of_broker(uncompacted_tables=16),
         ("compaction", Level.WARNING, "16 tables of broker 0"),
     ),
+    "a backlog of compaction on a store where more may wait": (
+        of_broker(uncompacted_tables=192, uncompacted_tables_max=384),
+        ("compaction", Level.WARNING, "192 tables of broker 0"),
+    ),
     "writes that wait for compaction": (
         of_broker(uncompacted_tables=32),
         ("compaction", Level.PROBLEM, "32 tables of broker 0"),
@@ -230,6 +235,12 @@ def test_without_the_right_to_examine_nothing_is_said_of_what_was_not_seen() -> 
         "routes",
         "queues",
     }
+
+
+def test_tables_are_no_backlog_where_far_more_may_wait() -> None:
+    found = findings_of(of_broker(uncompacted_tables=64, uncompacted_tables_max=384))
+
+    assert {one.level for one in found if one.check == "compaction"} == {Level.OK}
 
 
 def test_processes_that_own_no_shard_have_no_store_to_be_well() -> None:

@@ -1,4 +1,4 @@
-"""The bound on malloc's arenas, the rarer looks of the collector, and memory that is returned."""
+"""The bound on malloc's arenas, rarer looks of the collector, memory returned, and its limit."""
 
 import asyncio
 import gc
@@ -6,10 +6,11 @@ import platform
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
-from libs.serving.process.memory import STEP_MIN, collect_in_steps
+from libs.serving.process.memory import STEP_MIN, collect_in_steps, memory_limit_bytes
 
 # Threads that allocate and live at the same time get an arena each, unless there is a bound.
 PROGRAM = """
@@ -130,3 +131,49 @@ def test_what_was_freed_in_pieces_and_in_cycles_is_returned_to_the_system() -> N
         return int(ran.stdout)
 
     assert kept_mebibytes("returned") <= 20 < 60 < kept_mebibytes("kept")
+
+
+CONTAINER = 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": str(CONTAINER)}, CONTAINER),
+        ("0::/\n", {"memory.max": "max"}, None),
+        (
+            "0::/kubepods/pod1/broker\n",
+            {
+                "kubepods/pod1/broker/memory.max": "max",
+                "kubepods/pod1/memory.max": str(CONTAINER),
+                "kubepods/memory.max": str(8 * CONTAINER),
+            },
+            CONTAINER,
+        ),
+        # In a container that sees its own group alone, under the path of the machine
+        ("0::/docker/4f1\n", {"memory.max": str(CONTAINER)}, CONTAINER),
+        (
+            "7:cpu,cpuacct:/\n4:memory:/docker/4f1\n0::/\n",
+            {"memory/memory.limit_in_bytes": str(CONTAINER)},
+            CONTAINER,
+        ),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("0::/\n", {}, None),
+    ],
+    ids=["v2", "v2-max", "v2-outer", "v2-container", "v1-container", "v1-unlimited", "no-files"],
+)
+def test_the_memory_that_a_container_may_take_is_that_of_its_tightest_group(
+    tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None
+) -> None:
+    process, groups = tmp_path / "self", tmp_path / "cgroup"
+    process.mkdir()
+    (process / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+
+    assert memory_limit_bytes(process, groups) == limit
+
+
+def test_where_there_are_no_groups_any_amount_may_be_taken(tmp_path: Path) -> None:
+    assert memory_limit_bytes(tmp_path, tmp_path) is None

@@ -100,6 +100,7 @@ async def test_what_a_store_is_asked_costs_and_holds_is_measured(tmp_path: Path)
     assert found["slatemq.store.written"][("object",)] >= 4
     assert found["slatemq.store.read"] == {("object",): 4}
     assert found["slatemq.store.uncompacted.tables"][()] >= 1
+    assert found["slatemq.store.uncompacted.tables.max"] == {(): 32}
     assert found["slatemq.store.stalls"] == {(): 0}
     disk = found["slatemq.store.disk.free"], found["slatemq.store.disk.size"]
     assert 0 < disk[0]["data",] <= disk[1]["data",]
