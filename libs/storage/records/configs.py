@@ -56,12 +56,12 @@ def decode_config(data: bytes) -> QueueConfigRecord:
     return QueueConfigRecord(source, max_attempts, done_retention_s, settings)
 
 
-def partition_index(config: QueueConfigRecord) -> int:
-    """The index of the partition that a queue is on its shard; 0 where it is not partitioned.
+def partition_in(config: QueueConfigRecord) -> Partition:
+    """The partition that a queue is on its shard; where it has none, the only one.
 
     Raises CorruptRecord.
     """
     try:
-        return Partition.parse(config.settings.get("partition", "0 1 ")).index
+        return Partition.parse(config.settings.get("partition", "0 1 "))
     except ValueError as error:
         raise CorruptRecord("config value", f"its partition is damaged: {error}") from error

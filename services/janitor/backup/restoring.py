@@ -17,9 +17,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Final, NamedTuple
 
 from libs.storage.database.files import manifests_folder, tables_folder
@@ -33,7 +34,7 @@ from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.configs import decode_config, partition_index
+from libs.storage.records.configs import decode_config, partition_in
 from libs.storage.records.move_records import MoveStage, decode_move
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
@@ -70,6 +71,18 @@ class _Begun(NamedTuple):
             ) from error
 
 
+class _Moving(NamedTuple):
+    """A side of a move that has all of the queue. Of several, the greatest one keeps it.
+
+    That is one of the newest move: the shard that a queue left by an older one may not know yet
+    that it has arrived, and gone on since. Of both sides of a move it is the source.
+    """
+
+    number: int
+    is_source: bool
+    shard: int
+
+
 @dataclass
 class Restoring:
     """One restore.
@@ -94,10 +107,12 @@ class Restoring:
     queues_count: int = 0
     _shards: dict[str, dict[int, int]] = field(default_factory=dict, init=False)
     """Of each queue, by the indexes of its partitions."""
+    _counts: dict[str, int] = field(default_factory=dict, init=False)
+    """How many partitions each queue has, those that were not there, too."""
     _moves: dict[str, int] = field(default_factory=dict, init=False)
     """By queue, the number of the newest move that was under way."""
-    _leaving: dict[str, int] = field(default_factory=dict, init=False)
-    _copied: dict[str, int] = field(default_factory=dict, init=False)
+    _moving: dict[str, dict[int, _Moving]] = field(default_factory=dict, init=False)
+    """Of each queue, by the indexes of its partitions, the side of its newest move that has it."""
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -229,11 +244,11 @@ class Restoring:
         async for rows in broker.scan(*config_range()):
             for key, value in rows:
                 queue_id = parse_config_key(key)
+                index = self._partition(queue_id, value)
                 if queue_id in leaving:
-                    self._leaving[queue_id] = shard
+                    self._note_side(queue_id, index, _Moving(leaving[queue_id], True, shard))
                     continue
                 shards = self._shards.setdefault(queue_id, {})
-                index = partition_index(decode_config(value))
                 if index in shards:
                     # Deleted on one shard and created on the other between their snapshots.
                     log.warning(
@@ -242,34 +257,57 @@ class Restoring:
                     )
                 shards.setdefault(index, shard)
 
-    async def _find_moves(self, broker: Database, shard: int) -> set[str]:
-        """Notes the moves that were under way; returns the queues that are leaving the shard."""
-        leaving = set()
+    async def _find_moves(self, broker: Database, shard: int) -> dict[str, int]:
+        """Notes the moves that were under way; returns those from the shard, by their queues."""
+        leaving = {}
         async for rows in broker.scan(*move_range()):
             for key, value in rows:
                 queue_id, move = parse_move_key(key), decode_move(value)
                 self._moves[queue_id] = max(self._moves.get(queue_id, 0), move.number)
                 if move.stage is MoveStage.LEAVING:
-                    leaving.add(queue_id)
+                    leaving[queue_id] = move.number
                 elif move.stage is MoveStage.COPIED:
-                    self._copied[queue_id] = shard
+                    index = self._partition(queue_id, move.config)
+                    self._note_side(queue_id, index, _Moving(move.number, False, shard))
         return leaving
+
+    def _partition(self, queue_id: str, config: bytes) -> int:
+        partition = partition_in(decode_config(config))
+        self._counts[queue_id] = max(self._counts.get(queue_id, 1), partition.count)
+        return partition.index
+
+    def _note_side(self, queue_id: str, index: int, side: _Moving) -> None:
+        sides = self._moving.setdefault(queue_id, {})
+        sides[index] = max(sides.get(index, side), side)
 
     async def _claim_names(self) -> None:
         # A queue that has arrived is its new shard's; one that has not stays where it was, or, if
         # that shard had forgotten it, is where all of it was copied to.
-        for found in (self._leaving, self._copied):
-            for queue_id, shard in found.items():
-                self._shards.setdefault(queue_id, {0: shard})
+        for queue_id, sides in self._moving.items():
+            for index, side in sides.items():
+                self._shards.setdefault(queue_id, {}).setdefault(index, side.shard)
         names = QueueNames(self.target.objects)
         for queue_id, by_index in self._shards.items():
-            shards = tuple(by_index[index] for index in sorted(by_index))
+            shards = self._claimed(queue_id, by_index)
             after = await names.get(queue_id)
             # By a claim that is newer than that which a move follows, its end is decided.
             number = max(after.number, self._moves.get(queue_id, 0))
             await names.claim(queue_id, shards, after._replace(number=number))
             self.queues_count += 1
             self._say("queue names", self.queues_count, len(self._shards))
+
+    def _claimed(self, queue_id: str, by_index: Mapping[int, int]) -> tuple[int, ...]:
+        """The shards of a claim: it has a place for each partition, also for those not there.
+
+        Their creation or deletion broke off, and goes on where the claim says.
+        """
+        brokers = sorted(one.shard for one in self.backup.databases if one.service == "broker")
+        places = dict(by_index)
+        for index in range(max(self._counts[queue_id], *by_index)):
+            if index not in places:
+                others = (one for one in chain(brokers, count()) if one not in places.values())
+                places[index] = next(others)
+        return tuple(places[index] for index in sorted(places))
 
     def _say(self, phase: str, done: int, count: int) -> None:
         number = PHASES.index(phase) + 1

@@ -19,7 +19,7 @@ from libs.storage.layout.buckets import Bucket, BucketKind, split_bucket, split_
 from libs.storage.layout.keys import BucketKey, RecordType, config_range, queue_state_range
 from libs.storage.layout.own_keys import CLOCK_KEY, move_range, outbox_counter_range
 from libs.storage.layout.primitives import KeyRange
-from libs.storage.records.configs import QueueConfigRecord, decode_config, partition_index
+from libs.storage.records.configs import QueueConfigRecord, decode_config, partition_in
 from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, decode_outbox
 from libs.storage.records.move_records import MoveRecord, MoveStage
@@ -193,7 +193,7 @@ class BrokerCheck:
 
     def _index_of(self, queue: str) -> int:
         try:
-            return partition_index(self._configs[queue])
+            return partition_in(self._configs[queue]).index
         except CorruptRecord as error:
             self._add(Kind.REFERENCE, "queue config", f"queue {queue}", error.detail)
             return 0

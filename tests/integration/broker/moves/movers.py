@@ -16,7 +16,7 @@ from services.broker.moves.departures import Departures
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import assignment_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
-from tests.integration.broker.rig import Disk, Rig, running
+from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, running
 
 NEVER = 10**9
 
@@ -29,6 +29,18 @@ async def two_brokers(folder: Path) -> AsyncIterator[tuple[Rig, Rig]]:
 
 def shard_of(rig: Rig) -> int:
     return rig.service._config.shard
+
+
+async def create_partitions(*rigs: Rig, header: str = "", **settings: Any) -> None:
+    """Creates q with a partition on each of these brokers, and has all routed."""
+    shards = [shard_of(rig) for rig in rigs]
+    for index, rig in enumerate(rigs):
+        partition = queue_pb2.Partition(index=index, count=len(rigs), ordering_header=header)
+        queue = queue_pb2.Queue(queue_id="q", partition=partition, backoff=NO_BACKOFF, **settings)
+        request = queue_pb2.CreateQueueRequest(queue=queue, broker_shards=shards)
+        await rig.queues.CreateQueue(request)
+    for rig in reversed(rigs):
+        await rig.queues.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="q"))
 
 
 async def begin_move(source: Rig, target: Rig, queue_id: str = "q") -> shard_pb2.QueueMove:
