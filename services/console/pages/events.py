@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -19,9 +20,12 @@ TASKS_SHOWN: Final = 100
 
 async def show_events(request: Request) -> Response:
     client = await client_of(request)
-    statuses = await client.events_status()
-    failed, problem = await _gathered(client.failed_tasks(TASKS_SHOWN))
-    pending, pending_problem = await _gathered(client.pending_tasks(TASKS_SHOWN))
+    # Together: each of them waits for processes that do not answer.
+    statuses, (failed, problem), (pending, pending_problem) = await asyncio.gather(
+        client.events_status(),
+        _gathered(client.failed_tasks(TASKS_SHOWN)),
+        _gathered(client.pending_tasks(TASKS_SHOWN)),
+    )
     task_id = field_of(request, "task").strip()
     found = await client.get_task(task_id) if task_id else None
     return render(

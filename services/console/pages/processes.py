@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,9 +15,10 @@ from slatemq.errors import SlateMQError
 
 async def show_processes(request: Request) -> Response:
     client = await client_of(request)
-    status = await client.status()
-    outboxes, problem = await _outboxes(client)
-    instance = await client.get_instance()
+    # Together: each of them waits for processes that do not answer.
+    status, (outboxes, problem), instance = await asyncio.gather(
+        client.status(), _outboxes(client), client.get_instance()
+    )
     return render(
         request,
         "processes.html",
