@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.proof]
 
 SMALL_DISK_MIB = 256
 
-PUBLISHING_S = 300.0
+PUBLISHING_S = 600.0
 """The store behind the proxy takes some 50 commits a second."""
 
 TABLE_DELAY_S = 20.0
