@@ -56,10 +56,11 @@ class Trigger(NamedTuple):
     def metric_name(self) -> str:
         """The name of the metric, which is a part of paths in Kubernetes' API.
 
-        So it has no character of a queue's ID that cannot be one; two queues may have the same:
-        KEDA puts the number of the trigger before it.
+        So it has no character of a queue's ID that cannot be one, and no capital: Kubernetes asks
+        in lower case, and KEDA as the name is. Two queues may have the same: KEDA puts the number
+        of the trigger before it.
         """
-        return f"slatemq-{self.mode}-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.queue_id)
+        return f"slatemq-{self.mode}-" + re.sub(r"[^a-z0-9_-]", "-", self.queue_id.lower())
 
 
 def trigger_of(metadata: Mapping[str, str]) -> Trigger:

@@ -133,8 +133,9 @@ class Keda:
     async def metric(self) -> tuple[str, float]:
         """The name that GetMetricSpec gives, and the value that GetMetrics has for it."""
         (spec,) = (await self.stub.GetMetricSpec(self.ref, timeout=60)).metricSpecs
+        # The autoscaler of Kubernetes asks in lower case, whatever the name is.
         request = externalscaler_pb2.GetMetricsRequest(
-            scaledObjectRef=self.ref, metricName=spec.metricName
+            scaledObjectRef=self.ref, metricName=spec.metricName.lower()
         )
         (metric,) = (await self.stub.GetMetrics(request, timeout=60)).metricValues
         assert metric.metricName == spec.metricName
@@ -172,8 +173,8 @@ async def until(ask: Any, expected: object) -> None:
 async def test_a_queue_scales_its_workers_from_zero_and_back(
     scaler: ScalerProcess, ops: slatemq.Client
 ) -> None:
-    await ops.create_queue("work-depth")
-    async with keda(scaler, queue="work-depth", target="2.5") as asked:
+    await ops.create_queue("work-Depth")
+    async with keda(scaler, queue="work-Depth", target="2.5") as asked:
         # Given a queue without messages, its workers are none
         pushed = asked.stub.StreamIsActive(asked.ref)
         assert (await pushed.read()).result is False
@@ -181,13 +182,13 @@ async def test_a_queue_scales_its_workers_from_zero_and_back(
         assert await asked.metric() == ("slatemq-depth-work-depth", 0)
 
         # When messages come, it is active at once, by its messages
-        await ops.publish_many([slatemq.OutgoingMessage(b"x", {"queue": "work-depth"})] * 7)
+        await ops.publish_many([slatemq.OutgoingMessage(b"x", {"queue": "work-Depth"})] * 7)
         assert (await pushed.read()).result is True
         await until(asked.value, 7)
         assert await asked.is_active() is True
 
         # Then messages in flight keep their workers
-        claimed = await ops.claim("work-depth", 7, wait=30)
+        claimed = await ops.claim("work-Depth", 7, wait=30)
         assert len(claimed) == 7
         assert await asked.value() == 7
 

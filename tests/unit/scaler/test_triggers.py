@@ -68,5 +68,5 @@ def test_a_key_that_is_stated_twice_is_refused() -> None:
         trigger_of({"queue": "q", "queueFromEnv": "r", "target": "1"})
 
 
-def test_the_name_of_a_metric_can_be_a_part_of_a_path() -> None:
-    assert Trigger("eu/orders:v1.2 %", "rate", 1).metric_name == "slatemq-rate-eu-orders-v1-2--"
+def test_the_name_of_a_metric_can_be_a_part_of_a_path_in_lower_case() -> None:
+    assert Trigger("EU/orders:v1.2 %", "rate", 1).metric_name == "slatemq-rate-eu-orders-v1-2--"
