@@ -225,6 +225,7 @@ FAULTS = {
     "SlateMQPushesRefused": Fault({"slatemq_outbox_refused_messages": "0x8 1x8"}, "2m", "3m"),
     "SlateMQPushesWait": Fault({"slatemq_outbox_age_seconds": "0+15x60"}, "5m", "7m"),
     "SlateMQEventsLate": Fault({"slatemq_queue_lag_ms": "0+15000x40"}, "3m", "7m"),
+    "SlateMQEventsRefused": Fault({"slatemq_queue_refused": "0x8 1x8"}, "2m", "3m"),
     "SlateMQEventsLost": Fault({"slatemq_queue_lost": "0x8 3x8"}, "2m", "3m"),
     "SlateMQJanitorFailed": Fault(
         {f'{RUNS}{{slatemq_run_state="failed"}}': "0x8 1x8"}, "2m", "3m"

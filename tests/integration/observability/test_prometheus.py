@@ -53,13 +53,15 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-def with_events(folder: Path, redis: RedisServer, consistency: str) -> tuple[str, ...]:
-    """The arguments of a stack whose events go to Redis."""
+def with_events(
+    folder: Path, redis: RedisServer, consistency: str, path: str = ""
+) -> tuple[str, ...]:
+    """The arguments of a stack whose events go to Redis, to the database of this path."""
     queue = {
         "enabled": True,
         "backend": "redis",
         "consistency": consistency,
-        "redis": {"url": redis.settings("t").url},
+        "redis": {"url": redis.settings("t").url + path},
     }
     (folder / "slatemq.yaml").write_text(yaml.safe_dump({"queue": queue}))
     return "--data", str(folder / "data"), "--config", str(folder / "slatemq.yaml")
@@ -261,6 +263,26 @@ def test_alerts_of_events_fire_while_their_backend_is_away(
     finally:
         redis.start()
     ended(server, alert)
+
+
+@pytest.mark.proof
+def test_an_alert_fires_while_the_backend_of_events_refuses_a_setting(tmp_path: Path) -> None:
+    backend = RedisServer(tmp_path, "streams")
+    # Given a backend that is down at the start, and has no such database
+    with scraped(tmp_path, *with_events(tmp_path, backend, "write-through", "/99")) as run:
+        stack, server = run
+        traffic = Traffic(stack.endpoint)
+        with running(backend):
+            refused = {("SlateMQEventsRefused", one) for one in ("ingest", "broker")}
+            firing(server, *refused)
+
+            # When its settings name another one
+            with_events(tmp_path, backend, "write-through")
+            for service in ("ingest", "broker"):
+                pid = stack.signal(service, signal.SIGKILL)
+                stack.wait_restarted(service, pid)
+            ended(server, *refused)
+            traffic.stop()
 
 
 @pytest.mark.proof
