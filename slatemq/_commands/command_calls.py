@@ -251,7 +251,14 @@ class CommandCalls(Calls):
             self._execute,
             self._encryption,
         )
-        store = MessageStore(refs, self._locations, timeout, lease=lease, consumer_id=consumer_id)
+        store = MessageStore(
+            refs,
+            self._locations,
+            self._keeper.finisher,
+            timeout,
+            lease=lease,
+            consumer_id=consumer_id,
+        )
         return MessageView(store, refs)
 
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:

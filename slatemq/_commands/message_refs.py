@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._checks import wrong
 from slatemq._commands.ref_set import ItemLease, QueueView, RefSet, RefToken, Slot, used
-from slatemq._consume.batches import claim, claim_request
+from slatemq._consume.batches import claim_request
+from slatemq._consume.claims import claim
 from slatemq._consume.commands import Command, CommandResult, Extend
 from slatemq._consume.delivered import Claimed, Lease, LeaseKeeper, seconds_from_claim
+from slatemq._consume.finishing import Finisher
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
@@ -223,6 +225,7 @@ class MessageStore(Generic[T]):
         self,
         refs: MessageRefs[T],
         locations: QueueLocations,
+        finisher: Finisher,
         timeout: Duration,
         *,
         lease: Duration | None,
@@ -231,6 +234,7 @@ class MessageStore(Generic[T]):
         self.queue_id = refs.queue_id
         self._refs = refs
         self._locations = locations
+        self._finisher = finisher
         self._timeout_s = seconds(timeout, "timeout")
         self._request = claim_request(self.queue_id, 1, lease=lease, consumer_id=consumer_id)
 
@@ -244,7 +248,7 @@ class MessageStore(Generic[T]):
         Raises NotFound; Unavailable or DeadlineExceeded after the view's `timeout`.
         """
         try:
-            claimed = await claim(self._locations, self._request, self._timeout_s)
+            claimed = await claim(self._locations, self._finisher, self._request, self._timeout_s)
         except FailedPrecondition as error:
             if error.reason != "QUEUE_PAUSED":
                 raise

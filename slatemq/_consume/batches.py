@@ -8,22 +8,21 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 from slatemq._checks import message_of
+from slatemq._consume.claims import claim
 from slatemq._consume.consumer import PAUSED, ConsumeOptions, Part, QueueConsumer
 from slatemq._consume.delivered import (
     Claimed,
     LeaseKeeper,
     Origin,
     Received,
-    claimed_of,
     has_failed,
     reason_of,
     received,
 )
 from slatemq._consume.finishing import Nack, nack_of
-from slatemq._rpc.peers import ATTEMPT_S
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
     INGEST_AWAY,
@@ -33,7 +32,7 @@ from slatemq.errors import (
     SlateMQError,
 )
 from slatemq.models import Duration, milliseconds, seconds
-from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+from slatemq.v1 import consumer_pb2
 
 log = logging.getLogger(__name__)
 
@@ -141,40 +140,6 @@ class Batch(Sequence[Received]):
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"
-
-
-async def claim(
-    locations: QueueLocations,
-    request: consumer_pb2.ClaimRequest,
-    call_s: float,
-    on_failure: Callable[[SlateMQError], None] | None = None,
-    partition: int = 0,
-) -> Claimed:
-    """A claim from a partition; while its broker is down repeated, for `call_s` beyond its wait."""
-    wait_s = request.wait_ms / 1000
-
-    async def attempt(shard: int, timeout: float) -> Claimed:
-        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(shard))
-        response = await stub.Claim(request, timeout=timeout)
-        locations.note_count(request.queue_id, response.partitions_count)
-        return claimed_of(response)
-
-    # A claim whose answer got lost holds messages until their leases end: that is all the harm.
-    return await locations.call(
-        request.queue_id,
-        attempt,
-        partition,
-        call_s=call_s,
-        attempt_s=ATTEMPT_S + wait_s,
-        wait_s=wait_s,
-        on_failure=on_failure,
-    )
-
-
-def raise_ingest_away(error: SlateMQError) -> None:
-    """For one claim: the broker has waited for the ingest as long as the claim wants to."""
-    if error.reason == INGEST_AWAY:
-        raise error
 
 
 def claim_request(
@@ -355,7 +320,12 @@ class _Claims(Part):
                 await self._find()
             try:
                 claimed = await claim(
-                    locations, self._request, float("inf"), self._note, self.index
+                    locations,
+                    consumer._origin.finisher,
+                    self._request,
+                    float("inf"),
+                    self._note,
+                    self.index,
                 )
                 self.watch.end()
                 self.ingests.note(claimed.awaited_shards)

@@ -161,7 +161,7 @@ class LeaseKeeper:
     """Extends leases at a third of their length, until they are dropped or held for too long."""
 
     def __init__(self, finisher: Finisher) -> None:
-        self._finisher = finisher
+        self.finisher = finisher
         self._held: dict[str, Lease] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -222,13 +222,13 @@ class LeaseKeeper:
         if lease.buffered:
             # It was not taken yet: it must not lose an attempt in a buffer.
             lease.lost = True
-            self._finisher.release_soon([lease.token])
+            self.finisher.release_soon([lease.token])
         else:
             log.warning("a message is held for longer than `hold`: its lease is left to end")
 
     async def _extend(self, leases: list[Lease], length_ms: int) -> None:
         try:
-            results = await self._finisher.extend_many(
+            results = await self.finisher.extend_many(
                 [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
             )
         except SlateMQError as error:

@@ -203,11 +203,10 @@ class Finisher:
         except TimeoutError:
             log.warning("acks and nacks were not answered in %g s: dropped", close_s)
         finally:
-            kept = list(self._kept)
-            for claiming in kept:
-                claiming.cancel()
-            if kept:
-                await asyncio.wait(kept)
+            while self._kept:
+                for claiming in self._kept:
+                    claiming.cancel()
+                await asyncio.wait(self._kept)
             for batcher in self._batchers:
                 await batcher.close()
 

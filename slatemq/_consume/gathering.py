@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from slatemq._consume.batches import claim, raise_ingest_away
+from slatemq._consume.claims import claim, raise_ingest_away
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._consume.finishing import Nack
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
@@ -53,7 +53,8 @@ async def claim_from_all(
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
-        return received(await claim(locations, request, call_s, raise_ingest_away), origin)
+        claimed = await claim(locations, origin.finisher, request, call_s, raise_ingest_away)
+        return received(claimed, origin)
     gathering = _Gathering(locations, request, origin, shards)
     until_s = time.monotonic() + request.wait_ms / 1000
     try:
@@ -126,7 +127,10 @@ class _Gathering:
                 raise error
 
         try:
-            claimed = await claim(self._locations, request, ATTEMPT_S, check, partition=index)
+            finisher = self._origin.finisher
+            claimed = await claim(
+                self._locations, finisher, request, ATTEMPT_S, check, partition=index
+            )
         except SlateMQError as error:
             self._problems[index] = error
         else:

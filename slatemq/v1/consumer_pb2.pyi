@@ -33,6 +33,7 @@ class ClaimRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     KNOWN_AWAITED_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     max_messages: _builtins.int
@@ -47,6 +48,10 @@ class ClaimRequest(_message.Message):
     """How long to wait for a message when none is available: 0–60,000 ms."""
     consumer_id: _builtins.str
     """The name of the consumer, for the records of attempts: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    claim_id: _builtins.str
+    """The name of this claim, for StopClaim: at most 64 bytes of UTF-8, which no other claim of the queue has that waits at the same time;
+    empty = it cannot be stopped.
+    """
     @_builtins.property
     def known_awaited(self) -> Global___IngestShards:
         """A waiting claim returns without messages as soon as its `awaited_ingest_shards` would differ from these. Absent: only when its wait
@@ -63,10 +68,11 @@ class ClaimRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         consumer_id: _builtins.str = ...,
         known_awaited: Global___IngestShards | None = ...,
+        claim_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known_awaited", b"known_awaited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "known_awaited", b"known_awaited", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "consumer_id", b"consumer_id", "known_awaited", b"known_awaited", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,6 +143,49 @@ class ClaimResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
+
+@_typing.final
+class StopClaimRequest(_message.Message):
+    """A claim that shall wait no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """Its queue."""
+    claim_id: _builtins.str
+    """Its `claim_id`: 1–64 bytes."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        claim_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopClaimRequest: _TypeAlias = StopClaimRequest  # noqa: Y015
+
+@_typing.final
+class StopClaimResponse(_message.Message):
+    """Empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopClaimResponse: _TypeAlias = StopClaimResponse  # noqa: Y015
 
 @_typing.final
 class ClaimedRun(_message.Message):

@@ -45,6 +45,11 @@ class ConsumerServiceStub:
                 request_serializer=slatemq_dot_v1_dot_consumer__pb2.ClaimRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_consumer__pb2.ClaimResponse.FromString,
                 _registered_method=True)
+        self.StopClaim = channel.unary_unary(
+                '/slatemq.v1.ConsumerService/StopClaim',
+                request_serializer=slatemq_dot_v1_dot_consumer__pb2.StopClaimRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_consumer__pb2.StopClaimResponse.FromString,
+                _registered_method=True)
         self.Ack = channel.unary_unary(
                 '/slatemq.v1.ConsumerService/Ack',
                 request_serializer=slatemq_dot_v1_dot_consumer__pb2.AckRequest.SerializeToString,
@@ -92,6 +97,17 @@ class ConsumerServiceServicer:
         otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
         (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
         counts an attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopClaim(self, request, context):
+        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
+        disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
+        waits: not yet, or not any more.
+
+        Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,6 +187,11 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
                     request_deserializer=slatemq_dot_v1_dot_consumer__pb2.ClaimRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_consumer__pb2.ClaimResponse.SerializeToString,
             ),
+            'StopClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopClaim,
+                    request_deserializer=slatemq_dot_v1_dot_consumer__pb2.StopClaimRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_consumer__pb2.StopClaimResponse.SerializeToString,
+            ),
             'Ack': grpc.unary_unary_rpc_method_handler(
                     servicer.Ack,
                     request_deserializer=slatemq_dot_v1_dot_consumer__pb2.AckRequest.FromString,
@@ -230,6 +251,33 @@ class ConsumerService:
             '/slatemq.v1.ConsumerService/Claim',
             slatemq_dot_v1_dot_consumer__pb2.ClaimRequest.SerializeToString,
             slatemq_dot_v1_dot_consumer__pb2.ClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.ConsumerService/StopClaim',
+            slatemq_dot_v1_dot_consumer__pb2.StopClaimRequest.SerializeToString,
+            slatemq_dot_v1_dot_consumer__pb2.StopClaimResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,13 @@ class ConsumerServiceStub:
     (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
     counts an attempt.
     """
+    StopClaim: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]
+    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
+    disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
+    waits: not yet, or not any more.
+
+    Errors: INVALID_ARGUMENT.
+    """
     Ack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]
     """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
     Repeating an ack is OK (the shard remembers at least its last 100,000 finished leases).
@@ -120,6 +127,13 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
     (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
     counts an attempt.
+    """
+    StopClaim: _aio.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]  # type: ignore[assignment]
+    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
+    disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
+    waits: not yet, or not any more.
+
+    Errors: INVALID_ARGUMENT.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]  # type: ignore[assignment]
     """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
@@ -193,6 +207,19 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
         (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
         counts an attempt.
+        """
+
+    @_abc_1.abstractmethod
+    def StopClaim(
+        self,
+        request: _consumer_pb2.StopClaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consumer_pb2.StopClaimResponse, _abc.Awaitable[_consumer_pb2.StopClaimResponse]]:
+        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
+        disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
+        waits: not yet, or not any more.
+
+        Errors: INVALID_ARGUMENT.
         """
 
     @_abc_1.abstractmethod

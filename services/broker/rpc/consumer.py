@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,6 +61,7 @@ STEP_LEASES = 500
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
+CLAIM_ID_BYTES_MAX = 64
 RUN_MAX = 1 << PLACE_BITS
 """Tokens of one block, which an ack may name as a run."""
 
@@ -83,6 +84,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     _delivery: Dispatcher
     _streams: Streams
     _executor: Executor
+    _waits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict, init=False)
+    """The waits of claims that can be stopped, by queue and claim ID."""
 
     # --- Claims -------------------------------------------------------------
 
@@ -99,19 +102,22 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         lease_ms = lease_length(asked_ms, queue)
         size = min(size, CLAIM_BYTES_MAX)
         known = _known_awaited(request)
+        name = queue_id, within_bytes("claim_id", request.claim_id, CLAIM_ID_BYTES_MAX)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
         try:
-            answer = await self._answer(queue, claim, wait_ms)
+            answer = await self._answer(queue, claim, wait_ms, name)
         except BaseException:
             self._delivery.sent(claim.batches)
             raise
         context.add_done_callback(lambda _: self._delivery.sent(claim.batches))
         return encoded(consumer_pb2.ClaimResponse, answer)
 
-    async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int) -> bytes:
+    async def _answer(
+        self, queue: Queue, claim: OneClaim, wait_ms: int, name: tuple[str, str]
+    ) -> bytes:
         try:
             with self._delivery.place():
-                await self._wait(queue, claim, wait_ms)
+                await self._wait(queue, claim, wait_ms, name)
             await self._owner.durable()
             if claim.error is not None:
                 raise claim.error
@@ -130,12 +136,15 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             await release(self._owner, claim.batches)
             raise
 
-    async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
+    async def _wait(
+        self, queue: Queue, claim: OneClaim, wait_ms: int, name: tuple[str, str]
+    ) -> None:
         try:
             self._delivery.add(queue, claim)
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
-                    await claim.done.wait()
+                async with asyncio.timeout(wait_ms / 1000 if wait_ms else None) as wait:
+                    with self._stoppable(name, wait):
+                        await claim.done.wait()
             # What is being fetched now may be for it.
             self._delivery.wait_no_more(queue, claim)
             await claim.done.wait()
@@ -143,6 +152,28 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             claim.error = refused
         finally:
             self._delivery.remove(queue, claim)
+
+    @contextmanager
+    def _stoppable(self, name: tuple[str, str], wait: asyncio.Timeout) -> Iterator[None]:
+        """Within it StopClaim ends a wait."""
+        if name[1]:
+            self._waits[name] = wait
+        try:
+            yield
+        finally:
+            if self._waits.get(name) is wait:
+                del self._waits[name]
+
+    async def StopClaim(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.StopClaimRequest, context: Any
+    ) -> consumer_pb2.StopClaimResponse:
+        claim_id = within_bytes("claim_id", request.claim_id, CLAIM_ID_BYTES_MAX)
+        if not claim_id:
+            raise InvalidArgument("claim_id", "must not be empty")
+        wait = self._waits.pop((checked_id(request.queue_id, "queue_id"), claim_id), None)
+        if wait is not None and not wait.expired():
+            wait.reschedule(asyncio.get_running_loop().time())
+        return consumer_pb2.StopClaimResponse()
 
     async def Consume(  # noqa: N802 - the RPC's name
         self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any

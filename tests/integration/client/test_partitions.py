@@ -160,11 +160,12 @@ async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
     assert {one.attempts_count for one in got} == {1}
 
 
+@pytest.mark.parametrize("partitions", [1, BROKERS])
 async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt(
-    made: Instance,
+    made: Instance, partitions: int
 ) -> None:
     client = made.client
-    await create(made, "q", max_attempts=1)
+    await create(made, "q", max_attempts=1, partitions=partitions)
     got: list[int] = []
     for number in range(100):
         claiming = asyncio.create_task(client.claim("q", 10, wait=30))
@@ -181,6 +182,32 @@ async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt
     rest = await claimed(made, "q", 300 - len(got))
     assert len({*got, *(message.message_id for message in rest)}) == 300
     assert {message.attempts_count for message in rest} == {1}
+
+
+async def test_batches_of_a_consumer_that_closes_go_back_and_count_no_attempt(
+    made: Instance,
+) -> None:
+    client = made.client
+    await create(made, "q", max_attempts=1)
+    got: list[int] = []
+
+    async def consume(batches: slatemq.BatchConsumer) -> None:
+        async for batch in batches:
+            await batch.ack_all()
+            got.extend(message.message_id for message in batch)
+
+    for number in range(60):
+        batches = client.consume_batches("q", 10)
+        consuming = asyncio.create_task(consume(batches))
+        await asyncio.sleep(0.003 * (number % 10))
+        await made.publish("q", 3)
+        await asyncio.sleep(0.001 * (number % 7))
+        await batches.close()
+        await consuming
+
+    rest = await claimed(made, "q", 180 - len(got))
+    assert len({*got, *(message.message_id for message in rest)}) == 180
+    assert {message.attempts_count for message in rest} <= {1}
 
 
 async def test_a_claim_that_waits_while_its_client_closes_is_refused(

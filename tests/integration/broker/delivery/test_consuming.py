@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from slatemq.v1 import consumer_pb2, queue_pb2
-from tests.integration.broker.rig import Disk, Ingest, memory_root, running
+from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
 from tests.manual_clock import ManualClock
 
 OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION = 0, 3, 5, 9
@@ -139,6 +139,57 @@ async def test_a_claim_that_waits_in_vain_answers_with_nothing() -> None:
     async with running() as rig:
         await rig.create()
         assert await rig.claim(wait_ms=30) == []
+
+
+async def test_a_stopped_claim_answers_with_what_there_is() -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.create("other")
+        waiting = [
+            asyncio.create_task(rig.claim(queue, wait_ms=60_000, claim_id="same"))
+            for queue in ("q", "other")
+        ]
+        while not (rig.delivery.has_waiters("q") and rig.delivery.has_waiters("other")):
+            await asyncio.sleep(0.001)
+
+        for _ in range(2):
+            await stop(rig, "q", "same")
+            await stop(rig, "q", "unknown")
+        assert await waiting[0] == []
+        await stop(rig, "q", "same")
+
+        # That of another queue waits on.
+        await rig.assign([1], "other")
+        assert [one.message.message_id for one in await waiting[1]] == [1]
+
+
+async def test_a_claim_that_was_made_at_once_is_not_lost_by_its_stop() -> None:
+    disk = Disk()
+    async with running(memory_root(disk), disk=disk) as rig:
+        await rig.create()
+        await rig.assign([1])
+        disk.free.clear()
+        claiming = asyncio.create_task(rig.claim(wait_ms=60_000, claim_id="mine"))
+        while not rig.owner.shard.queues["q"].leases.count:
+            await asyncio.sleep(0.001)
+
+        await stop(rig, "q", "mine")
+
+        disk.free.set()
+        assert [one.message.message_id for one in await claiming] == [1]
+
+
+@pytest.mark.parametrize("claim_id", ["", "x" * 65])
+async def test_a_stop_names_a_bad_claim_id(claim_id: str) -> None:
+    async with running() as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stop(rig, "q", claim_id)
+        assert (refused.value.details() or "").startswith("claim_id: ")
+
+
+async def stop(rig: Rig, queue_id: str, claim_id: str) -> None:
+    request = consumer_pb2.StopClaimRequest(queue_id=queue_id, claim_id=claim_id)
+    await rig.consumers.StopClaim(request)
 
 
 async def test_a_cancelled_claim_leaves_everything_as_it_was() -> None:
@@ -354,6 +405,7 @@ async def test_a_forged_token_is_refused_by_itself(token: str, code: int) -> Non
         ("wait_ms", {"wait_ms": -1}),
         ("wait_ms", {"wait_ms": 60_001}),
         ("consumer_id", {"consumer_id": "ä" * 128}),
+        ("claim_id", {"claim_id": "x" * 65}),
     ],
 )
 async def test_a_bad_claim_names_its_field(field: str, options: dict[str, Any]) -> None:

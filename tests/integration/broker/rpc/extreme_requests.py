@@ -255,6 +255,7 @@ REQUESTS: Final[dict[str, Make]] = {
     "LiftQuarantine": simple(queue_pb2.LiftQuarantineRequest, queue_id=_q),
     "PurgeQueue": simple(queue_pb2.PurgeQueueRequest, queue_id=_q, states=_waiting),
     "Claim": simple(consumer_pb2.ClaimRequest, queue_id=_q, max_messages=_one, lease_ms=assigned),
+    "StopClaim": simple(consumer_pb2.StopClaimRequest, queue_id=_q, claim_id=_reason),
     "Ack": simple(consumer_pb2.AckRequest, lease_tokens=_tokens),
     "Nack": nack,
     "ExtendLease": simple(consumer_pb2.ExtendLeaseRequest, lease_tokens=_tokens),
