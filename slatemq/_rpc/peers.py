@@ -64,6 +64,9 @@ PING_ANSWER_S = 5.0
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 1.0
 
+LAST_TRY_S = 0.25
+"""A last try with less time than this would fail by that, and hide why the one before did."""
+
 REACH_S = 3.0
 """How long `connect` goes on with an address that refuses: its process may be starting again."""
 
@@ -324,7 +327,7 @@ class Peers:
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)
             pause = pause_s(problem, backoff)
-            if time.monotonic() + pause >= until:
+            if time.monotonic() + pause + min(LAST_TRY_S, call_s / 4) >= until:
                 raise problem
             await asyncio.sleep(pause)
             backoff = min(backoff * 2, BACKOFF_S_MAX)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
+from slatemq._rpc import peers
 from slatemq._rpc.peers import NOT_CONNECTED, Peers
 from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
 
 pytestmark = pytest.mark.asyncio
 
 DOWN = Unavailable("broker 0 is down", reason="BROKER_DOWN")
+UNSENT = Unavailable("refused", reason=NOT_CONNECTED)
 
 
-async def error_of(first: SlateMQError, cut_short: SlateMQError) -> SlateMQError:
-    """What a call raises whose tries fail with `first`, and the last, at its end, otherwise."""
-    ends = time.monotonic() + 0.3
+async def error_of(first: SlateMQError, last: SlateMQError) -> SlateMQError:
+    """What a call raises whose first try fails at once, and whose second takes the time left."""
+    errors = iter([first])
 
     async def attempt(timeout: float) -> None:
-        if time.monotonic() + 0.15 < ends:
-            raise first
+        if (error := next(errors, None)) is not None:
+            raise error
         await asyncio.sleep(timeout)
-        raise cut_short
+        raise last
 
     with pytest.raises(SlateMQError) as raised:
-        await Peers(["127.0.0.1:1"]).call(attempt, call_s=0.3)
+        await Peers(["127.0.0.1:1"]).call(attempt, call_s=0.5)
     return raised.value
 
 
@@ -39,5 +40,20 @@ async def test_an_error_of_the_last_try_that_says_more_is_raised() -> None:
 
 
 async def test_a_call_that_may_have_taken_effect_is_not_said_to_have_not_been_sent() -> None:
-    unsent = Unavailable("refused", reason=NOT_CONNECTED)
-    assert isinstance(await error_of(unsent, DeadlineExceeded("late")), DeadlineExceeded)
+    assert isinstance(await error_of(UNSENT, DeadlineExceeded("late")), DeadlineExceeded)
+
+
+async def test_no_try_begins_that_could_only_run_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a pause after which a tenth of a second would be left for a fourth try
+    monkeypatch.setattr(peers, "pause_s", lambda *_: 0.3)
+    timeouts_s: list[float] = []
+
+    async def attempt(timeout: float) -> None:
+        timeouts_s.append(timeout)
+        raise UNSENT
+
+    with pytest.raises(Unavailable):
+        await Peers(["127.0.0.1:1"]).call(attempt, call_s=1.0)
+    assert min(timeouts_s) >= peers.LAST_TRY_S
