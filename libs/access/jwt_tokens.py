@@ -25,7 +25,7 @@ import urllib.parse
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 import jwt
 import msgspec
@@ -141,13 +141,14 @@ class JwtTokens:
                 leeway=issuer.clock_skew_s,
                 options={"require": ["exp", "iss", "aud", issuer.principal_claim]},
             )
+            principal = _principal(issuer, claims)
         except jwt.ExpiredSignatureError as error:
             raise _refused("has expired") from error
         except jwt.InvalidAudienceError as error:
             raise _refused("is for another audience") from error
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise _refused("is not valid") from error
-        return _principal(issuer, claims)
+        return principal
 
 
 class IssuerKeys:
@@ -170,13 +171,18 @@ class IssuerKeys:
         if key_id not in self._keys or now - self._fetched_s > KEYS_AGE_S_MAX:
             await self._fetch(now)
         if now - self._fetched_s > KEYS_OUTAGE_S_MAX:
-            raise Unavailable(
-                f"the keys of {self._issuer.issuer} cannot be read", reason="ISSUER_DOWN"
-            )
+            raise self._down()
         key = self._keys.get(key_id)
+        if key is None and self._tried_s > self._fetched_s:
+            raise self._down()  # It may be a new one.
         if key is None:
             raise _refused("is signed with a key that its issuer does not have")
         return key
+
+    def _down(self) -> Unavailable:
+        return Unavailable(
+            f"the keys of {self._issuer.issuer} cannot be read", reason="ISSUER_DOWN"
+        )
 
     async def _fetch(self, asked_s: float) -> None:
         if self._fetching is None:
@@ -255,18 +261,29 @@ def _is_private(url: str) -> bool:
 
 def _principal(issuer: Issuer, claims: dict[str, Any]) -> Principal:
     name = claims[issuer.principal_claim]
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX:
+    if not _is_text(name) or not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
         raise _refused(f"has no usable claim `{issuer.principal_claim}`")
     attributes: dict[str, str | list[str]] = {}
     for claim in issuer.attributes:
         value = claims.get(claim)
-        if isinstance(value, str):
+        if _is_text(value):
             attributes[claim] = value
         elif isinstance(value, list):
-            attributes[claim] = [part for part in value if isinstance(part, str)]
+            attributes[claim] = [part for part in value if _is_text(part)]
     # The signature is good until then by the issuer's clock; ours may be behind.
     expires_at_s = float(claims["exp"]) + issuer.clock_skew_s
     return Principal(issuer.principal_prefix + name, "jwt", attributes, expires_at_s)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether gRPC can send it: JSON can have halves of characters, which UTF-8 does not have."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refused(problem: str) -> Unauthenticated:

@@ -176,4 +176,6 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 def _bare(value: object) -> str:
     text = str(value)
-    return text if text and not any(c.isspace() or c in '"=' for c in text) else json.dumps(text)
+    # What does not print, such as the escape that begins commands of a terminal, is escaped.
+    is_bare = text and text.isprintable() and not any(c.isspace() or c in '"=' for c in text)
+    return text if is_bare else json.dumps(text)

@@ -367,6 +367,9 @@ FORGED: dict[str, Callable[[KeyServer], str]] = {
     "list as issuer": lambda issuer: unsigned(issuer, iss=[issuer.url]),
     "no subject": lambda issuer: issuer.sign(sub=None),
     "empty subject": lambda issuer: issuer.sign(sub=""),
+    "endless expiry": lambda issuer: issuer.sign(exp=10**400),
+    "half a character as subject": lambda issuer: issuer.sign(sub="\ud800"),
+    "commands of a terminal as subject": lambda issuer: issuer.sign(sub="pod\x1b[2J"),
     "long subject": lambda issuer: issuer.sign(sub="x" * 256),
     "unknown key": lambda issuer: issuer.sign(headers={"kid": "other"}),
     "odd key": lambda issuer: issuer.sign(headers={"kid": ""}),
@@ -465,6 +468,30 @@ async def test_known_keys_serve_while_their_issuer_is_down(
     issuer.is_down = True
 
     assert (await authenticator.prove(bearer(issuer.sign(sub="pod-2")))).made.name == "pod-2"
+
+
+async def test_a_key_that_may_be_new_is_no_refusal_while_its_issuer_is_down(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+
+    issuer.add("two")
+    issuer.is_down = True
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign("two")))
+
+    issuer.is_down = False
+    assert (await authenticator.prove(bearer(issuer.sign("two")))).made.name == "pod-1"
+
+
+async def test_half_a_character_becomes_no_attribute(files: Files, issuer: KeyServer) -> None:
+    authenticator = accepting(files, issuer, attributes=["tenant", "groups"])
+
+    token = issuer.sign(tenant="\ud800", groups=["x", "\udfff"])
+
+    assert (await authenticator.prove(bearer(token))).made.attributes == {"groups": ["x"]}
 
 
 @pytest.mark.parametrize(

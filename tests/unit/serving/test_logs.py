@@ -29,6 +29,16 @@ def test_a_text_line_ends_with_the_facts() -> None:
     assert line.endswith(' INFO broker x.y: claimed 3 queue=orders why="a b"\n')
 
 
+def test_a_fact_gives_a_terminal_no_commands() -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "info", "text", stream)
+
+    logging.getLogger("x.y").info("refused", extra={"queue": "a\x1b[2J\u202eb"})
+
+    assert stream.getvalue().removesuffix("\n").isprintable()
+    assert 'queue="a\\u001b[2J\\u202eb"' in stream.getvalue()
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_line_within_a_span_has_the_ids_of_trace_and_span(form: str) -> None:
     stream = io.StringIO()
