@@ -28,7 +28,10 @@ class SlatemqBackend(QueueBackend):
                 )
                 await client.__aenter__()
                 self._queues = Queues(client, config)
-                self._compose(Events(self._queues), Tasks(self._queues))
+                self._compose(
+                    Events(self._queues),
+                    Tasks(self._queues, is_sole_consumer=self._is_sole_consumer),
+                )
                 await self._queues.ensure_queue(self._queues.tasks, TASKS_HEADER, ())
             except InvalidArgument as error:
                 raise InvalidArgument(*_key_and_problem(error)) from error

@@ -11,6 +11,7 @@ import msgspec
 import slatemq
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
+from libs.events.slatemq.routed import Unrouted
 from libs.events.tasks import (
     FailedTask,
     HeldTasks,
@@ -32,14 +33,15 @@ FAIL_PREFIX = "fail: "
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, *, is_sole_consumer: bool) -> None:
         self._queues = queues
+        self._unrouted = Unrouted(queues.client, knows_earlier=not is_sole_consumer)
         self._consumer: slatemq.Consumer | None = None
         self._held = HeldTasks[tuple[WriteTask, slatemq.Received]]()
 
     async def enqueue(self, task: WriteTask) -> None:
         headers = {TASKS_HEADER: self._queues.settings.queue_prefix}
-        await self._queues.client.publish(encode_task(task), headers)
+        self._unrouted.note(await self._queues.client.publish(encode_task(task), headers))
 
     async def dequeue(self) -> WriteTask | None:
         if self._consumer is None:
@@ -88,12 +90,15 @@ class Tasks:
 
     async def counts(self) -> tuple[int, int]:
         client = self._queues.client
-        tasks = (await client.get_queue(self._queues.tasks)).counts
+        reached = await self._unrouted.look()
+        queue = await client.get_queue(self._queues.tasks)
+        tasks, unrouted = queue.counts, self._unrouted.count(reached, queue.broker_shards)
         dead = tasks.failed_count
         # No queue of events before the first subscription.
         with suppress(NotFound):
             dead += (await client.get_queue(self._queues.events)).counts.failed_count
-        return tasks.available_count + tasks.delayed_count + tasks.in_flight_count, dead
+        queued = tasks.available_count + tasks.delayed_count + tasks.in_flight_count
+        return queued + unrouted, dead
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         found: list[FailedTask | UnreadableTask] = []

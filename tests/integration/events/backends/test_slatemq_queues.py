@@ -1,17 +1,24 @@
-"""What is pushed into the queues of the backend SlateMQ, past their filters."""
+"""The queues of the backend SlateMQ: what is pushed into them, and what is not there yet."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 import slatemq
+from libs.events.backend import QueueBackend
+from libs.events.backends import open_backend
+from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.events.tasks import WriteTask, encode_task
 from slatemq.events.envelope import encode_event
 from tests.integration.events.backends.test_conformance import Subscriber, a_task, created
 from tests.integration.events.conftest import Rig, eventually
+from tests.integration.janitor.instances import instance
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -49,3 +56,46 @@ async def test_a_task_or_an_event_is_taken_by_its_header_alone(rig: Rig) -> None
     assert taken == [task]
     await eventually(lambda: subscriber.got)
     assert subscriber.got == [event]
+
+
+async def test_tasks_that_no_router_has_brought_to_their_queue_are_pending(tmp_path: Path) -> None:
+    task = a_task()
+    async with AsyncExitStack() as closing:
+        made = await closing.enter_async_context(instance(tmp_path))
+        settings = SlatemqSettings(endpoint=made.brokers[0].address, queue_prefix="slatemq")
+
+        async def opened(*, is_sole_consumer: bool) -> QueueBackend:
+            backend = open_backend("slatemq", is_sole_consumer=is_sole_consumer)
+            closing.push_async_callback(backend.close)
+            await backend.connect(settings)
+            return backend
+
+        first = await opened(is_sole_consumer=True)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (await first.stats()).pending_tasks:
+                await asyncio.sleep(0.05)
+
+        # When tasks are stored while no router is there
+        await made.router.kill()
+        await first.enqueue_task(task)
+        await first.enqueue_task(task)
+
+        # Then they count; and the next process, which does not know of them, counts one at least
+        assert (await first.stats()).pending_tasks == 2
+        second = await opened(is_sole_consumer=True)
+        assert (await second.stats()).pending_tasks == 1
+        beside = await opened(is_sole_consumer=False)
+        assert (await beside.stats()).pending_tasks == 0
+
+        # And none does once they are routed and complete
+        await made.router.start()
+        completed = 0
+        async with asyncio.timeout(WAIT_SECONDS):
+            while completed < 2:
+                assert (await second.stats()).pending_tasks
+                if (found := await first.dequeue_task()) is not None:
+                    await first.complete_task(found.task_id)
+                    completed += 1
+            for backend in (first, second):
+                while (await backend.stats()).pending_tasks:
+                    await asyncio.sleep(0.05)
