@@ -58,6 +58,9 @@ SHARDS = "broker_shards"
 INGEST_AWAY = "INGEST_AWAY"
 """The reason of a claim without messages where some wait for an ingest."""
 
+PARTITION = "slatemq-partition"
+"""The metadata of a call that is for one partition of a queue: `<queue ID>/<index>`."""
+
 WRONG_SHARD = "WRONG_SHARD"
 """The reason of NotFound of a queue that another broker shard has.
 

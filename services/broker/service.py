@@ -78,7 +78,7 @@ from services.broker.shard.removed_ingests import RemovedIngests
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
-from slatemq.errors import NotFound, SlateMQError
+from slatemq.errors import WRONG_SHARD, NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from services.broker.events import BrokerRelay
@@ -277,8 +277,10 @@ class BrokerService(Service[BrokerConfig]):
             return error
         directed = await self.broker.placement.locations.directed(error, self._config.shard)
         owner = self.broker.owner
-        if directed is error and owner.shard.moves.has_come(
-            error.resource_name, owner.clock.now_ms()
+        if (
+            directed is error
+            and error.reason != WRONG_SHARD
+            and owner.shard.moves.has_come(error.resource_name, owner.clock.now_ms())
         ):
             return moving(error.resource_name)  # Since the error was made.
         return directed

@@ -398,8 +398,10 @@ class EntryCalls(Calls):
         if partition is not None:
             return await self._locations.ask(queue_id, method, request, partition, **options)
 
-        async def attempt(_: int, shard: int, timeout: float) -> R:
-            return await method(await self._peers.broker(shard))(request, timeout=timeout)
+        async def attempt(index: int, shard: int, timeout: float) -> R:
+            metadata = self._locations.naming(queue_id, index)
+            call = method(await self._peers.broker(shard))
+            return await call(request, timeout=timeout, metadata=metadata)
 
         outcomes = await self._locations.outcomes(queue_id, attempt, **options)
         errors = [one for one in outcomes if isinstance(one, SlateMQError)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 from typing import Final
 
 from slatemq._rpc.peers import Peers, errors_translated
@@ -28,16 +29,22 @@ ANSWER_S: Final = 1.0
 """A broker that needs longer to say what it has to do has too much to do."""
 
 
-async def least_loaded(peers: Peers, beside: int | None = None) -> int:
-    """The shard for a new queue, other than `beside`; the only one is not asked.
+async def least_loaded(peers: Peers, beside: Collection[int] = ()) -> int:
+    """The shard for a new queue, none of `beside`; the only one is not asked.
 
     Brokers that do not answer, or take no new queues, are passed over. Raises Unavailable or
-    DeadlineExceeded where none answers, FailedPrecondition (SHARD_DRAINING) where none takes any.
+    DeadlineExceeded where none answers, FailedPrecondition (SHARD_DRAINING) where none takes any,
+    or (NO_OTHER_SHARD) there is none.
     """
-    shards = [shard for shard in await peers.broker_shards() if shard != beside]
-    if beside is not None and not shards:
-        raise FailedPrecondition("NO_OTHER_SHARD", "there is no other broker shard: add one first")
-    if len(shards) < 2 and beside is None:
+    shards = [shard for shard in await peers.broker_shards() if shard not in beside]
+    if beside and not shards:
+        raise FailedPrecondition(
+            "NO_OTHER_SHARD",
+            "there is no other broker shard: add one first"
+            if len(beside) == 1
+            else "every broker shard has a partition of the queue: add a shard first",
+        )
+    if len(shards) < 2 and not beside:
         return shards[0] if shards else 0
     left = random.sample(shards, len(shards))
     found: list[tuple[float, int]] = []

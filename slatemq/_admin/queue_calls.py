@@ -146,8 +146,9 @@ class QueueCalls(Calls):
                 raise
         others = range(1, len(shards))
         await asyncio.gather(*(self._create_partition(request, shards, one) for one in others))
-        opened = await asyncio.gather(*(self._open(request, shards[one]) for one in others))
-        return joined([await self._open(request, shards[0]), *opened])
+        self._locations.note(request.queue.queue_id, tuple(shards))
+        opened = await asyncio.gather(*(self._open(request, one) for one in others))
+        return joined([await self._open(request, 0), *opened])
 
     async def _is_begun(self, request: queue_pb2.CreateQueueRequest, shard: int) -> bool:
         """Whether partition 0 is on this shard as wanted, and its queue not open yet."""
@@ -181,12 +182,14 @@ class QueueCalls(Calls):
         request = queue_pb2.GetQueueRequest(queue_id=queue_id)
         return (await self._peers.ask_broker(shard, _get_queue, request)).queue
 
-    async def _open(self, request: queue_pb2.CreateQueueRequest, shard: int) -> queue_pb2.Queue:
-        """Ends the quarantine in which a partition begins."""
-        response = await self._peers.ask_broker(
-            shard,
+    async def _open(self, request: queue_pb2.CreateQueueRequest, index: int) -> queue_pb2.Queue:
+        """Ends the quarantine in which a partition begins, wherever it has moved meanwhile."""
+        queue_id = request.queue.queue_id
+        response = await self._locations.ask(
+            queue_id,
             lambda channel: QueueServiceStub(channel).LiftQuarantine,
-            queue_pb2.LiftQuarantineRequest(queue_id=request.queue.queue_id),
+            queue_pb2.LiftQuarantineRequest(queue_id=queue_id),
+            index,
         )
         return response.queue
 
@@ -228,9 +231,10 @@ class QueueCalls(Calls):
     async def _get_parts(self, queue_id: str) -> list[queue_pb2.Queue]:
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
 
-        async def attempt(_: int, shard: int, timeout: float) -> queue_pb2.Queue:
+        async def attempt(index: int, shard: int, timeout: float) -> queue_pb2.Queue:
             stub = QueueServiceStub(await self._peers.broker(shard))
-            return (await stub.GetQueue(request, timeout=timeout)).queue
+            metadata = self._locations.naming(queue_id, index)
+            return (await stub.GetQueue(request, timeout=timeout, metadata=metadata)).queue
 
         outcomes = await self._locations.outcomes(queue_id, attempt, patience_s=ANSWER_S)
         found = [one for one in outcomes if isinstance(one, queue_pb2.Queue)]
@@ -307,7 +311,8 @@ class QueueCalls(Calls):
             request.queue.etag = etags[index] if etags else ""
             request.update_mask.paths.extend(paths)
             stub = QueueServiceStub(await self._peers.broker(shard))
-            return (await stub.UpdateQueue(request, timeout=timeout)).queue
+            metadata = self._locations.naming(queue_id, index)
+            return (await stub.UpdateQueue(request, timeout=timeout, metadata=metadata)).queue
 
         # With an etag a repeat would be refused for the change that the first try made.
         updated = await self._locations.each(queue_id, attempt, repeat_unknown=not etag)
@@ -352,11 +357,12 @@ class QueueCalls(Calls):
         await self._locations.located(queue_id, fresh=True)
         tries = 0
 
-        async def attempt(_: int, shard: int, timeout: float) -> None:
+        async def attempt(index: int, shard: int, timeout: float) -> None:
             nonlocal tries
             stub = QueueServiceStub(await self._peers.broker(shard))
             tries += 1
-            await stub.DeleteQueue(request, timeout=timeout)
+            metadata = self._locations.naming(queue_id, index)
+            await stub.DeleteQueue(request, timeout=timeout, metadata=metadata)
 
         try:
             request.etag = etags[0] if etags else ""

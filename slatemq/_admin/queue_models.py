@@ -201,10 +201,11 @@ class QueueSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueuePartition:
-    """One partition of a queue, on a broker shard of its own."""
+    """One partition of a queue, on a broker shard of its own; `moving_to_broker_shard` as there."""
 
     broker_shard: int
     counts: Counts = field(default_factory=Counts)
+    moving_to_broker_shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class Queue:
             creation or deletion broke off, which should be repeated. Counts are without them.
         settings_differ: A change of the settings did not reach all partitions: repeat it.
         moving_to_broker_shard: In lists, of a queue that moves, and is not there yet; else None.
+            Of a partitioned queue that of the first partition that moves.
     """
 
     queue_id: str
@@ -286,7 +288,19 @@ class DeletedQueue:
 ETAGS_BETWEEN = "."
 """Between the etags of partitions in that of their queue."""
 
-_OWN = frozenset({"broker_shard", "revision", "etag", "created_at_ms", "updated_at_ms"})
+_OWN = (
+    "broker_shard",
+    "revision",
+    "etag",
+    "created_at_ms",
+    "updated_at_ms",
+    "counts",
+    "totals",
+    "replay",
+    "quarantine",
+    "partition",
+    "moving_to_broker_shard",
+)
 """What is of a partition alone, and may differ from that of the others."""
 
 
@@ -295,9 +309,10 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
 
     Of one that moves, what its new shard says counts.
     """
-    arrived = [part for part in parts if not part.HasField("moving_to_broker_shard")]
-    parts = arrived or parts[-1:]
-    parts = sorted(parts, key=lambda part: part.partition.index)
+    # Last what is not moving: of each partition it counts.
+    parts = sorted(parts, key=lambda part: not part.HasField("moving_to_broker_shard"))
+    by_partition = {part.partition.index: part for part in parts}
+    parts = [by_partition[index] for index in sorted(by_partition)]
     queues = [queue_of(part) for part in parts]
     first, partition = queues[0], parts[0].partition
     if not parts[0].HasField("partition"):
@@ -314,12 +329,20 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
         quarantine=next((one.quarantine for one in queues if one.quarantine is not None), None),
         paused=any(queue.paused for queue in queues),
         partitions={
-            index: QueuePartition(queue.broker_shard, queue.counts)
+            index: QueuePartition(queue.broker_shard, queue.counts, queue.moving_to_broker_shard)
             for index, queue in by_index.items()
         },
         partitions_count=partition.count,
         ordering_header=partition.ordering_header,
         missing_partitions=tuple(n for n in range(partition.count) if n not in by_index),
+        moving_to_broker_shard=next(
+            (
+                one.moving_to_broker_shard
+                for one in queues
+                if one.moving_to_broker_shard is not None
+            ),
+            None,
+        ),
         settings_differ=any(_settings_of(part) != _settings_of(parts[0]) for part in parts),
     )
 
@@ -327,7 +350,7 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
 def _settings_of(part: queue_pb2.Queue) -> queue_pb2.Queue:
     settings = queue_pb2.Queue()
     settings.CopyFrom(part)
-    for name in (*_OWN, "counts", "totals", "replay", "quarantine", "partition"):
+    for name in _OWN:
         settings.ClearField(name)  # type: ignore[arg-type]
     return settings
 

@@ -100,9 +100,11 @@ class RedriveCalls(Calls):
             request_id=request_id or str(uuid4()),
         )
 
-        async def attempt(_: int, shard: int, timeout: float) -> Redrive:
+        async def attempt(index: int, shard: int, timeout: float) -> Redrive:
             stub = DeadLetterServiceStub(await self._peers.broker(shard))
-            return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
+            metadata = self._locations.naming(queue_id, index)
+            call = stub.StartRedrive(request, timeout=timeout, metadata=metadata)
+            return _redrive_of((await call).redrive, shard)
 
         # Each partition gets its share of the rate, one a second at least.
         request.rate = -(-request.rate // len(await self._locations.located(queue_id)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.placement import least_loaded
-from slatemq._checks import check_text, fields_of
+from slatemq._checks import check_text, check_whole, fields_of
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -104,6 +104,7 @@ class QueueMove:
     state: MoveState
     copied_rows_count: int = 0
     problem: str = ""
+    partition: int | None = None
 
 
 class BrokerShards(NamedTuple):
@@ -123,7 +124,7 @@ class ShardCalls(ExaminingCalls):
         PermissionDenied, Unavailable (no process answers).
         """
         shards = sorted((await self._peers.fresh_topology()).brokers)
-        answers = await asyncio.gather(*map(self._shard_of, shards))
+        answers = await asyncio.gather(*map(self._described, shards))
         found: list[BrokerShard] = []
         removed: set[int] = set()
         for shard, answer in zip(shards, answers, strict=True):
@@ -134,7 +135,7 @@ class ShardCalls(ExaminingCalls):
                 removed.update(answer.removed_broker_shards)
         return BrokerShards(found, sorted(removed))
 
-    async def _shard_of(self, shard: int) -> shard_pb2.GetShardResponse | SlateMQError:
+    async def _described(self, shard: int) -> shard_pb2.GetShardResponse | SlateMQError:
         try:
             return await self._peers.ask_broker(
                 shard,
@@ -231,28 +232,38 @@ class ShardCalls(ExaminingCalls):
         queue_id: str,
         broker_shard: int | None = None,
         *,
+        partition: int | None = None,
         on_progress: Callable[[QueueMove], None] = lambda move: None,
     ) -> int:
         """Moves a queue to another broker shard, by default one with little to do; returns which.
 
-        Returns once the queue is served there: until then other calls about it wait. A call that is
-        cancelled, or fails in between, leaves the move going on; repeat it to wait for its end.
-        Raises FailedPrecondition (MOVE_CANCELLED, with why; QUEUE_PARTITIONED, REDRIVE_RUNNING,
-        SHARD_DRAINING, NO_OTHER_SHARD), NotFound (no such queue or shard), Unavailable.
+        Of a queue with several partitions the one of this index moves, to a shard without any of
+        the others. Returns once it is served there: until then other calls about it wait. A call
+        that is cancelled, or fails in between, leaves the move going on; repeat it to wait for its
+        end. Raises FailedPrecondition (MOVE_CANCELLED, with why; REDRIVE_RUNNING, SHARD_DRAINING,
+        SHARD_HAS_PARTITION, NO_OTHER_SHARD), InvalidArgument (`partition`), NotFound (no such queue
+        or shard), Unavailable.
         """
         check_text("queue_id", queue_id)
-        source = (await self._locations.located(queue_id, fresh=True))[0]
+        shards = await self._locations.located(queue_id, fresh=True)
+        if partition is None and len(shards) > 1:
+            raise InvalidArgument(
+                "partition", f"must say which of the {len(shards)} partitions of the queue moves"
+            )
+        index = partition or 0
+        check_whole("partition", index, 0, len(shards) - 1)
         if broker_shard is None:
-            broker_shard = await least_loaded(self._peers, beside=source)
+            broker_shard = await least_loaded(self._peers, beside=shards)
         await self._check_is_shard(broker_shard)
-        if source != broker_shard:
-            move = await self._begin_move(queue_id, broker_shard)
+        if shards[index] != broker_shard:
+            move = await self._begin_move(queue_id, index, broker_shard)
             if move is not None:
                 await self._wait_moved(move, on_progress)
         await self._locations.ask(
             queue_id,
             lambda channel: QueueServiceStub(channel).GetQueue,
             queue_pb2.GetQueueRequest(queue_id=queue_id),
+            index,
         )
         return broker_shard
 
@@ -265,28 +276,36 @@ class ShardCalls(ExaminingCalls):
         await self._check_is_shard(broker_shard)
         return await self._moves_from(broker_shard)
 
-    async def _begin_move(self, queue_id: str, broker_shard: int) -> QueueMove | None:
+    async def _begin_move(
+        self, queue_id: str, partition: int, broker_shard: int
+    ) -> QueueMove | None:
         """The move as it begins; None where an earlier try has brought the queue there."""
         request = shard_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=broker_shard)
         try:
             response = await self._locations.ask(
-                queue_id, lambda channel: ShardServiceStub(channel).MoveQueue, request
+                queue_id, lambda channel: ShardServiceStub(channel).MoveQueue, request, partition
             )
         except InvalidArgument:
-            if await self._locations.located(queue_id, fresh=True) != (broker_shard,):
+            if await self._shard_of(queue_id, partition) != broker_shard:
                 raise
             return None
         return _move_of(response.move)
 
+    async def _shard_of(self, queue_id: str, partition: int) -> int | None:
+        """Where a partition is by the claim of the name now; None where there is no such."""
+        shards = await self._locations.located(queue_id, fresh=True)
+        return shards[partition] if partition < len(shards) else None
+
     async def _wait_moved(self, move: QueueMove, on_progress: Callable[[QueueMove], None]) -> None:
         source, queue_id = move.from_broker_shard, move.queue_id
+        named = (queue_id, move.partition)
         found: QueueMove | None = move
         while found is not None and found.state != MoveState.CANCELLED:
             on_progress(found)
             await asyncio.sleep(LOOK_S)
             moves = await self._moves_from(source)
-            found = next((one for one in moves if one.queue_id == queue_id), None)
-        if found is None and source not in await self._locations.located(queue_id, fresh=True):
+            found = next((one for one in moves if (one.queue_id, one.partition) == named), None)
+        if found is None and await self._shard_of(queue_id, move.partition or 0) != source:
             return
         why = "its broker was started again" if found is None else found.problem
         raise FailedPrecondition(

@@ -107,7 +107,7 @@ class _PartitionWatch:
             except NotFound as error:
                 shard = self._shard
                 if shard is None or not await self._locations.has_moved(
-                    self.queue_id, shard, error
+                    self.queue_id, shard, error, self._partition
                 ):
                     raise
                 await asyncio.sleep(pause)
@@ -155,7 +155,8 @@ class _PartitionWatch:
         return DelayedServiceStub(await self._peers.broker(self._shard)).WatchDelayed(
             entry_pb2.WatchDelayedRequest(
                 queue_id=self.queue_id, position=self._position, view=self._view
-            )
+            ),
+            metadata=self._locations.naming(self.queue_id, self._partition),
         )
 
     def _drop(self) -> None:

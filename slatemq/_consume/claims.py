@@ -32,7 +32,7 @@ async def claim(
     partition: int = 0,
 ) -> Claimed:
     """A claim from a partition; while its broker is down repeated, for `call_s` beyond its wait."""
-    return await _Claim(locations, finisher, request, on_failure).run(call_s, partition)
+    return await _Claim(locations, finisher, request, on_failure, partition).run(call_s)
 
 
 class _Claim:
@@ -42,23 +42,25 @@ class _Claim:
         finisher: Finisher,
         request: consumer_pb2.ClaimRequest,
         on_failure: Callable[[SlateMQError], None] | None,
+        partition: int,
     ) -> None:
         self._locations = locations
         self._finisher = finisher
         self._request = request
         self._on_failure = on_failure
+        self._partition = partition
         self._is_given_up = False
         self._stub: Any = None  # That the call is under way on.
         if request.wait_ms:
             request.claim_id = secrets.token_hex(8)
 
-    async def run(self, call_s: float, partition: int) -> Claimed:
+    async def run(self, call_s: float) -> Claimed:
         wait_s = self._request.wait_ms / 1000
         calling = asyncio.create_task(
             self._locations.call(
                 self._request.queue_id,
                 self._attempt,
-                partition,
+                self._partition,
                 call_s=call_s,
                 attempt_s=ATTEMPT_S + wait_s,
                 wait_s=wait_s,
@@ -77,10 +79,11 @@ class _Claim:
         if self._is_given_up:
             raise Unavailable("the caller of the claim has left")
         channel = await self._locations.peers.broker(shard)
+        metadata = self._locations.naming(self._request.queue_id, self._partition)
         self._stub = consumer_pb2_grpc.ConsumerServiceStub(channel)
         try:
             # One whose answer got lost holds messages until their leases end: that is all the harm.
-            response = await self._stub.Claim(self._request, timeout=timeout)
+            response = await self._stub.Claim(self._request, timeout=timeout, metadata=metadata)
         finally:
             self._stub = None
         self._locations.note_count(self._request.queue_id, response.partitions_count)

@@ -430,7 +430,7 @@ class _Stream(Part):
         if not isinstance(error, NotFound) or self.shard is None:
             return False
         try:
-            return await self._locations.has_moved(self.queue_id, self.shard, error)
+            return await self._locations.has_moved(self.queue_id, self.shard, error, self.index)
         except (Unavailable, DeadlineExceeded) as failed:
             log.debug("where %s is cannot be asked: %s", self.queue_id, failed)
             return True  # The next try asks again.
@@ -440,7 +440,7 @@ class _Stream(Part):
         self._answered_at_s = None
         channel = await self._peers.broker(await self.locate(self._consumer))
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
-        call = stub.Consume()
+        call = stub.Consume(metadata=self._locations.naming(self.queue_id, self.index))
         writing = asyncio.create_task(self._write_all(call))
         self.is_streaming = True
         try:

@@ -76,6 +76,7 @@ class _Gathering:
     messages: list[Received] = field(default_factory=list, init=False)
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
+    _asked: dict[int, int] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_over: bool = field(default=False, init=False)
 
@@ -189,17 +190,32 @@ class _Gathering:
                 self._locations.peers.forget()
             except SlateMQError as error:
                 self._problems[index] = error
-                return
+                if not await self._has_moved(index, error):
+                    return
             else:
                 self._problems.pop(index, None)
                 return
             await _set_within(self._found, min(BACKOFF_S_MAX, until_s - time.monotonic()))
 
+    async def _has_moved(self, index: int, error: SlateMQError) -> bool:
+        """Whether a partition that was not found has moved to another shard."""
+        shard = self._asked.get(index)
+        if not isinstance(error, NotFound) or shard is None:
+            return False
+        try:
+            return await self._locations.has_moved(self._request.queue_id, shard, error, index)
+        except (Unavailable, DeadlineExceeded):
+            return True  # The next try asks again.
+
     async def _read(self, index: int, left_s: float) -> None:
         """Reads a stream that is stopped once any partition has messages, or the wait is over."""
         shard = await self._locations.shard_of(self._request.queue_id, index)
+        self._asked[index] = shard
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await self._locations.peers.broker(shard))
-        call = stub.Consume(timeout=left_s + ATTEMPT_S)
+        call = stub.Consume(
+            timeout=left_s + ATTEMPT_S,
+            metadata=self._locations.naming(self._request.queue_id, index),
+        )
         stopping: asyncio.Task[None] | None = None
         try:
             await call.write(consumer_pb2.ConsumeRequest(start=self._start()))

@@ -21,6 +21,7 @@ from slatemq._rpc.peers import (
 from slatemq._rpc.topology_cache import STAGGER_S, first_answer
 from slatemq.errors import (
     INCOMPLETE,
+    PARTITION,
     SHARD,
     SHARDS,
     DeadlineExceeded,
@@ -71,6 +72,7 @@ class QueueLocations:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self._known: dict[str, tuple[int, ...]] = {}
+        self._partitioned: set[str] = set()
         self._outdated: set[str] = set()
 
     async def shards_of(self, queue_id: str, *, fresh: bool = False) -> tuple[int, ...]:
@@ -87,9 +89,18 @@ class QueueLocations:
             return known
         if len(brokers) == 1:
             return (brokers[0],)
-        shards = self._known[queue_id] = await self._look_up(queue_id, brokers, fresh=fresh)
+        shards = await self._look_up(queue_id, brokers, fresh=fresh)
+        self.note(queue_id, shards)
         self._outdated.discard(queue_id)
         return shards
+
+    def note(self, queue_id: str, shards: tuple[int, ...]) -> None:
+        """Remembers where a queue is."""
+        self._known[queue_id] = shards
+        if len(shards) > 1:
+            self._partitioned.add(queue_id)
+        else:
+            self._partitioned.discard(queue_id)
 
     async def located(
         self, queue_id: str, *, fresh: bool = False, call_s: float | None = None
@@ -133,9 +144,15 @@ class QueueLocations:
         raise found or next(iter(problems.values()), NotFound("queue", queue_id))
 
     async def has_moved(
-        self, queue_id: str, asked: int, error: NotFound, *, fresh: bool = False
+        self,
+        queue_id: str,
+        asked: int,
+        error: NotFound,
+        partition: int = 0,
+        *,
+        fresh: bool = False,
     ) -> bool:
-        """Whether a shard that was asked in vain for a queue is none of those that have it.
+        """Whether another shard than the one that was asked in vain has the partition.
 
         The error may say which have it; else, or to be sure (`fresh`), it is looked up, by a fresh
         claim. Raises as `shards_of`, but not NotFound.
@@ -145,15 +162,24 @@ class QueueLocations:
         self.forget(queue_id)
         named = error.metadata.get(SHARD)
         if named is not None and not fresh:
-            self._known[queue_id] = tuple(map(int, named.split(",")))
-            return asked not in self._known[queue_id]
-        try:
-            return asked not in await self.shards_of(queue_id, fresh=True)
-        except NotFound:
-            return False
+            shards = tuple(map(int, named.split(",")))
+            self.note(queue_id, shards)
+        else:
+            try:
+                shards = await self.shards_of(queue_id, fresh=True)
+            except NotFound:
+                return False
+        return partition < len(shards) and shards[partition] != asked
+
+    def naming(self, queue_id: str, partition: int) -> tuple[tuple[str, str]] | None:
+        """The metadata of a call to a partition, which is refused by the shard of another one.
+
+        None for a queue without partitions.
+        """
+        return partition_named(queue_id, partition) if queue_id in self._partitioned else None
 
     def forget(self, queue_id: str) -> None:
-        """The queue is not where it was: ask again."""
+        """The queue is not where it was: ask again. That it has partitions is still known."""
         self._known.pop(queue_id, None)
 
     def note_count(self, queue_id: str, partitions_count: int) -> bool:
@@ -193,7 +219,8 @@ class QueueLocations:
                 # A broker may remember where the queue was a move ago: its claim knows better.
                 if asked is None:
                     raise
-                if not await self.has_moved(queue_id, asked, error, fresh=hop > 0):
+                moved = await self.has_moved(queue_id, asked, error, partition, fresh=hop > 0)
+                if not moved:
                     if SHARD not in error.metadata:
                         raise
                     # It says that another has the queue, whose claim names it: the queue has moved
@@ -277,7 +304,9 @@ class QueueLocations:
         """Calls a method of the broker of a partition; the rest as in `call`."""
 
         async def attempt(shard: int, timeout: float) -> R:
-            return await method(await self.peers.broker(shard))(request, timeout=timeout)
+            metadata = self.naming(queue_id, partition)
+            call = method(await self.peers.broker(shard))
+            return await call(request, timeout=timeout, metadata=metadata)
 
         return await self.call(queue_id, attempt, partition, **options)
 
@@ -286,8 +315,10 @@ class QueueLocations:
     ) -> list[R]:
         """Calls a method of the brokers of all partitions; the rest as in `each`."""
 
-        async def attempt(_: int, shard: int, timeout: float) -> R:
-            return await method(await self.peers.broker(shard))(request, timeout=timeout)
+        async def attempt(index: int, shard: int, timeout: float) -> R:
+            metadata = self.naming(queue_id, index)
+            call = method(await self.peers.broker(shard))
+            return await call(request, timeout=timeout, metadata=metadata)
 
         return await self.each(queue_id, attempt, **options)
 
@@ -364,6 +395,11 @@ class QueueLocations:
         if silent:
             raise _silent(f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN")
         raise NotFound(resource, name)
+
+
+def partition_named(queue_id: str, partition: int) -> tuple[tuple[str, str]]:
+    """The metadata of a call to this partition."""
+    return ((PARTITION, f"{queue_id}/{partition}"),)
 
 
 def bounded(bound_s: float) -> CallOptions:

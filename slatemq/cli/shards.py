@@ -16,6 +16,7 @@ from slatemq.cli.session import Group, Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
+    from slatemq._admin.queue_models import Queue
     from slatemq._admin.shards import (
         BrokerShard,
         BrokerShards,
@@ -196,7 +197,8 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
 
     Its queues are served as before, until they are deleted or moved. Repeat the command to see what
     is left. With --move, each queue goes to a shard with little to do, and waits meanwhile, as for
-    `slatemq shard move`; partitioned queues stay. After Ctrl-C the moves that have begun go on.
+    `slatemq shard move`; a partition goes to a shard without any of its queue. After Ctrl-C the
+    moves that have begun go on.
     """
     if cancel and move:
         raise click.UsageError("--cancel contradicts --move: leave one out")
@@ -244,62 +246,94 @@ def _drained(found: BrokerShard | IngestShard, service: str, number: int) -> str
     type=_NUMBER,
     help="The broker shard.  [default: one with little to do]",
 )
-def move(session: Session, queues: Sequence[str], target: int | None) -> None:
+@click.option(
+    "--partition",
+    metavar="INDEX",
+    type=click.IntRange(0),
+    help="The partition that moves, of queues that have several.",
+)
+def move(
+    session: Session, queues: Sequence[str], target: int | None, partition: int | None
+) -> None:
     """Move queues to another broker shard, with all that they have.
 
     Examples:
       slatemq shard move orders --to 2
       slatemq shard move orders refunds --to 2 --json
+      slatemq shard move clicks --partition 2 --to 5
+
+    A shard has one partition of a queue, so the other shard must have none of it.
 
     While a queue moves, publishes are stored as ever, and all else about it waits, mostly for less
     than a second. Leases end: their messages are delivered again, and the attempt is not counted.
     Nothing is lost or doubled, whichever process is killed meanwhile. After Ctrl-C the moves that
     have begun go on; repeat the command to wait for them. Takes the verb operate.
     """
-    failed = session.call(lambda client: _move_all(session, client, queues, target))
+    places = [(queue_id, partition) for queue_id in dict.fromkeys(queues)]
+    failed = session.call(lambda client: _move_all(session, client, places, target))
     if failed is not None:
         raise failed
 
 
 async def _emptied(session: Session, client: Client, number: int) -> SlateMQError | None:
     await client.drain_shard(number)
-    queues = [
-        queue.queue_id
-        async for queue in client.list_queues()
-        if queue.broker_shards == (number,)
-        and not queue.partitions_count
-        and queue.moving_to_broker_shard is None
-    ]
-    return await _move_all(session, client, queues, None)
+    places = [place async for queue in client.list_queues() for place in _places_on(number, queue)]
+    return await _move_all(session, client, places, None)
+
+
+def _places_on(number: int, queue: Queue) -> Iterable[tuple[str, int | None]]:
+    """What a shard has of a queue and is not leaving it: all of it, or some partition."""
+    is_whole = not queue.partitions_count
+    if is_whole and queue.broker_shard == number and queue.moving_to_broker_shard is None:
+        yield queue.queue_id, None
+    for index, one in queue.partitions.items():
+        if one.broker_shard == number and one.moving_to_broker_shard is None:
+            yield queue.queue_id, index
 
 
 async def _move_all(
-    session: Session, client: Client, queues: Sequence[str], target: int | None
+    session: Session,
+    client: Client,
+    places: Sequence[tuple[str, int | None]],
+    target: int | None,
 ) -> SlateMQError | None:
-    """Moves queues; prints where each is. Returns the last error; the others are printed, too."""
+    """Moves queues, or the partitions named; prints where each is.
+
+    Returns the last error; the others are printed, too.
+    """
     turns = asyncio.Semaphore(_MOVES_AT_ONCE)
     failed: list[tuple[str, SlateMQError]] = []
-    with progress(not session.json, "move", len(queues)) as update:
+    with progress(not session.json, "move", len(places)) as update:
 
         def report(at: QueueMove) -> None:
-            update(description=f"{at.queue_id}: {at.copied_rows_count} rows")
+            name = _named(at.queue_id, at.partition)
+            update(description=f"{name}: {at.copied_rows_count} rows")
 
-        async def move_one(queue_id: str) -> None:
+        async def move_one(queue_id: str, partition: int | None) -> None:
             async with turns:
                 try:
-                    shard = await client.move_queue(queue_id, target, on_progress=report)
+                    shard = await client.move_queue(
+                        queue_id, target, partition=partition, on_progress=report
+                    )
                 except SlateMQError as error:
-                    failed.append((queue_id, error))
+                    failed.append((_named(queue_id, partition), error))
                     return
                 finally:
                     update(advance=1)
-            fields = {"queue_id": queue_id, "broker_shard": shard}
-            session.show(fields, f"{queue_id} is on broker shard {shard}")
+            fields: dict[str, object] = {"queue_id": queue_id, "broker_shard": shard}
+            if partition is not None:
+                fields["partition"] = partition
+            text = f"{_named(queue_id, partition)} is on broker shard {shard}"
+            session.show(fields, text)
 
-        await asyncio.gather(*map(move_one, dict.fromkeys(queues)))
-    for queue_id, error in failed[:-1]:
-        note(f"{queue_id}: {error.message}")
+        await asyncio.gather(*(move_one(*place) for place in places))
+    for name, error in failed[:-1]:
+        note(f"{name}: {error.message}")
     return failed[-1][1] if failed else None
+
+
+def _named(queue_id: str, partition: int | None) -> str:
+    return queue_id if partition is None else f"partition {partition} of {queue_id}"
 
 
 @shard.command("remove")

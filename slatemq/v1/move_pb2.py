@@ -26,7 +26,7 @@ from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 from slatemq.v1 import assignment_pb2 as slatemq_dot_v1_dot_assignment__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/move.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x1bslatemq/v1/assignment.proto\"x\n\x13\x43heckArrivalRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12&\n\x07\x63ursors\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x04 \x01(\x05\"\x16\n\x14\x43heckArrivalResponse\"\xd0\x01\n\x12ReceiveRowsRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x19\n\x11\x66rom_broker_shard\x18\x03 \x01(\x05\x12)\n\x06header\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ArrivalHeader\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.slatemq.v1.StoredRow\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12\x17\n\x0fto_broker_shard\x18\x07 \x01(\x05\">\n\rArrivalHeader\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x0e\n\x06replay\x18\x03 \x01(\x0c\"\'\n\tStoredRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x15\n\x13ReceiveRowsResponse\"O\n\rArriveRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\"!\n\x0e\x41rriveResponse\x12\x0f\n\x07\x61rrived\x18\x01 \x01(\x08\x32\x8c\x02\n\x0e\x41rrivalService\x12Y\n\x0c\x43heckArrival\x12\x1f.slatemq.v1.CheckArrivalRequest\x1a .slatemq.v1.CheckArrivalResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12V\n\x0bReceiveRows\x12\x1e.slatemq.v1.ReceiveRowsRequest\x1a\x1f.slatemq.v1.ReceiveRowsResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41rrive\x12\x19.slatemq.v1.ArriveRequest\x1a\x1a.slatemq.v1.ArriveResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/move.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x1bslatemq/v1/assignment.proto\"x\n\x13\x43heckArrivalRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12&\n\x07\x63ursors\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x04 \x01(\x05\"\x16\n\x14\x43heckArrivalResponse\"\xd0\x01\n\x12ReceiveRowsRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x19\n\x11\x66rom_broker_shard\x18\x03 \x01(\x05\x12)\n\x06header\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ArrivalHeader\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.slatemq.v1.StoredRow\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12\x17\n\x0fto_broker_shard\x18\x07 \x01(\x05\">\n\rArrivalHeader\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x0e\n\x06replay\x18\x03 \x01(\x0c\"\'\n\tStoredRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x15\n\x13ReceiveRowsResponse\"j\n\rArriveRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12\x19\n\x11\x66rom_broker_shard\x18\x04 \x01(\x05\"!\n\x0e\x41rriveResponse\x12\x0f\n\x07\x61rrived\x18\x01 \x01(\x08\x32\x8c\x02\n\x0e\x41rrivalService\x12Y\n\x0c\x43heckArrival\x12\x1f.slatemq.v1.CheckArrivalRequest\x1a .slatemq.v1.CheckArrivalResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12V\n\x0bReceiveRows\x12\x1e.slatemq.v1.ReceiveRowsRequest\x1a\x1f.slatemq.v1.ReceiveRowsResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41rrive\x12\x19.slatemq.v1.ArriveRequest\x1a\x1a.slatemq.v1.ArriveResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,9 +53,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIVEROWSRESPONSE']._serialized_start=553
   _globals['_RECEIVEROWSRESPONSE']._serialized_end=574
   _globals['_ARRIVEREQUEST']._serialized_start=576
-  _globals['_ARRIVEREQUEST']._serialized_end=655
-  _globals['_ARRIVERESPONSE']._serialized_start=657
-  _globals['_ARRIVERESPONSE']._serialized_end=690
-  _globals['_ARRIVALSERVICE']._serialized_start=693
-  _globals['_ARRIVALSERVICE']._serialized_end=961
+  _globals['_ARRIVEREQUEST']._serialized_end=682
+  _globals['_ARRIVERESPONSE']._serialized_start=684
+  _globals['_ARRIVERESPONSE']._serialized_end=717
+  _globals['_ARRIVALSERVICE']._serialized_start=720
+  _globals['_ARRIVALSERVICE']._serialized_end=988
 # @@protoc_insertion_point(module_scope)

@@ -88,7 +88,7 @@ class ReceiveRowsRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     move_number: _builtins.int
-    """The number of the claim that the move follows: from 1."""
+    """The number of the claim that put the queue on the shard that it leaves: from 1."""
     from_broker_shard: _builtins.int
     """The shard that it leaves."""
     is_last: _builtins.bool
@@ -204,22 +204,26 @@ class ArriveRequest(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     MOVE_NUMBER_FIELD_NUMBER: _builtins.int
     TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    FROM_BROKER_SHARD_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue."""
     move_number: _builtins.int
-    """The number of the claim that the move follows."""
+    """As in ReceiveRows."""
     to_broker_shard: _builtins.int
     """The shard that is meant: a call that gets to another one is UNAVAILABLE."""
+    from_broker_shard: _builtins.int
+    """The shard that it leaves."""
     def __init__(
         self,
         *,
         queue_id: _builtins.str = ...,
         move_number: _builtins.int = ...,
         to_broker_shard: _builtins.int = ...,
+        from_broker_shard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["move_number", b"move_number", "queue_id", b"queue_id", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_broker_shard", b"from_broker_shard", "move_number", b"move_number", "queue_id", b"queue_id", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

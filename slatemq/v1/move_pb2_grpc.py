@@ -32,7 +32,8 @@ class ArrivalServiceStub:
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     def __init__(self, channel):
@@ -65,14 +66,15 @@ class ArrivalServiceServicer:
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     def CheckArrival(self, request, context):
         """Checks whether a queue could move to this shard now; changes nothing.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-        (SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+        (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,8 +84,8 @@ class ArrivalServiceServicer:
         """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-        (SHARD_DRAINING, MOVE_OVER: another move of the queue is newer, or this one has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING,
-        QUEUE_BEING_REMOVED).
+        (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
+        the queue arrives, or leaves, QUEUE_BEING_REMOVED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +95,7 @@ class ArrivalServiceServicer:
         """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
         names another. A repeat is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`), FAILED_PRECONDITION (MOVE_OVER: another move of the queue is newer), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +134,8 @@ class ArrivalService:
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     @staticmethod

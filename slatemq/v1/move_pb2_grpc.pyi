@@ -33,7 +33,8 @@ class ArrivalServiceStub:
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     @_typing.overload
@@ -44,20 +45,20 @@ class ArrivalServiceStub:
     """Checks whether a queue could move to this shard now; changes nothing.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-    (SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+    (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
     """
     ReceiveRows: _grpc.UnaryUnaryMultiCallable[_move_pb2.ReceiveRowsRequest, _move_pb2.ReceiveRowsResponse]
     """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-    (SHARD_DRAINING, MOVE_OVER: another move of the queue is newer, or this one has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING,
-    QUEUE_BEING_REMOVED).
+    (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
+    the queue arrives, or leaves, QUEUE_BEING_REMOVED).
     """
     Arrive: _grpc.UnaryUnaryMultiCallable[_move_pb2.ArriveRequest, _move_pb2.ArriveResponse]
     """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
     names another. A repeat is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`), FAILED_PRECONDITION (MOVE_OVER: another move of the queue is newer), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
     """
 
 @_typing.type_check_only
@@ -68,7 +69,8 @@ class ArrivalServiceAsyncStub(ArrivalServiceStub):
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -76,20 +78,20 @@ class ArrivalServiceAsyncStub(ArrivalServiceStub):
     """Checks whether a queue could move to this shard now; changes nothing.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-    (SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+    (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
     """
     ReceiveRows: _aio.UnaryUnaryMultiCallable[_move_pb2.ReceiveRowsRequest, _move_pb2.ReceiveRowsResponse]  # type: ignore[assignment]
     """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-    (SHARD_DRAINING, MOVE_OVER: another move of the queue is newer, or this one has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING,
-    QUEUE_BEING_REMOVED).
+    (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
+    the queue arrives, or leaves, QUEUE_BEING_REMOVED).
     """
     Arrive: _aio.UnaryUnaryMultiCallable[_move_pb2.ArriveRequest, _move_pb2.ArriveResponse]  # type: ignore[assignment]
     """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
     names another. A repeat is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`), FAILED_PRECONDITION (MOVE_OVER: another move of the queue is newer), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
     """
 
 class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -99,7 +101,8 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
     queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
     After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is named by the number of the claim that it follows. Calls of another move than the newest one are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
+    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
     """
 
     @_abc_1.abstractmethod
@@ -111,7 +114,7 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
         """Checks whether a queue could move to this shard now; changes nothing.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-        (SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+        (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
         """
 
     @_abc_1.abstractmethod
@@ -123,8 +126,8 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
         """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-        (SHARD_DRAINING, MOVE_OVER: another move of the queue is newer, or this one has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING,
-        QUEUE_BEING_REMOVED).
+        (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
+        the queue arrives, or leaves, QUEUE_BEING_REMOVED).
         """
 
     @_abc_1.abstractmethod
@@ -136,7 +139,7 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
         """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
         names another. A repeat is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`), FAILED_PRECONDITION (MOVE_OVER: another move of the queue is newer), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
         """
 
 def add_ArrivalServiceServicer_to_server(servicer: ArrivalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

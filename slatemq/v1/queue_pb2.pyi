@@ -272,6 +272,9 @@ class Partition(_message.Message):
     So each message is in one partition, and messages with the same value of the ordering header are in the same one. Order, leases,
     attempts, priorities and `max_in_flight` are a partition's own: between partitions there is no order. A consumer claims from any
     partition; whatever names a lease goes to the broker of its shard.
+
+    Partitions move, so a shard may have another one than it had. A call that names a partition in its metadata, `slatemq-partition:
+    <queue ID>/<index>`, is refused where another one is: NOT_FOUND (WRONG_SHARD).
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -430,7 +430,7 @@ class MoveQueueRequest(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
-    """A queue of this shard that is not partitioned."""
+    """A queue of this shard; of a partitioned one, the partition on this shard moves."""
     to_broker_shard: _builtins.int
     """The shard to move it to, another one."""
     def __init__(
@@ -551,6 +551,7 @@ class QueueMove(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     COPIED_ROWS_COUNT_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue."""
     from_broker_shard: _builtins.int
@@ -563,6 +564,8 @@ class QueueMove(_message.Message):
     """The rows that were copied since this process began to; a restart begins again."""
     problem: _builtins.str
     """Why it was cancelled, or what it waits for, for people; empty = nothing."""
+    partition: _builtins.int
+    """Which partition of the queue moves; absent where all of it does."""
     def __init__(
         self,
         *,
@@ -572,11 +575,14 @@ class QueueMove(_message.Message):
         state: Global___QueueMove.State.ValueType = ...,
         copied_rows_count: _builtins.int = ...,
         problem: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_rows_count", b"copied_rows_count", "from_broker_shard", b"from_broker_shard", "problem", b"problem", "queue_id", b"queue_id", "state", b"state", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "copied_rows_count", b"copied_rows_count", "from_broker_shard", b"from_broker_shard", "partition", b"partition", "problem", b"problem", "queue_id", b"queue_id", "state", b"state", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___QueueMove: _TypeAlias = QueueMove  # noqa: Y015

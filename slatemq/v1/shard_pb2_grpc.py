@@ -96,17 +96,18 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MoveQueue(self, request, context):
-        """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
-        Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
-        (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
-        counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
+        whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
+        Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
+        messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
+        while the queue moves there is OK.
 
         Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-        QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
-        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
-        not yet got what this one has from the logs, BROKER_AWAY).
+        REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
+        partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
+        removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_AWAY).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

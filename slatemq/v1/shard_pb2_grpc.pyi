@@ -51,17 +51,18 @@ class ShardServiceStub:
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
     """
     MoveQueue: _grpc.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]
-    """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
-    Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
-    (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
-    counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
+    whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
+    Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
+    messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
+    while the queue moves there is OK.
 
     Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-    QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
-    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
-    not yet got what this one has from the logs, BROKER_AWAY).
+    REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
+    partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
+    removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_AWAY).
     """
     ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
     """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
@@ -92,17 +93,18 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
     """
     MoveQueue: _aio.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]  # type: ignore[assignment]
-    """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
-    Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
-    (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
-    counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
+    whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
+    Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
+    messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
+    while the queue moves there is OK.
 
     Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-    QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
-    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
-    not yet got what this one has from the logs, BROKER_AWAY).
+    REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
+    partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
+    removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_AWAY).
     """
     ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
     """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
@@ -154,17 +156,18 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.MoveQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.MoveQueueResponse, _abc.Awaitable[_shard_pb2.MoveQueueResponse]]:
-        """Moves a queue of this shard to another one, with all that it has; nothing is lost or doubled, whichever process is killed meanwhile.
-        Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then calls about it get UNAVAILABLE
-        (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not
-        counted. Messages that are published meanwhile come to the queue on its new shard. A repeat while the queue moves there is OK.
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
+        whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
+        Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
+        messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
+        while the queue moves there is OK.
 
         Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-        QUEUE_PARTITIONED, REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_DRAINING,
-        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being removed, TARGET_BEHIND: the other shard has
-        not yet got what this one has from the logs, BROKER_AWAY).
+        REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
+        partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
+        removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_AWAY).
         """
 
     @_abc_1.abstractmethod

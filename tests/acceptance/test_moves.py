@@ -20,24 +20,29 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 BROKERS = 3
 MOVES = 10
 BATCH = 20
+KEYS = 10
 LEASE_S = 3
 
 
 class Workload:
     """A queue that gets messages until its moves are over, and is worked through meanwhile."""
 
-    def __init__(self, made: Instance, luck: random.Random) -> None:
-        self.published: set[int] = set()
+    def __init__(self, made: Instance, luck: random.Random, queue: slatemq.Queue) -> None:
+        self.published: dict[int, str] = {}  # the keys of the messages, by their IDs
         self.attempts: defaultdict[int, list[int]] = defaultdict(list)
         self.is_moved = asyncio.Event()
         self.is_over = asyncio.Event()
         self._made = made
+        self._at = dict(enumerate(queue.broker_shards))
+        self._is_partitioned = queue.partitions_count > 0
         self._luck = luck
 
     async def publish(self) -> None:
         while not self.is_moved.is_set():
-            messages = [slatemq.OutgoingMessage(b"x", {"queue": "q"}) for _ in range(BATCH)]
-            self.published |= set(map(int, await self._made.client.publish_many(messages)))
+            keys = [str(self._luck.randrange(KEYS)) for _ in range(BATCH)]
+            messages = [slatemq.OutgoingMessage(b"x", {"queue": "q", "key": key}) for key in keys]
+            ids = map(int, await self._made.client.publish_many(messages))
+            self.published |= dict(zip(ids, keys, strict=True))
             await asyncio.sleep(0.05)
 
     async def consume(self) -> None:
@@ -57,12 +62,15 @@ class Workload:
             await self._made.client.ack(acked)
 
     async def move(self) -> None:
-        at = 0
+        at = self._at
         for _ in range(MOVES):
-            target = self._luck.choice([shard for shard in range(BROKERS) if shard != at])
-            while at != target:
+            index = self._luck.choice(list(at))
+            target = self._luck.choice([one for one in range(BROKERS) if one not in at.values()])
+            while at[index] != target:
                 try:
-                    at = await self._made.client.move_queue("q", target)
+                    at[index] = await self._made.client.move_queue(
+                        "q", target, partition=index if self._is_partitioned else None
+                    )
                 except Unavailable:
                     continue
                 except FailedPrecondition as error:
@@ -81,16 +89,23 @@ class Workload:
             await victim.start()
 
 
+@pytest.mark.parametrize(("partitions", "header"), [(None, ""), (2, ""), (2, "key")])
 @pytest.mark.parametrize("kills_count", [8, proof(40)])
 async def test_a_queue_moved_ten_times_under_load_and_kills_has_each_message_once(
-    tmp_path: Path, kills_count: int
+    tmp_path: Path, kills_count: int, partitions: int | None, header: str
 ) -> None:
     luck = random.Random()
     seed = luck.randrange(2**32)
     luck.seed(seed)
     async with instance(tmp_path, BROKERS, ()) as made:
-        await made.client.create_queue("q", shard=0, max_attempts=1_000)
-        run = Workload(made, luck)
+        queue = await made.client.create_queue(
+            "q",
+            shard=None if partitions else 0,
+            partitions=partitions,
+            ordering_header=header,
+            max_attempts=1_000,
+        )
+        run = Workload(made, luck, queue)
         consuming = [asyncio.create_task(run.consume()) for _ in range(2)]
         async with asyncio.timeout(500):
             await asyncio.gather(run.publish(), run.move(), run.kill(kills_count))
@@ -103,11 +118,20 @@ async def test_a_queue_moved_ten_times_under_load_and_kills_has_each_message_onc
             run.is_over.set()
             await asyncio.gather(*consuming)
 
-        done = [entry.message_id async for entry in made.client.list_entries("q", "done")]
-        assert sorted(done) == sorted(run.published), seed
+        entries = [entry async for entry in made.client.list_entries("q", "done")]
+        assert sorted(entry.message_id for entry in entries) == sorted(run.published), seed
+        if header:
+            # Each key has one partition, wherever that was
+            places = {(run.published[one.message_id], _partition(one.handle)) for one in entries}
+            assert len(places) == KEYS, seed
         counts = (await made.client.get_queue("q")).counts
         assert (counts.available_count, counts.in_flight_count, counts.failed_count) == (0, 0, 0)
-        assert run.attempts.keys() >= run.published, seed
+        assert run.attempts.keys() >= run.published.keys(), seed
         for message_id, attempts in run.attempts.items():
             assert attempts == sorted(attempts), (seed, message_id)
         assert [one.queue_id async for one in made.client.list_queues()] == ["q"]
+
+
+def _partition(handle: str) -> str:
+    """Which partition an entry is in."""
+    return handle.rsplit("/", 1)[1].partition(":")[0]

@@ -35,6 +35,7 @@ from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit, current_visit
 from libs.serving.requests.gate import Entrance, Gate, OpenGate
+from libs.serving.requests.partitions import note_partition
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import (
@@ -109,6 +110,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The guarded handler of the method; None where there is no such method."""
         method = handler_call_details.method
+        # Each call has a task of its own, which this is.
+        note_partition(handler_call_details.invocation_metadata or ())
         guarded = self._guarded.get(method)
         if guarded is not None:
             return guarded

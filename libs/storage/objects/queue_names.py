@@ -1,8 +1,12 @@
 """The broker shards that may use a queue's name: numbered objects, the highest is valid.
 
     queue-names/<SHA-256 of the queue ID, hex>/<number, 20 digits>.json
-        {"queue_id": "orders", "broker_shards": [3], "nonce": "8f…"}  claimed for shard 3
-        {"queue_id": "orders", "broker_shards": [], "nonce": "02…"}   the name is free again
+        {"queue_id": "orders", "broker_shards": [3], "since": [1], "nonce": "8f…"}  for shard 3
+        {"queue_id": "orders", "broker_shards": [], "since": [], "nonce": "02…"}  the name is free
+
+The shards are those of the queue's partitions, by index; one for a queue without any. `since` has
+for each the number of the claim that put the partition there: a claim that moves one leaves those
+of the others as they are.
 
 An object is created only if it is absent and never changed, so a claim is a compare-and-swap on the
 number before it, and a store needs no more than create-if-absent. The first object of a name and
@@ -30,14 +34,28 @@ READS_AT_ONCE: Final = 32
 _NONCE_BYTES: Final = 8
 
 
+class ClaimedPlace(NamedTuple):
+    """Where a partition is: its shard, None where it has none; and by the claim of which number."""
+
+    shard: int | None
+    number: int
+
+
 class NameClaim(NamedTuple):
     """The valid object of a name: its number, and the shards, none where the name is free."""
 
     number: int
     broker_shards: tuple[int, ...]
+    since: tuple[int, ...]
+
+    def place_of(self, partition: int) -> ClaimedPlace:
+        """Where a partition is; 0 is the one of a queue without partitions."""
+        if partition < len(self.broker_shards):
+            return ClaimedPlace(self.broker_shards[partition], self.since[partition])
+        return ClaimedPlace(None, self.number)
 
 
-UNCLAIMED: Final = NameClaim(0, ())
+UNCLAIMED: Final = NameClaim(0, (), ())
 """The claim of a name that was never used."""
 
 
@@ -109,28 +127,40 @@ class QueueNames:
         False: another claim was first; read again. Costs a PUT, and a LIST unless it is the first.
         """
         number = after.number + 1
-        if not await self._create(queue_id, number, broker_shards):
+        since = (number,) * len(broker_shards)
+        return await self._claim(queue_id, NameClaim(number, broker_shards, since), after)
+
+    async def place(self, queue_id: str, partition: int, shard: int, after: NameClaim) -> bool:
+        """Claim the name for this shard in place of that which has the partition; as `claim`."""
+        number = after.number + 1
+        shards, since = list(after.broker_shards), list(after.since)
+        shards[partition], since[partition] = shard, number
+        return await self._claim(queue_id, NameClaim(number, (*shards,), (*since,)), after)
+
+    async def _claim(self, queue_id: str, claim: NameClaim, after: NameClaim) -> bool:
+        if not await self._create(queue_id, claim):
             return False
         if after == UNCLAIMED:
             return True
         paths = await self._objects.list(_folder(queue_id))
-        is_highest = _number(paths[-1]) == number
+        is_highest = _number(paths[-1]) == claim.number
         if is_highest:
             await asyncio.gather(*(self._objects.delete(path) for path in paths[1:-1]))
         return is_highest
 
     async def free(self, queue_id: str, after: NameClaim) -> None:
         """Free the name if `after` is still valid, else do nothing. Costs a PUT."""
-        await self._create(queue_id, after.number + 1, ())
+        await self._create(queue_id, NameClaim(after.number + 1, (), ()))
 
-    async def _create(self, queue_id: str, number: int, broker_shards: tuple[int, ...]) -> bool:
+    async def _create(self, queue_id: str, claim: NameClaim) -> bool:
         content = {
             "queue_id": queue_id,
-            "broker_shards": broker_shards,
+            "broker_shards": claim.broker_shards,
+            "since": claim.since,
             # Objects that compete for a path must differ: see Objects.put_if_absent.
             "nonce": secrets.token_hex(_NONCE_BYTES),
         }
-        path = f"{_folder(queue_id)}/{number:020}.json"
+        path = f"{_folder(queue_id)}/{claim.number:020}.json"
         return await self._objects.put_if_absent(path, json.dumps(content).encode())
 
 
@@ -145,10 +175,12 @@ def named_shards(broker_shards: Sequence[int]) -> str:
 def _decode(queue_id: str, path: str, data: bytes) -> NameClaim:
     try:
         content = load_json(data)
-        shards = content["broker_shards"]
+        number, shards, since = _number(path), content["broker_shards"], content["since"]
         if content["queue_id"] != queue_id or not _are_shards(shards):
             raise ValueError(f"it is about {content['queue_id']!r} on {shards!r}")
-        return NameClaim(_number(path), tuple(shards))
+        if not _are_numbers(since, number) or len(since) != len(shards):
+            raise ValueError(f"{since!r} are not the claims of {len(shards)} shards")
+        return NameClaim(number, tuple(shards), tuple(since))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("queue name", f"{path}: {error}") from error
 
@@ -160,6 +192,11 @@ def _are_shards(found: object) -> bool:
         and all(type(shard) is int and shard >= 0 for shard in found)
         and len(set(found)) == len(found)
     )
+
+
+def _are_numbers(found: object, last: int) -> bool:
+    """Whether a record's field is a list of numbers of claims up to its own."""
+    return isinstance(found, list) and all(type(one) is int and 0 < one <= last for one in found)
 
 
 def _folder(queue_id: str) -> str:

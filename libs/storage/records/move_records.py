@@ -3,9 +3,10 @@
     move 0x5D   | stage u8 | number u64 | other shard u16 | revision u64
                 | config: length u32, bytes | state: length u32, bytes | replay: length u32, bytes |
 
-Little-endian. The number is that of the name's claim that the move follows. The revision is that at
-which the queue left; 0 where it arrives. Where it leaves, its records stay where they are, and the
-last three are empty; where it arrives, they are those records as they were stored at the source.
+Little-endian. The number is that of the name's claim that put the queue on the shard that it
+leaves. The revision is that at which the queue left; 0 where it arrives. Where it leaves, its
+records stay where they are, and the last three are empty; where it arrives, they are those records
+as they were stored at the source.
 """
 
 from enum import IntEnum

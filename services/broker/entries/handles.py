@@ -32,7 +32,7 @@ FIELD = "handle"
 _KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
 _MARKS = {kind: mark for mark, kind in _KINDS.items()}
 _PLACE = re.compile(
-    r"(?:\d{1,4}:)?(?:p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
+    r"(?:(?P<partition>\d{1,4}):)?(?:p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
     r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
     r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16}))",
     re.ASCII,
@@ -47,6 +47,7 @@ class Handle(NamedTuple):
     mark: str = ""
     number: int = 0
     waiting: Place | None = None
+    partition: int | None = None
 
 
 def parse_handle(text: str, shard: int) -> Handle:
@@ -63,6 +64,8 @@ def parse_handle(text: str, shard: int) -> Handle:
     found = _PLACE.fullmatch(place)
     if found is None:
         raise InvalidArgument(FIELD, f"{place[:64]!r} is not a place of an entry")
+    if found["partition"]:
+        handle = handle._replace(partition=int(found["partition"]))
     return _placed(handle, found, shard)
 
 

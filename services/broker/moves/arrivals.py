@@ -58,6 +58,11 @@ class Arrival(NamedTuple):
     state: QueueStateRecord
     ranges: Sequence[ReplayRange]
 
+    @property
+    def partition(self) -> int:
+        """Which partition of the queue comes; 0 for a queue without any."""
+        return self.settings.partition.index if self.settings.partition else 0
+
     @classmethod
     def of(cls, header: ArrivalHeader | MoveRecord) -> Arrival:
         """Raises CorruptRecord."""
@@ -110,7 +115,10 @@ class Arrivals:
         shard = self._owner.shard
         shard.check_stays()
         self._drain.check_open()
-        if queue_id in shard.queues:
+        queue = shard.queues.get(queue_id)
+        if queue is not None and queue.settings.partition is not None:
+            raise has_partition(queue_id, self._shard, queue.settings.partition.index)
+        if queue is not None:
             raise AlreadyExists("queue", queue_id)
         if shard.moves.has(queue_id):
             raise moving(queue_id)
@@ -129,7 +137,11 @@ class Arrivals:
         has_header: bool,
         is_last: bool,
     ) -> None:
-        """Stores a page; `begun` is the record with which the queue's arrival begins."""
+        """Stores a page; `begun` is the record with which the queue's arrival begins.
+
+        Its number and its shard name the move: of the partitions that are placed by one claim, each
+        has a shard of its own.
+        """
         if has_header:
             try:
                 Arrival.of(begun)
@@ -139,20 +151,18 @@ class Arrivals:
             if not is_taken_along(row.key, queue_id):
                 raise InvalidArgument(f"rows[{place}].key", "is no key of a row of the queue")
         self._owner.admit()
-        await self._drop_older(queue_id, begun.number)
+        known = self._owner.shard.moves.arrivals.get(queue_id)
+        if known is not None and not _is_same(known, begun.number, begun.shard):
+            await self._judge(queue_id)  # It may be left of a move that was cancelled.
 
         def receive(_: int) -> None:
             shard = self._owner.shard
             known = shard.moves.arrivals.get(queue_id)
-            if known is not None and known.number > begun.number:
-                raise _over(queue_id, begun.number)
-            if known is None:
+            if known is None or not _is_same(known, begun.number, begun.shard):
                 if not has_header:
                     raise _over(queue_id, begun.number)
                 self._check_free(queue_id)
                 shard.moves.expect(queue_id, begun)
-            elif known.number < begun.number:
-                raise moving(queue_id)  # What came of an older move is dropped first.
             shard.write_rows((row.key, row.value) for row in rows)
             if is_last:
                 copied = shard.moves.arrivals[queue_id]._replace(stage=MoveStage.COPIED)
@@ -162,20 +172,13 @@ class Arrivals:
         self._heard[queue_id] = time.monotonic()
         await self._owner.durable()
 
-    async def _drop_older(self, queue_id: str, number: int) -> None:
-        known = self._owner.shard.moves.arrivals.get(queue_id)
-        if known is not None and known.number < number:
-            await self._judge(queue_id)
-
-    async def arrive(self, queue_id: str, number: int) -> bool:
+    async def arrive(self, queue_id: str, number: int, source: int) -> bool:
         """Does what the claim says; returns whether the queue is here, or has been."""
         shard = self._owner.shard
         known = shard.moves.arrivals.get(queue_id)
-        if known is None:
+        if known is None or not _is_same(known, number, source):
             await self._owner.durable()
             return True  # It came, and may have gone on: what is only copied has a record.
-        if known.number > number:
-            raise _over(queue_id, number)
         self._heard[queue_id] = time.monotonic()
         await self._judge(queue_id)
         return queue_id in shard.queues
@@ -194,9 +197,10 @@ class Arrivals:
                 came = Arrival.of(record)
             except (StorageError, CorruptRecord) as error:
                 raise Unavailable(f"queue {queue_id!r} cannot arrive now: {error}") from error
-            if claim.number <= record.number:
+            place = claim.place_of(came.partition)
+            if place.number <= record.number:
                 return
-            is_mine = claim.broker_shards == (self._shard,)
+            is_mine = place.shard == self._shard
 
             def decide(now_ms: int) -> None:
                 if self._owner.shard.moves.arrivals.get(queue_id) != record:
@@ -254,6 +258,19 @@ class Arrivals:
                     self._unsettled.discard(queue_id)
 
             await self._owner.run(settle)
+
+
+def _is_same(known: MoveRecord, number: int, source: int) -> bool:
+    return (known.number, known.shard) == (number, source)
+
+
+def has_partition(queue_id: str, shard: int, partition: int) -> FailedPrecondition:
+    return FailedPrecondition(
+        "SHARD_HAS_PARTITION",
+        f"broker shard {shard} has partition {partition} of queue {queue_id!r}: a shard has one "
+        "partition of a queue, so choose another shard, or add one",
+        subject=queue_id,
+    )
 
 
 def _over(queue_id: str, number: int) -> FailedPrecondition:

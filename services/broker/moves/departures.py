@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
+from libs.serving.requests.partitions import named_partition
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.objects.queue_names import NameClaim, QueueNames, named_shards
@@ -26,10 +27,11 @@ from libs.storage.records.states import decode_queue_state
 from services.broker.core.moves import moving
 from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Dispatcher
+from services.broker.moves.arrivals import has_partition
 from services.broker.moves.rows import header_of, pages_of
 from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
 from services.broker.shard.locations import Locations
-from services.broker.shard.owner import ShardOwner
+from services.broker.shard.owner import ShardOwner, check_partition
 from services.broker.shard.sweeper import Sweeper
 from slatemq.errors import (
     Aborted,
@@ -79,6 +81,7 @@ class Progress(NamedTuple):
     """How far a move is, for operators."""
 
     shard: int
+    partition: int | None = None
     copied_rows_count: int = 0
     is_claimed: bool = False
     problem: str = ""
@@ -104,7 +107,7 @@ class Departures:
     def progress(self) -> Mapping[str, Progress]:
         """By queue, the moves under way, and those that were cancelled."""
         departures = self._owner.shard.moves.departures
-        leaving = {queue_id: Progress(one.record.shard) for queue_id, one in departures.items()}
+        leaving = {queue_id: _begun(one.queue, one.record) for queue_id, one in departures.items()}
         return dict(sorted((leaving | self._progress).items()))
 
     # --- The beginning ------------------------------------------------------
@@ -113,6 +116,7 @@ class Departures:
         """Has a queue leave; returns once it has, durably. Raises what MoveQueue does."""
         departure = self._owner.shard.moves.departures.get(queue_id)
         if departure is not None and departure.record.shard == target:
+            check_partition(departure.queue, named_partition(queue_id))
             await self._owner.durable()
             return self.progress()[queue_id]
         queue = await self._owner.find(queue_id)
@@ -123,7 +127,7 @@ class Departures:
         self._beginning.add(queue_id)
         try:
             await self._owner.run(lambda _: self._check(queue))
-            number = await self._number_of(queue_id)
+            number = await self._number_of(queue, target)
             await self._check_target(target, queue_id)
             await self._leave(queue, MoveRecord(MoveStage.LEAVING, number, target))
         finally:
@@ -135,13 +139,6 @@ class Departures:
         shard, queue_id = self._owner.shard, queue.queue_id
         if not self._owner.owns(queue):
             raise shard.absence(queue_id)
-        if queue.settings.partition is not None:
-            raise FailedPrecondition(
-                "QUEUE_PARTITIONED",
-                f"queue {queue_id!r} has partitions, which cannot move: create another queue on "
-                "the shards that it is to have, and delete this one once it is empty",
-                subject=queue_id,
-            )
         redrives = (shard.redrives.get(number) for number in shard.redrives.running())
         if any(one is not None and one.queue_id == queue_id for one in redrives):
             raise FailedPrecondition(
@@ -162,20 +159,23 @@ class Departures:
         if not shard.settle(queue):
             raise moving(queue_id)  # It has only just come.
 
-    async def _number_of(self, queue_id: str) -> int:
-        """The number of the claim of the queue's name, which must be for this shard."""
+    async def _number_of(self, queue: Queue, target: int) -> int:
+        """The number of the claim by which the queue is here; the target must have none of it."""
+        queue_id, partition = queue.queue_id, partition_of(queue)
         try:
             claim = await self._names.get(queue_id)
         except CorruptRecord as error:
             raise FailedPrecondition("NAME_DIFFERS", str(error), subject=queue_id) from error
-        if claim.broker_shards != (self._shard,):
+        place = claim.place_of(partition)
+        if place.shard != self._shard:
             raise FailedPrecondition(
                 "NAME_DIFFERS",
                 f"the name {queue_id!r} is claimed for {named_shards(claim.broker_shards)}: run "
                 "`slatemq verify`",
                 subject=queue_id,
             )
-        return claim.number
+        _check_beside(queue_id, claim, target)
+        return place.number
 
     async def _check_target(self, target: int, queue_id: str) -> None:
         """Raises what the target refuses with.
@@ -208,7 +208,7 @@ class Departures:
                 if queue.leases.count:
                     raise moving(queue.queue_id)
                 self._owner.shard.depart(queue, record, now_ms)
-                self._progress[queue.queue_id] = Progress(record.shard)
+                self._progress[queue.queue_id] = _begun(queue, record)
                 self._wake.set()  # Here, since the caller may be cancelled while it waits.
 
             await self._owner.run_alone(depart)
@@ -225,9 +225,9 @@ class Departures:
             while True:
                 self._wake.clear()
                 departures = self._owner.shard.moves.departures
-                for queue_id, (_, record) in list(departures.items()):
+                for queue_id, (queue, record) in list(departures.items()):
                     if queue_id not in self._tasks and len(self._tasks) < MOVES_AT_ONCE:
-                        self._progress.setdefault(queue_id, Progress(record.shard))
+                        self._progress.setdefault(queue_id, _begun(queue, record))
                         task = asyncio.create_task(self._carry_out(queue_id, record))
                         self._tasks[queue_id] = task
                         task.add_done_callback(lambda _: self._wake.set())
@@ -270,11 +270,13 @@ class Departures:
 
     async def _go_on(self, queue_id: str, record: MoveRecord) -> None:
         """What is next, by the claim of the name."""
+        partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
         claim = await self._names.get(queue_id)
-        if claim.number <= record.number:
+        if claim.place_of(partition).number <= record.number:
+            _check_beside(queue_id, claim, record.shard)
             await self._copy(queue_id, record)
             claim = await self._claim(queue_id, record, record.shard)
-        if claim.broker_shards == (self._shard,):
+        if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, "it was cancelled before the broker was started again")
             return
         self._locations.note(queue_id, claim.broker_shards, time.monotonic())
@@ -312,15 +314,20 @@ class Departures:
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""
-        await self._names.claim(queue_id, (shard,), NameClaim(record.number, (self._shard,)))
-        claim = await self._names.get(queue_id)
-        if claim.number <= record.number:
-            raise Unavailable(f"the name {queue_id!r} cannot be claimed now")
+        partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
+        while (claim := await self._names.get(queue_id)).place_of(
+            partition
+        ).number <= record.number:
+            if shard != self._shard:
+                _check_beside(queue_id, claim, shard)
+            # False where another partition moved first.
+            await self._names.place(queue_id, partition, shard, claim)
         return claim
 
     async def _cancel(self, queue_id: str, record: MoveRecord, why: str) -> None:
+        partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
         claim = await self._claim(queue_id, record, self._shard)
-        if claim.broker_shards == (self._shard,):
+        if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, why)
             try:
                 await self._targets.arrive(record.shard, queue_id, record.number)
@@ -345,3 +352,19 @@ class Departures:
         await self._owner.run(stay)
         await self._owner.durable()
         log.warning("the move of queue %s was cancelled: %s", queue_id, why)
+
+
+def _begun(queue: Queue, record: MoveRecord) -> Progress:
+    partition = queue.settings.partition
+    return Progress(record.shard, None if partition is None else partition.index)
+
+
+def partition_of(queue: Queue) -> int:
+    """Which partition of its queue this is; 0 where it is all of it."""
+    return queue.settings.partition.index if queue.settings.partition else 0
+
+
+def _check_beside(queue_id: str, claim: NameClaim, target: int) -> None:
+    """Raises where another partition is on the shard that one is to move to, or will be."""
+    if target in claim.broker_shards:
+        raise has_partition(queue_id, target, claim.broker_shards.index(target))

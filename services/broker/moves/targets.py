@@ -74,7 +74,12 @@ class ArrivalTargets:
 
     async def arrive(self, shard: int, queue_id: str, number: int) -> bool:
         """Whether the queue is there now, or has been."""
-        request = ArriveRequest(queue_id=queue_id, move_number=number, to_broker_shard=shard)
+        request = ArriveRequest(
+            queue_id=queue_id,
+            move_number=number,
+            from_broker_shard=self._shard,
+            to_broker_shard=shard,
+        )
         with self._failures(shard):
             answer = await (await self._stub(shard)).Arrive(request, timeout=CALL_S)
         return bool(answer.arrived)

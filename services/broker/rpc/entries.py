@@ -28,7 +28,7 @@ from services.broker.entries.handles import Handle, parse_handle
 from services.broker.entries.lister import EntryLister
 from services.broker.requests.limits import not_negative, within_count
 from services.broker.requests.queues import checked_id
-from services.broker.shard.owner import ShardOwner
+from services.broker.shard.owner import ShardOwner, check_partition
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -77,6 +77,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
     async def _find(self, handle: Handle) -> EntryLocation:
         queue = await self._owner.find(handle.queue_id)
+        check_partition(queue, handle.partition)
         await self._owner.durable()
         try:
             return await self._finder.find(queue, handle)

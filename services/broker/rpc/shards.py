@@ -85,6 +85,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             state=state,
             copied_rows_count=progress.copied_rows_count,
             problem=progress.problem,
+            partition=progress.partition,
         )
 
     async def _describe(self) -> shard_pb2.BrokerShard:

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 from libs.access.current import may_some
 from libs.access.verbs import Verb
+from libs.serving.requests.partitions import named_partition
 from libs.storage.errors import StorageError
 from libs.storage.objects.queue_names import QueueNames, named_shards
-from slatemq.errors import SHARD, WRONG_SHARD, NotFound
+from slatemq.errors import SHARD, WRONG_SHARD, InvalidArgument, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +94,28 @@ class Locations:
         queue_id = error.resource_name
         if error.resource_type != "queue" or not may_some(SEEING, queue_id):
             return error
+        is_other = error.reason == WRONG_SHARD
         try:
+            named = named_partition(queue_id)
             shards = await self.of(queue_id)
-        except StorageError as failed:
+            if is_other and shard in _places(shards, named):
+                shards = await self.of(queue_id, fresh=True)  # What is remembered is older.
+        except (StorageError, InvalidArgument) as failed:
             log.warning("where queue %s is cannot be read: %s", queue_id, failed)
             return error
-        if not shards or shard in shards:
+        if not shards or shard in _places(shards, named):
             return error
         return NotFound(
             "queue",
             queue_id,
-            f"queue {queue_id!r} is not on broker {shard}: ask {named_shards(shards)}",
+            error.message
+            if is_other
+            else f"queue {queue_id!r} is not on broker {shard}: ask {named_shards(shards)}",
             reason=WRONG_SHARD,
             metadata={SHARD: ",".join(map(str, shards))},
         )
+
+
+def _places(shards: tuple[int, ...], partition: int | None) -> tuple[int, ...]:
+    """The shards of a queue, or the one of this partition; none where it has no such."""
+    return shards if partition is None else shards[partition : partition + 1]

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
+from libs.serving.requests.partitions import named_partition
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.pace import Pace
@@ -28,7 +29,7 @@ from services.broker.core.lists.replays import Ranges
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.shard import Needs, RangeApplication, Shard
 from services.broker.shard.loading import Loader
-from slatemq.errors import ResourceExhausted, SlateMQError
+from slatemq.errors import WRONG_SHARD, NotFound, ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
 
@@ -207,19 +208,22 @@ class ShardOwner:
     def queue(self, queue_id: str) -> Queue:
         """The queue of this ID; raises NotFound, or Unavailable (QUEUE_MOVING).
 
-        For commands only: others use `find`.
+        NotFound also where the call names another partition of it. For commands only: others use
+        `find`.
         """
-        queue = self.shard.queues.get(queue_id)
+        named, queue = named_partition(queue_id), self.shard.queues.get(queue_id)
         if queue is None:
             raise self.shard.absence(queue_id)
+        check_partition(queue, named)
         return queue
 
     async def find(self, queue_id: str) -> Queue:
         """The queue of this ID; raises as `queue`, once it is durable that it is not here."""
-        queue = self.shard.queues.get(queue_id)
+        named, queue = named_partition(queue_id), self.shard.queues.get(queue_id)
         if queue is None:
             await self.durable()
             raise self.shard.absence(queue_id)
+        check_partition(queue, named)
         return queue
 
     def owns(self, queue: Queue) -> bool:
@@ -407,3 +411,19 @@ def _next_ms(queue: Queue) -> int | None:
         if lane.count and lane.earliest is not None
     ]
     return split_order(order_in_time(BucketKind.TIMED, min(orders))).ms if orders else None
+
+
+def check_partition(queue: Queue, named: int | None) -> None:
+    """Raises NotFound (WRONG_SHARD) where another partition of the queue is named.
+
+    It was here, or will be: partitions move.
+    """
+    partition = queue.settings.partition
+    index = 0 if partition is None else partition.index
+    if named is not None and named != index:
+        raise NotFound(
+            "queue",
+            queue.queue_id,
+            f"partition {named} of queue {queue.queue_id!r} is not here, but partition {index}",
+            reason=WRONG_SHARD,
+        )

@@ -20,7 +20,8 @@ A creation always makes a claim of its own, also where the shard has an older on
 A partitioned queue is claimed for the shards of all partitions at once, by the creation of
 partition 0: no other shard of the claim may have such a queue then. The creation of another
 partition makes the same claim once more, and only while partition 0 is there. So of two callers
-that create a queue of one name, the one that creates partition 0 decides which shards it has.
+that create a queue of one name, the one that creates partition 0 decides which shards it has. Later
+only moves change them, each that of one partition.
 """
 
 from __future__ import annotations
@@ -120,6 +121,9 @@ class UniqueNames:
                     await self._check_unused(queue_id, shard)
         elif claim.broker_shards != shards:
             raise _exists_on(queue_id, claim.broker_shards)
+        else:
+            index = shards.index(self._shard)
+            return await self._names.place(queue_id, index, self._shard, claim)
         return await self._names.claim(queue_id, shards, claim)
 
     async def _check_begun(self, queue_id: str, shards: tuple[int, ...]) -> None:
@@ -167,7 +171,10 @@ class UniqueNames:
         before = self._use_now(queue_id)
         await self._owner.commits.prove_ownership()
         use = before if self._use_now(queue_id) == before else NameUse.NAME_USE_CHANGING
-        queue = self._owner.shard.queues.get(queue_id)
+        shard = self._owner.shard
+        queue, departure = shard.queues.get(queue_id), shard.moves.departures.get(queue_id)
+        if queue is None and departure is not None:
+            queue = departure.queue
         return GetNameUseResponse(
             use=use,
             broker_shard=self._shard,

@@ -208,7 +208,7 @@ class Steps:
 
     def of_source(self, departures: Departures) -> None:
         self.between(departures._targets, "check", "send", "arrive")
-        self.between(departures._names, "get", "claim")
+        self.between(departures._names, "get", "place")
         self.between(departures._epochs, "raise_all")
         self.between(departures._owner, "run_alone")
 

@@ -1,33 +1,62 @@
-"""A queue that moves loses and doubles nothing, whichever side is killed between two steps."""
+"""A queue that moves loses and doubles nothing, whichever side is killed between two steps.
+
+Nor does a partition, while another one of its queue moves, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import QueueNames
 from tests.forms import shortly
 from tests.integration.broker.moves.movers import (
     Steps,
     begin_move,
     claimed,
+    create_partitions,
+    move,
     queue_on,
+    route,
     route_all,
     settled_move,
 )
 from tests.integration.broker.rig import Rig, running
 
-SOURCE_STEPS = 20
+SOURCE_STEPS = 23
 TARGET_STEPS = 12
 """More than a move has: the last ones are those of a move that nobody disturbs."""
 
+KINDS = ["whole", "partition", "keyed"]
+"""What moves: a queue without partitions; partition 0; partition 1 of a queue that is spread by the
+value of a header."""
 
-async def filled(source: Rig, target: Rig) -> None:
+
+@asynccontextmanager
+async def brokers_beside(folder: Path, kind: str) -> AsyncIterator[Sequence[Rig]]:
+    """The brokers between which another partition of the queue moves."""
+    async with AsyncExitStack() as stack:
+        shards = () if kind == "whole" else (2, 3)
+        yield [await stack.enter_async_context(running(folder, shard=one)) for one in shards]
+
+
+async def filled(kind: str, source: Rig, target: Rig, beside: Sequence[Rig]) -> None:
     """A queue with messages in all lists, some of them from before and some from after others."""
-    await source.create("q", max_attempts=2)
+    if kind == "whole":
+        await source.create("q", max_attempts=2)
+    elif kind == "partition":
+        await create_partitions(source, beside[0], max_attempts=2)
+    else:
+        await create_partitions(beside[0], source, header="key", max_attempts=2)
+    for rig in beside:
+        await route_all(rig, 12)
     await route_all(source, 10)
-    await route_all(target, 12)
+    await route(target, 12)
     one, two, _ = await source.claim(max_messages=3)
     await source.ack(one.lease_token)
     await source.nack(two.lease_token)
@@ -50,7 +79,15 @@ async def check_whole(source: Rig, target: Rig) -> None:
     assert attempts[3] == 1
 
 
-async def killed(rig: Rig, steps: Steps, source: Rig, target: Rig) -> None:
+async def check_places(folder: Path, kind: str, beside: Sequence[Rig]) -> None:
+    """Both partitions are where they moved to, that which nobody was killed for, too."""
+    claim = await QueueNames(open_root(folder.as_uri()).objects).get("q")
+    assert claim.broker_shards == {"whole": (1,), "partition": (1, 3), "keyed": (3, 1)}[kind]
+    for rig in beside[1:]:
+        assert sorted(await claimed(rig)) == list(range(1, 13))
+
+
+async def killed(steps: Steps, source: Rig, target: Rig, beside: Sequence[Rig]) -> None:
     """Has the queue begin to move; returns once a side stands still, or the move is over."""
     moving = asyncio.create_task(begin_move(source, target))
     reached = asyncio.create_task(steps.reached.wait())
@@ -60,45 +97,64 @@ async def killed(rig: Rig, steps: Steps, source: Rig, target: Rig) -> None:
     for task in (moving, reached, done):
         task.cancel()
     await asyncio.gather(moving, reached, done, return_exceptions=True)
+    if beside:
+        await move(beside[0], beside[1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("step", shortly(range(1, SOURCE_STEPS + 1), 3, 6, 9, 14))
+@pytest.mark.parametrize("step", shortly(range(1, SOURCE_STEPS + 1), 3, 6, 9, 14, 18))
 async def test_the_source_may_be_killed_at_any_step(
-    tmp_path: Path, step: int, on_disk: bool
+    tmp_path: Path, step: int, on_disk: bool, kind: str
 ) -> None:
-    async with running(tmp_path, shard=1) as target, running(tmp_path, shard=0) as old:
-        await filled(old, target)
+    async with (
+        running(tmp_path, shard=1) as target,
+        brokers_beside(tmp_path, kind) as beside,
+        running(tmp_path, shard=0) as old,
+    ):
+        await filled(kind, old, target, beside)
         steps = Steps(step, old.disk if on_disk else None)
         steps.of_source(old.broker.departures)
-        await killed(old, steps, old, target)
+        await killed(steps, old, target, beside)
         async with running(tmp_path, shard=0, clock=old.clock) as source:
             steps.thawed.set()
             old.disk.free.set()
             await settled_move(source, target)
             await check_whole(source, target)
+        await check_places(tmp_path, kind, beside)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("step", shortly(range(1, TARGET_STEPS + 1), 2, 4, 7, 10))
 async def test_the_target_may_be_killed_at_any_step(
-    tmp_path: Path, step: int, on_disk: bool
+    tmp_path: Path, step: int, on_disk: bool, kind: str
 ) -> None:
-    async with running(tmp_path, shard=0) as source, running(tmp_path, shard=1) as old:
-        await filled(source, old)
+    async with (
+        running(tmp_path, shard=0) as source,
+        brokers_beside(tmp_path, kind) as beside,
+        running(tmp_path, shard=1) as old,
+    ):
+        await filled(kind, source, old, beside)
         steps = Steps(step, old.disk if on_disk else None)
         steps.of_target(old.broker.arrivals)
-        await killed(old, steps, source, old)
+        await killed(steps, source, old, beside)
         async with running(tmp_path, shard=1, clock=old.clock) as target:
             steps.thawed.set()
             old.disk.free.set()
             await settled_move(source, target)
             await check_whole(source, target)
+        await check_places(tmp_path, kind, beside)
 
 
-async def test_a_move_has_as_many_steps_as_are_tried(tmp_path: Path) -> None:
-    async with running(tmp_path, shard=0) as source, running(tmp_path, shard=1) as target:
-        await filled(source, target)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_move_has_as_many_steps_as_are_tried(tmp_path: Path, kind: str) -> None:
+    async with (
+        running(tmp_path, shard=0) as source,
+        running(tmp_path, shard=1) as target,
+        brokers_beside(tmp_path, kind) as beside,
+    ):
+        await filled(kind, source, target, beside)
         of_source, of_target = Steps(0), Steps(0)
         of_source.of_source(source.broker.departures)
         of_target.of_target(target.broker.arrivals)

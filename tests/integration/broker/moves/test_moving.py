@@ -236,7 +236,7 @@ async def test_a_list_shows_a_queue_that_moves_once(tmp_path: Path) -> None:
             await swept(target)
             steps = Steps(step)
             steps.between(source.broker.departures._targets, "check", "send", "arrive")
-            steps.between(source.broker.departures._names, "get", "claim")
+            steps.between(source.broker.departures._names, "get", "place")
             moving = asyncio.create_task(move(source, target))
             reached = asyncio.create_task(steps.reached.wait())
             await asyncio.wait([moving, reached], return_when=asyncio.FIRST_COMPLETED)
@@ -260,22 +260,19 @@ async def test_a_list_shows_a_queue_that_moves_once(tmp_path: Path) -> None:
 def restore(rig: Rig) -> None:
     """Takes the steps out of a broker again."""
     for owner in (rig.broker.departures._targets, rig.broker.departures._names):
-        for name in ("check", "send", "arrive", "get", "claim"):
+        for name in ("check", "send", "arrive", "get", "place"):
             vars(owner).pop(name, None)
 
 
 async def test_what_cannot_move_is_refused_and_stays(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (first, second):
         await first.create("q")
-        split = queue_pb2.Queue(queue_id="split", partition=queue_pb2.Partition(count=1))
-        await first.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=split, broker_shards=[0]))
 
         async def reason(queue_id: str, target: Rig = second) -> str:
             return (await refusal(begin_move(first, target, queue_id)))[1]
 
         assert await reason("q", first) == "INVALID_FIELD"
         assert await reason("absent") == "QUEUE_NOT_FOUND"
-        assert await reason("split") == "QUEUE_PARTITIONED"
         await second.broker.placement.drain.begin()
         assert await reason("q") == "SHARD_DRAINING"
         await second.broker.placement.drain.cancel()

@@ -310,9 +310,9 @@ async def test_a_claimant_that_read_long_ago_gets_no_name_by_a_number_that_was_r
 
     for known in (long_ago, less_long_ago):
         assert not await names.claim("q", (9,), known)
-        assert await names.get("q") == NameClaim(4, (4,))
+        assert await names.get("q") == NameClaim(4, (4,), (4,))
         await names.free("q", known)
-        assert await names.get("q") == NameClaim(4, (4,))
+        assert await names.get("q") == NameClaim(4, (4,), (4,))
 
 
 async def test_no_history_of_creations_deletions_and_replaced_brokers_doubles_a_name(

@@ -21,6 +21,7 @@ from tests.integration.broker.moves.movers import (
     Steps,
     begin_move,
     claimed,
+    create_partitions,
     gone,
     has_queue,
     queue_on,
@@ -29,18 +30,25 @@ from tests.integration.broker.moves.movers import (
 from tests.integration.broker.rig import running
 from tests.manual_clock import ManualClock
 
-STEPS = 14
+STEPS = 23
 
 
-@pytest.mark.parametrize("step", shortly(range(1, STEPS + 1), 4, 8, 10, 12))
-async def test_a_restored_move_ends_on_one_side(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize("is_partition", [False, True])
+@pytest.mark.parametrize("step", shortly(range(1, STEPS + 1), 4, 8, 12, 16, 20))
+async def test_a_restored_move_ends_on_one_side(
+    tmp_path: Path, step: int, is_partition: bool
+) -> None:
     folder, fresh = tmp_path / "root", tmp_path / "fresh"
     clock = ManualClock()
     async with (
         running(folder, shard=0, clock=clock) as source,
         running(folder, shard=1, clock=clock) as target,
+        running(folder, shard=2, clock=clock) as beside,
     ):
-        await source.create("q")
+        if is_partition:
+            await create_partitions(beside, source)
+        else:
+            await source.create("q")
         for rig in (source, target):
             await route_all(rig, 10)
         steps = Steps(step)
@@ -75,7 +83,8 @@ async def test_a_restored_move_ends_on_one_side(tmp_path: Path, step: int) -> No
         assert not (await queue_on(there)).HasField("quarantine")
         assert sorted(await claimed(there)) == list(range(1, 21))
         claim = await QueueNames(open_root(fresh.as_uri()).objects).get("q")
-        assert claim.broker_shards == (there.service._config.shard,)
+        shard = there.service._config.shard
+        assert claim.broker_shards == ((2, shard) if is_partition else (shard,))
 
 
 async def test_a_queue_that_moves_meanwhile_has_the_snapshots_taken_again(tmp_path: Path) -> None:
@@ -92,7 +101,7 @@ async def test_a_queue_that_moves_meanwhile_has_the_snapshots_taken_again(tmp_pa
             tries += 1
             assert await names.claim(f"new-{tries}", (0,), UNCLAIMED)
             if tries == 1:
-                assert await names.claim("q", (1,), NameClaim(1, (0,)))
+                assert await names.claim("q", (1,), NameClaim(1, (0,), (1,)))
             yield taken
 
     await Taking(BackupSource(root, snapshots, RunStore(root.objects)), backups, 5).take()

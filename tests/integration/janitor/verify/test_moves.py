@@ -15,10 +15,16 @@ from libs.storage.records.move_records import MoveRecord, MoveStage, encode_move
 from services.janitor.verify.findings import Finding
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from tests.forms import shortly
-from tests.integration.broker.moves.movers import Steps, begin_move, gone, route_all
+from tests.integration.broker.moves.movers import (
+    Steps,
+    begin_move,
+    create_partitions,
+    gone,
+    route_all,
+)
 from tests.integration.broker.rig import running
 
-STEPS = 14
+STEPS = 23
 
 
 async def found(folder: Path) -> list[Finding]:
@@ -30,10 +36,21 @@ async def found(folder: Path) -> list[Finding]:
     return [one for one in findings.all() if "ingest" not in one.wrong and one.shard != "instance"]
 
 
-@pytest.mark.parametrize("step", shortly(range(1, STEPS + 1), 3, 6, 9, 11))
-async def test_no_step_of_a_move_looks_like_damage(tmp_path: Path, step: int) -> None:
-    async with running(tmp_path, shard=0) as source, running(tmp_path, shard=1) as target:
-        await source.create("q", max_attempts=1)
+@pytest.mark.parametrize("is_partition", [False, True])
+@pytest.mark.parametrize("step", shortly(range(1, STEPS + 1), 3, 6, 9, 14, 18))
+async def test_no_step_of_a_move_looks_like_damage(
+    tmp_path: Path, step: int, is_partition: bool
+) -> None:
+    async with (
+        running(tmp_path, shard=0) as source,
+        running(tmp_path, shard=1) as target,
+        running(tmp_path, shard=2) as beside,
+    ):
+        if is_partition:
+            await create_partitions(beside, source, max_attempts=1)
+        else:
+            await source.create("q", max_attempts=1)
+        await route_all(beside, 20)
         await route_all(source, 20)
         await route_all(target, 20)
         one, two, *_ = await source.claim(max_messages=3)
