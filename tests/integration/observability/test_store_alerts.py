@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from slatemq import Push
 from tests.acceptance.local_stack import LocalStack
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
 from tests.faults.memory_limits import MemoryGroup, lacking
-from tests.integration.observability.prometheus_server import eventually
+from tests.integration.observability.prometheus_server import LOOK_S, eventually
 from tests.integration.observability.scraped_stack import (
     WAIT_S,
     Traffic,
@@ -34,8 +34,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.proof]
 
 SMALL_DISK_MIB = 256
 
-PUBLISHING_S = 600.0
-"""The store behind the proxy takes some 50 commits a second."""
+LONG_S = 600.0
+"""For thousands of commits, of which the store takes some 50 a second, and for a compactor, whose
+looks are a minute apart."""
 
 TABLE_DELAY_S = 20.0
 """For which the store takes a table of 16 MiB, two of them at a time."""
@@ -154,9 +155,7 @@ def test_alerts_fire_while_tables_cannot_be_compacted_or_stored_and_end_with_it(
             behind = ("SlateMQCompactionBehind", "ingest")
             asyncio.run(_publish_until(lambda: behind in server.firing(), stack.endpoint, [b"x"]))
             store.set()
-            asyncio.run(
-                _publish_until(lambda: behind not in server.firing(), stack.endpoint, [b"x"])
-            )
+            eventually(lambda: behind not in server.firing(), LONG_S, server.firing)
 
             # And a store that takes tables far more slowly than messages are published
             store.set(Fault(method="PUT", match="/ingest/0/compacted/", delay_s=TABLE_DELAY_S))
@@ -171,10 +170,19 @@ async def _publish_until(
 ) -> None:
     """Publish these again and again, so that each time is a commit."""
     messages = [slatemq.OutgoingMessage(one, {"queue": "absent"}) for one in payloads]
-    async with slatemq.connect(endpoint) as client, asyncio.timeout(PUBLISHING_S):
+
+    async def publish() -> None:
+        while True:
+            await client.publish_batch(messages)
+
+    async with slatemq.connect(endpoint, call_timeout=LONG_S) as client, asyncio.timeout(LONG_S):
+        publishing = asyncio.create_task(publish())
         while not await asyncio.to_thread(come_about):
-            for _ in range(10):
-                await client.publish_batch(messages)
+            assert not publishing.done(), publishing.exception()
+            await asyncio.sleep(LOOK_S)
+        publishing.cancel()
+        with suppress(asyncio.CancelledError):
+            await publishing
 
 
 def test_an_alert_fires_while_a_container_has_too_little_memory(tmp_path: Path) -> None:
