@@ -306,11 +306,10 @@ def test_every_setting_is_one_that_slatedb_knows(kind: Kind, scheme: str) -> Non
 
 
 @pytest.mark.usefixtures("watched_openings")
-async def test_one_compaction_takes_all_tables_that_come_in_between_two_looks_at_a_paid_store(
-    tmp_path: Path,
-) -> None:
-    # Given tables of 40 flushes, which are there before the compactor first looks
-    paid, root = tuning_of(Kind.INGEST, "s3"), open_root(tmp_path.as_uri())
+@pytest.mark.parametrize(("scheme", "count"), [("file", 30), ("s3", 40)])
+async def test_one_compaction_takes_all_new_tables(tmp_path: Path, scheme: str, count: int) -> None:
+    # Given tables of some flushes, which are there before the compactor first looks
+    row, root = tuning_of(Kind.INGEST, scheme), open_root(tmp_path.as_uri())
     looks = (
         "compactor_options.poll_interval",
         "compactor_options.worker.compactions_poll_interval",
@@ -318,11 +317,11 @@ async def test_one_compaction_takes_all_tables_that_come_in_between_two_looks_at
 
     def with_looks(every: str) -> Tuning:
         quick = {**dict.fromkeys(looks, every), "manifest_poll_interval": "10ms"}
-        settings = {**paid.settings, **quick}
-        return replace(paid, replay=ReplayBound(1000, 60), settings=settings)
+        settings = {**row.settings, **quick}
+        return replace(row, replay=ReplayBound(1000, 60), settings=settings)
 
     database = await root.database("ingest/0", Kind.INGEST, with_looks("3600s"))
-    for number in range(40):
+    for number in range(count):
         await database.commit(_batch((b"k", b"%d" % number)))
         await database.flush_memtable()
     await database.close()
@@ -336,8 +335,8 @@ async def test_one_compaction_takes_all_tables_that_come_in_between_two_looks_at
             seen.append(database.statistics())
 
     # Then it leaves none behind for the next time
-    assert {one.uncompacted_tables for one in seen} <= {0, 40}
-    assert await database.get(b"k") == b"39"
+    assert {one.uncompacted_tables for one in seen} <= {0, count}
+    assert await database.get(b"k") == b"%d" % (count - 1)
     await database.close()
 
 
