@@ -105,7 +105,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     revoked = revoked_certificates(config)
     return Protection(
         ClientDoor(callers, auditor, revoked, has_tls=files is not None),
-        ServiceDoor(config.service_identity if files is not None else "", revoked),
+        ServiceDoor(config.service_identity if files is not None else "", revoked, auditor),
         client_tls,
         service_tls_,
         callers,

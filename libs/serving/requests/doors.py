@@ -27,6 +27,7 @@ import grpc.aio
 from libs.access.audit import AUDITED, subjects_of
 from libs.access.current import current_caller
 from libs.access.methods import MethodAccess, access_of
+from libs.access.principals import Principal
 from libs.serving.limits import PROBE_PREFIXES
 from libs.serving.requests.auditing import Auditor
 from libs.serving.tls import identities, is_old
@@ -103,12 +104,24 @@ class Door(Protocol):
 class ServiceDoor:
     """The port for services: its handshake lets in certificates of our authorities alone."""
 
-    def __init__(self, identity: str = "", revoked: Revocations | None = None) -> None:
-        """Let in those whose certificate has this name; empty, as without TLS: everybody."""
-        self._judge = _ByIdentity(identity, Certificates(revoked)) if identity else None
+    def __init__(
+        self,
+        identity: str = "",
+        revoked: Revocations | None = None,
+        auditor: Auditor | None = None,
+    ) -> None:
+        """Let in those whose certificate has this name; empty, as without TLS: everybody.
+
+        `auditor` records the calls of others.
+        """
+        self._identity = identity
+        self._certificates = Certificates(revoked)
+        self._auditor = auditor
 
     def judge_of(self, method: str) -> Judge | None:
-        return None if method.startswith(PROBE_PREFIXES) else self._judge
+        if not self._identity or method.startswith(PROBE_PREFIXES):
+            return None
+        return _ByIdentity(self._identity, self._certificates, self._auditor, method)
 
 
 class ClientDoor:
@@ -209,17 +222,29 @@ class _ByConnection:
 
 
 class _ByIdentity:
-    def __init__(self, identity: str, certificates: Certificates) -> None:
+    def __init__(
+        self, identity: str, certificates: Certificates, auditor: Auditor | None, method: str
+    ) -> None:
         self._identity = identity
         self._certificates = certificates
+        self._auditor = auditor
+        self._method = method
 
     async def enter(self, context: Context) -> Visit:
         version = self._certificates.version
-        if self._identity not in self._certificates.names(context):
-            raise PermissionDenied(
-                f"the certificate does not have the name {self._identity}",
-                reason="FOR_SERVICES_ALONE",
-            )
+        caller: Principal | None = None
+        try:
+            names = self._certificates.names(context)
+            if self._identity not in names:
+                caller = Principal(min(names), "certificate") if names else None
+                raise PermissionDenied(
+                    f"the certificate does not have the name {self._identity}",
+                    reason="FOR_SERVICES_ALONE",
+                )
+        except SlateMQError:
+            if self._auditor is not None:
+                self._auditor.watch(context, self._method, (), (), caller)
+            raise
         return _CertifiedVisit(self._certificates, context, version)
 
 

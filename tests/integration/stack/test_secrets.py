@@ -26,9 +26,10 @@ import redis
 import slatemq
 from libs.serving.process.exits import EXIT_STORE_AWAY
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.errors import PermissionDenied
 from slatemq.events.envelope import Event, decode_event
-from slatemq.v1 import queue_pb2, queue_pb2_grpc
+from slatemq.v1 import queue_pb2, queue_pb2_grpc, removal_pb2, removal_pb2_grpc
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
@@ -158,6 +159,14 @@ async def work(planted: Planted) -> None:
         request = queue_pb2.DeleteQueueRequest(queue_id="orders")
         with pytest.raises(grpc.aio.AioRpcError):
             await delete(request, metadata=(("authorization", f"Bearer {forged}"),), timeout=30)
+    client_files = [made.certificates / f"client.{kind}" for kind in ("crt", "key")]
+    stolen = ChannelTls(CertificateFiles(made.certificates / "ca.crt", *client_files), SERVICE_NAME)
+    topology = stack.folder / "data" / "topology" / "broker-0.json"
+    peers = json.loads(topology.read_text())["peer_address"]
+    async with grpc.aio.secure_channel(peers, stolen.credentials, stolen.options) as channel:
+        remove: Any = removal_pb2_grpc.RemovalServiceStub(channel).RemoveEntries
+        with pytest.raises(grpc.aio.AioRpcError):
+            await remove(removal_pb2.RemoveEntriesRequest(), timeout=30)
 
 
 async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Planted) -> None:
@@ -171,6 +180,8 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         ("shop", f"{service}QueueService/PurgeQueue", "PERMISSION_DENIED", "broker-0"),
         ("shop", f"{service}JanitorService/RunJob", "PERMISSION_DENIED", "janitor-0"),
         ("", f"{service}QueueService/DeleteQueue", "UNAUTHENTICATED", "broker-0"),
+        # On the port for services, with a client's certificate
+        ("dev-client", f"{service}RemovalService/RemoveEntries", "PERMISSION_DENIED", "broker-0"),
     }
 
     def missing() -> set[tuple[str, str, str, str]]:
