@@ -115,24 +115,44 @@ def _field(message: Descriptor, name: str) -> FieldDescriptor:
 
 
 def _detail_reader(message: Descriptor, path: Sequence[str], prefix: str = "") -> Reader:
-    """Reads the value at a path of fields, as `settings.retention_s=60`; of a message, each."""
+    """Reads the value at a path of fields, as `settings.retention_s=60`; of a message, each.
+
+    Of a repeated field, it reads each of its values.
+    """
     field = _field(message, path[0])
     name, label = path[0], f"{prefix}{path[0]}"
-    if field.is_repeated or field.type == FieldDescriptor.TYPE_BYTES:
-        raise LookupError(f"{message.full_name}.{name} is not one value for the audit")
+    is_repeated = field.is_repeated
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        raise LookupError(f"{message.full_name}.{name} is not for the audit")
     if field.message_type is not None:
         paths = (
             [path[1:]] if len(path) > 1 else [[one] for one in field.message_type.fields_by_name]
         )
         readers = [_detail_reader(field.message_type, inner, f"{label}.") for inner in paths]
-        return lambda request: (text for read in readers for text in read(getattr(request, name)))
 
-    def read_value(request: Any) -> Iterator[str]:
-        value = getattr(request, name)
-        if value != "" and not (field.has_presence and not request.HasField(name)):
-            yield f"{label}={str(value).lower() if isinstance(value, bool) else value}"
+        def read_messages(request: Any) -> Iterator[str]:
+            inner = getattr(request, name)
+            for value in inner if is_repeated else (inner,):
+                for read in readers:
+                    yield from read(value)
 
-    return read_value
+        return read_messages
+
+    def read_values(request: Any) -> Iterator[str]:
+        found = getattr(request, name)
+        if is_repeated:
+            yield from (f"{label}={_in_words(field, value)}" for value in found)
+        elif found != "" and not (field.has_presence and not request.HasField(name)):
+            yield f"{label}={_in_words(field, found)}"
+
+    return read_values
+
+
+def _in_words(field: FieldDescriptor, value: Any) -> str:
+    if field.enum_type is not None:
+        named = field.enum_type.values_by_number.get(value)
+        return str(value) if named is None else named.name
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _each(values: Sequence[Any], inner: Reader | None) -> Iterator[str]:

@@ -87,8 +87,8 @@ class Access(_message.Message):
 
     @_builtins.property
     def audited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What else of the request the audit has, as PATH=VALUE: paths of fields, with dots; of a message, all its fields that are set. Never
-        fields with payloads, headers or secrets.
+        """What else of the request the audit has, as PATH=VALUE: paths of fields, with dots; of a message, all its fields that are set; of a
+        repeated field, each value. Never fields with payloads, headers or secrets.
         """
 
     def __init__(

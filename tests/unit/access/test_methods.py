@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message_factory import GetMessageClass
 
 from libs.access.methods import access_of
@@ -73,8 +74,25 @@ def test_a_request_gives_its_queues() -> None:
 def test_a_request_gives_what_the_audit_says_of_it() -> None:
     settings = instance_pb2.InstanceSettings(retention_s=0, purge_grace_s=60)
     run = janitor_pb2.RunJobRequest(job="restore", queue_ids=["a"], target_queue_id="b")
+    edit = entry_pb2.EditMessageRequest(handle="a/1/d0", payload=b"secret", headers={"k": "secret"})
+    settlements = [entry_pb2.DeadLetterSettlement(handle=handle) for handle in ("a/1/f0", "a/2")]
+    purge = queue_pb2.PurgeQueueRequest(queue_id="a", states=[queue_pb2.ENTRY_STATE_AVAILABLE])
+    purge.MergeFromString(b"\x10\x63")  # And a state that is not known
+    update = queue_pb2.UpdateQueueRequest(update_mask=FieldMask(paths=["filter", "lease_ms"]))
     cases = [
         ("JanitorService/RunJob", run, ["job=restore", "dry_run=false"]),
+        ("DelayedService/EditMessage", edit, ["handle=a/1/d0"]),
+        (
+            "DeadLetterService/SettleDeadLetters",
+            entry_pb2.SettleDeadLettersRequest(settlements=settlements),
+            ["settlements.handle=a/1/f0", "settlements.handle=a/2"],
+        ),
+        ("QueueService/PurgeQueue", purge, ["states=ENTRY_STATE_AVAILABLE", "states=99"]),
+        (
+            "QueueService/UpdateQueue",
+            update,
+            ["update_mask.paths=filter", "update_mask.paths=lease_ms"],
+        ),
         ("JanitorService/CancelRun", janitor_pb2.CancelRunRequest(run_id="r"), ["run_id=r"]),
         ("JanitorService/CancelRun", janitor_pb2.CancelRunRequest(), []),
         ("OutboxService/ResumeOutbox", outbox_pb2.ResumeOutboxRequest(), ["ingest_shard=0"]),
