@@ -18,19 +18,21 @@ KEY_HEADER: Final = "slatemq-key"
 _warned: Final[set[Path]] = set()
 
 _SECRET: Final = re.compile(
-    r"(?P<before>"
-    r"://(?=[^/\s\"'@]*@)"  # the login of a URL
-    r"|[?&;][\w.-]*(?:secret|password|token|signature|credential|access_?key)[\w.-]*="
-    r"|\bbearer\s+"
-    r")[^\s@&\"']+"
-    r"|\bsmq_[a-z0-9]+_[\w-]+",
+    r"(?P<scheme>://)[^/\s\"']+(?=@)"  # the login of a URL, in which a password can have an @
+    r"|(?P<name>"
+    r"[?&;][\w.-]*(?:secret|password|token|signature|credential|(?:access|api|account)_?key)[\w.-]*="
+    r"|[?&;]sig="  # the signature of a URL of Azure
+    r"|\bbearer(?:\s|%20)+"
+    r")[^\s@&;\"']+"
+    r"|\bsmq_[a-z0-9]+_[\w-]+"
+    r"|\beyJ[\w-]+\.eyJ[\w-]+\.[\w-]*",  # a JSON Web Token
     re.IGNORECASE,
 )
 
 
 def redacted(text: str) -> str:
     """A text without the secrets that libraries put into errors: logins of URLs, and tokens."""
-    return _SECRET.sub(lambda found: f"{found['before'] or ''}***", text)
+    return _SECRET.sub(lambda found: f"{found['scheme'] or found['name'] or ''}***", text)
 
 
 def check_both_given(cert: object, key: object) -> None:

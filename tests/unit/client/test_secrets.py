@@ -18,7 +18,13 @@ from slatemq._secrets import read_secret, redacted
         "cannot reach redis://:SECRET@127.0.0.1:6379/0",
         "cannot reach 'amqp://user:SECRET@host'",
         "GET https://b.example/x?X-Amz-Signature=SECRET&y=1: 403",
+        "cannot reach redis://:p@SECRET@127.0.0.1:6379/0",
+        "cannot reach redis://:p&SECRET@127.0.0.1:6379/0",
+        "PUT https://a.example/c?sv=1&sig=SECRET%2F&se=2: 403",
+        "AccountName=a;AccountKey=SECRET==;EndpointSuffix=x",
+        "the token eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.SECRET is unknown",
         "authorization: Bearer SECRET",
+        "authorization=Bearer%20SECRET",
         "the token smq_abc23_SECRET is unknown",
     ],
 )
@@ -29,7 +35,13 @@ def test_a_text_is_shown_without_its_secret(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["file:///data/a@b", "ask a@b.example", "http://host/path?shard=1", "listening on [::1]"],
+    [
+        "file:///data/a@b",
+        "ask a@b.example",
+        "http://host/path?shard=1&design=2",
+        "listening on [::1]",
+        "http://h:1/0 a@b",
+    ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
     assert redacted(text) == text
