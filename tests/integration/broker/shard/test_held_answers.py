@@ -22,9 +22,9 @@ from tests.services import service_of
 
 PUSH_ID, REDRIVE_ID = "0-0-1", "0-1"
 
-IN_MEMORY: Final = {"ResumeOutbox", "GetShardLoad", "CheckArrival"}
-"""Whether an outbox is halted, and what a shard has to do, is not stored at all; and whether a
-queue may come is judged again by the command that has it begin to arrive."""
+IN_MEMORY: Final = {"ResumeOutbox", "GetShardLoad", "CheckArrival", "StopClaim"}
+"""Whether an outbox is halted, what a shard has to do, and which claims wait, is not stored at all;
+and whether a queue may come is judged again by the command that has it begin to arrive."""
 
 OF_DISK: Final = {"WatchQueues", "GetRoutingState", "LocateQueue"}
 """They tell what the disk has, and need not wait for it."""
