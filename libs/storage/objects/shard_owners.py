@@ -96,8 +96,7 @@ class ShardOwners:
 
     async def take(self, owner: Owner, watched: OwnerRecord) -> bool:
         """Make this process the owner if the claim that it has watched is still the latest."""
-        # The number after an old claim may be free again: what counts is the latest claim.
-        return await self._create(owner, watched) and (await self.latest()).owner == owner
+        return await self._create(owner, watched)
 
     async def give_free(self, name: str) -> None:
         """End the claim of this name, which never gets the shard again, if it has the shard.
@@ -124,6 +123,7 @@ class ShardOwners:
         return _UNCLAIMED
 
     async def _create(self, owner: Owner, latest: OwnerRecord, *, is_free: bool = False) -> bool:
+        """Create the claim behind the latest one; False where another one has come before it."""
         named = (latest.owner.name,) if latest.owner.name else ()
         replaced = [name for name in (*named, *latest.replaced) if name != owner.name]
         content = {
@@ -138,8 +138,11 @@ class ShardOwners:
         if not await self._objects.put_if_absent(path, json.dumps(content).encode()):
             return False
         paths = await self._objects.list(self._folder)
-        await asyncio.gather(*(self._objects.delete(one) for one in paths if one < path))
-        return True
+        # The number behind an old claim is free again once two have come since.
+        is_latest = paths[-1:] == [path]
+        old = [one for one in paths if one < path] if is_latest else [path]
+        await asyncio.gather(*map(self._objects.delete, old))
+        return is_latest
 
     def _fenced(self, name: str, latest: OwnerRecord) -> Fenced:
         by = repr(latest.owner.name) if latest.owner.name else "a process without an owner name"

@@ -91,7 +91,10 @@ async def test_of_many_that_claim_at_once_one_is_the_owner(
 ) -> None:
     names = [f"pod-{number}" for number in range(16)]
 
-    await asyncio.gather(*(owners.claim(Owner(name)) for name in names))
+    # Who is replaced before it has read its own claim hears of it at once
+    claims = (owners.claim(Owner(name)) for name in names)
+    fenced = await asyncio.gather(*claims, return_exceptions=True)
+    assert {type(one) for one in fenced} <= {type(None), Fenced}
 
     results = await asyncio.gather(*map(owners.check, names), return_exceptions=True)
     assert [type(one) for one in results].count(Fenced) == len(names) - 1
@@ -179,3 +182,17 @@ async def test_a_damaged_record_is_an_error(
 
     with pytest.raises(CorruptRecord, match=r"shard-owners/broker/0"):
         await owners.claim(Owner("a"))
+
+
+async def test_a_claim_behind_an_old_one_counts_for_nothing_and_leaves_nothing(
+    owners: ShardOwners, objects: Objects
+) -> None:
+    # Given a process that has read a claim before two others came, so that the next number is free
+    await owners.claim(Owner("a"))
+    watched = await owners.latest()
+    for name in ("b", "c"):
+        await owners.claim(Owner(name))
+
+    assert not await owners.take(Owner("late"), watched)
+    assert (await owners.latest()).owner.name == "c"
+    assert len(await objects.list(FOLDER)) == 1
