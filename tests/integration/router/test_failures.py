@@ -67,10 +67,16 @@ async def test_a_router_that_was_away_while_deletions_were_forgotten_keeps_no_qu
         stack.shard.forget_deletions()
         await stack.broker_server.start()
 
-        # Then the router reads all queues again
-        second = await stack.log.publish([{}])
-        await eventually(lambda: stack.got("all") == first + second)
-        assert stack.got("gone") == first
+        async def is_passed_over() -> bool:
+            routed = await stack.log.publish([{}])
+            await eventually(lambda: stack.got("all")[-1:] == routed)
+            return stack.got("gone")[-1:] != routed
+
+        # Then the router reads all queues again; a broker leaves out what it judged before that
+        async with asyncio.timeout(60):
+            while not await is_passed_over():
+                pass
+        assert await is_passed_over()
 
 
 async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
