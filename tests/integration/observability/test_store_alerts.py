@@ -17,9 +17,9 @@ import pytest
 import slatemq
 from slatemq import Push
 from tests.acceptance.local_stack import LocalStack
-from tests.faults.faulty_store import Fault, Outcome, faulty_store
+from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.faults.memory_limits import MemoryGroup, lacking
-from tests.integration.observability.prometheus_server import LOOK_S, eventually
+from tests.integration.observability.prometheus_server import LOOK_S, Prometheus, eventually
 from tests.integration.observability.scraped_stack import (
     WAIT_S,
     Traffic,
@@ -75,37 +75,44 @@ async def _resume(endpoint: str) -> None:
         await client.resume_outbox(0, 0)
 
 
-@pytest.mark.s3
-def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(
-    tmp_path: Path,
-) -> None:
+@contextmanager
+def on_faulty_store(folder: Path) -> Iterator[tuple[FaultyStore, LocalStack, Prometheus]]:
+    """A scraped stack on an S3 server that does as the store is set to."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
         for name, value in CREDENTIALS.items():
             environ.setenv(name, value)
-        with scraped(tmp_path, "--store", root_url(store.port, "t")) as (stack, server):
-            traffic = Traffic(stack.endpoint)
-            eventually(lambda: server.query("slatemq_commit_size_bytes_count > 3"), WAIT_S)
+        with scraped(folder, "--store", root_url(store.port, "t")) as (stack, server):
+            yield store, stack, server
 
-            store.set(Fault(Outcome.REFUSE, match="topology"))
-            refused = {("SlateMQStoreErrors", "broker")}
-            eventually(lambda: refused <= server.firing(), 2 * WAIT_S, server.firing)
-            store.set()
-            eventually(lambda: not refused & server.firing(), 2 * WAIT_S, server.firing)
 
-            store.set(Fault(method="PUT", delay_s=1.5))
-            slow = {("SlateMQCommitsSlow", "ingest"), ("SlateMQCommitsSlow", "broker")}
-            eventually(lambda: slow <= server.firing(), 2 * WAIT_S, server.firing)
-            store.set()
-            eventually(lambda: not slow & server.firing(), 2 * WAIT_S, server.firing)
+@pytest.mark.s3
+def test_alerts_fire_while_a_store_refuses_is_slow_or_silent_and_end_with_it(
+    tmp_path: Path,
+) -> None:
+    with on_faulty_store(tmp_path) as (store, stack, server):
+        traffic = Traffic(stack.endpoint)
+        eventually(lambda: server.query("slatemq_commit_size_bytes_count > 3"), WAIT_S)
 
-            store.set(Fault(Outcome.HOLD))
-            wanted = {("SlateMQStoreSilent", "ingest"), ("SlateMQNotServing", "ingest")}
-            eventually(lambda: wanted <= server.firing(), 2 * WAIT_S, server.firing)
+        store.set(Fault(Outcome.REFUSE, match="topology"))
+        refused = {("SlateMQStoreErrors", "broker")}
+        eventually(lambda: refused <= server.firing(), 2 * WAIT_S, server.firing)
+        store.set()
+        eventually(lambda: not refused & server.firing(), 2 * WAIT_S, server.firing)
 
-            store.set()
-            eventually(lambda: not wanted & server.firing(), 2 * WAIT_S, server.firing)
-            traffic.stop()
+        store.set(Fault(method="PUT", delay_s=1.5))
+        slow = {("SlateMQCommitsSlow", "ingest"), ("SlateMQCommitsSlow", "broker")}
+        eventually(lambda: slow <= server.firing(), 2 * WAIT_S, server.firing)
+        store.set()
+        eventually(lambda: not slow & server.firing(), 2 * WAIT_S, server.firing)
+
+        store.set(Fault(Outcome.HOLD))
+        wanted = {("SlateMQStoreSilent", "ingest"), ("SlateMQNotServing", "ingest")}
+        eventually(lambda: wanted <= server.firing(), 2 * WAIT_S, server.firing)
+
+        store.set()
+        eventually(lambda: not wanted & server.firing(), 2 * WAIT_S, server.firing)
+        traffic.stop()
 
 
 def test_an_alert_fires_while_a_disk_has_little_room_and_ends_with_it(tmp_path: Path) -> None:
@@ -145,24 +152,20 @@ def small_disk(folder: Path) -> Iterator[Path]:
 def test_alerts_fire_while_tables_cannot_be_compacted_or_stored_and_end_with_it(
     tmp_path: Path,
 ) -> None:
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
-        for name, value in CREDENTIALS.items():
-            environ.setenv(name, value)
-        with scraped(tmp_path, "--store", root_url(store.port, "t")) as (stack, server):
-            # Given a compactor that cannot store what it is about to do
-            store.set(Fault(Outcome.HOLD, "PUT", "/ingest/0/compactions/"))
-            behind = ("SlateMQCompactionBehind", "ingest")
-            asyncio.run(_publish_until(lambda: behind in server.firing(), stack.endpoint, [b"x"]))
-            store.set()
-            eventually(lambda: behind not in server.firing(), LONG_S, server.firing)
+    with on_faulty_store(tmp_path) as (store, stack, server):
+        # Given a compactor that cannot store what it is about to do
+        store.set(Fault(Outcome.HOLD, "PUT", "/ingest/0/compactions/"))
+        behind = ("SlateMQCompactionBehind", "ingest")
+        asyncio.run(_publish_until(lambda: behind in server.firing(), stack.endpoint, [b"x"]))
+        store.set()
+        eventually(lambda: behind not in server.firing(), LONG_S, server.firing)
 
-            # And a store that takes tables far more slowly than messages are published
-            store.set(Fault(method="PUT", match="/ingest/0/compacted/", delay_s=TABLE_DELAY_S))
-            stall = ("SlateMQWritesStall", "ingest")
-            asyncio.run(_publish_until(lambda: stall in server.firing(), stack.endpoint, BATCH))
-            store.set()
-            ended(server, stall)
+        # And a store that takes tables far more slowly than messages are published
+        store.set(Fault(method="PUT", match="/ingest/0/compacted/", delay_s=TABLE_DELAY_S))
+        stall = ("SlateMQWritesStall", "ingest")
+        asyncio.run(_publish_until(lambda: stall in server.firing(), stack.endpoint, BATCH))
+        store.set()
+        ended(server, stall)
 
 
 async def _publish_until(

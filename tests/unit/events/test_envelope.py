@@ -143,7 +143,7 @@ def test_numbers_that_json_does_not_have_are_refused(
     for value in (number, [1, [number]], {"ratio": {"x": number}}, (None, number)):
         with pytest.raises(InvalidArgument, match="it has no number"):
             encode(msgspec.structs.replace(EXAMPLE, data={"value": value}))
-    # Its place is told from null, and from texts.
+    # Null and texts are no such number.
     encode(msgspec.structs.replace(EXAMPLE, data={"value": None, "text": "null", "ratio": 0.5}))
 
 

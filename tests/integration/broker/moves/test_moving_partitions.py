@@ -113,7 +113,7 @@ async def test_a_shard_gets_another_partition_once_its_own_has_left(tmp_path: Pa
         assert [entry.message_id for entry in page.entries] == [1, 2]
         assert (await client.get_entry(page.entries[0].handle)).message_id == 1
 
-        # And one who was told before is told where it is
+        # And one who knew an older claim learns where it is
         naming = (("slatemq-partition", "q/0"),)
         request = queue_pb2.PurgeQueueRequest(queue_id="q")
         found = await refusal(first.queues.PurgeQueue(request, metadata=naming))
@@ -225,7 +225,7 @@ async def test_of_two_partitions_that_move_to_one_shard_one_stays(tmp_path: Path
         await route(first, 2, q=[1, 2])
         await route(second, 2)
         await route(third, 2)
-        # Given two that were told that they may go there
+        # Given two that the target has agreed to take
         held = [Steps(2), Steps(2)]
         for steps, rig in zip(held, (first, second), strict=True):
             steps.between(rig.broker.departures._targets, "check")
