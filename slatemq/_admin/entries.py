@@ -398,11 +398,7 @@ class EntryCalls(Calls):
         if partition is not None:
             return await self._locations.ask(queue_id, method, request, partition, **options)
 
-        async def attempt(index: int, shard: int, timeout: float) -> R:
-            metadata = self._locations.naming(queue_id, index)
-            call = method(await self._peers.broker(shard))
-            return await call(request, timeout=timeout, metadata=metadata)
-
+        attempt = self._locations.asking(queue_id, method, request)
         outcomes = await self._locations.outcomes(queue_id, attempt, **options)
         errors = [one for one in outcomes if isinstance(one, SlateMQError)]
         for one in outcomes:

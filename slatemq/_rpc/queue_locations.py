@@ -302,25 +302,26 @@ class QueueLocations:
         **options: Unpack[CallOptions],
     ) -> R:
         """Calls a method of the broker of a partition; the rest as in `call`."""
-
-        async def attempt(shard: int, timeout: float) -> R:
-            metadata = self.naming(queue_id, partition)
-            call = method(await self.peers.broker(shard))
-            return await call(request, timeout=timeout, metadata=metadata)
-
+        attempt = partial(self.asking(queue_id, method, request), partition)
         return await self.call(queue_id, attempt, partition, **options)
 
     async def ask_each(
         self, queue_id: str, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> list[R]:
         """Calls a method of the brokers of all partitions; the rest as in `each`."""
+        return await self.each(queue_id, self.asking(queue_id, method, request), **options)
+
+    def asking(
+        self, queue_id: str, method: Method[Q, R], request: Q
+    ) -> Callable[[int, int, float], Awaitable[R]]:
+        """One try of a call to a partition: by its index, its shard, and a timeout in seconds."""
 
         async def attempt(index: int, shard: int, timeout: float) -> R:
             metadata = self.naming(queue_id, index)
             call = method(await self.peers.broker(shard))
             return await call(request, timeout=timeout, metadata=metadata)
 
-        return await self.each(queue_id, attempt, **options)
+        return attempt
 
     async def ask_owner_of(
         self,
