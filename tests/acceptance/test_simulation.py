@@ -445,6 +445,28 @@ def test_clocks_that_are_apart_are_allowed_for() -> None:
         deliver(found, token="three", attempt=3, now_ms=999)
 
 
+def redriving(flaky_ahead_ms: int) -> Judge:
+    """One whose queue `rescue` gets what fails in `flaky`, by a clock 3 s behind."""
+    found = judge()
+    found.creating("flaky", "color", "green", attempts_max=1)
+    found.created("flaky")
+    found.creating("rescue", "color", "none", fed_from="flaky")
+    found.created("rescue")
+    ahead_ms = {"flaky": flaky_ahead_ms, "rescue": -3000}
+    found.apart = lambda queue, since_ms: Apart(ahead_ms[queue], ahead_ms[queue])
+    found.publishing(b"green", {"color": "green"}, visible_at_ms=5000, now_ms=0)
+    found.published(b"green", 8)
+    return found
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 2000, -2000])
+def test_the_time_of_a_redriven_message_came_by_the_clock_where_it_failed(ahead_ms: int) -> None:
+    first_ms = 5000 - ahead_ms
+    deliver(redriving(ahead_ms), "rescue", b"green", "green", 9, now_ms=first_ms)
+    with pytest.raises(Violated, match="1 ms before its time"):
+        deliver(redriving(ahead_ms), "rescue", b"green", "green", 9, now_ms=first_ms - 1)
+
+
 def test_the_clock_of_a_broker_counts_as_ahead_while_a_message_waits() -> None:
     # Given a broker whose wall clock goes 4 s ahead for a while, which its own clock keeps
     now_s, wrong_s = BEGIN_S, 0.0

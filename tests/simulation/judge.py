@@ -351,7 +351,9 @@ class Judge:
             raise Violated(f"{queue} delivers {key!r} with other headers: {dict(headers)}")
         self._may_be_there(queue, key, sent, message_id)
         copy = self.copies.setdefault((queue, key), _Copy())
-        earliest_ms = sent.visible_at_ms - self.apart(queue, sent.began_ms).most_ms
+        # What is redriven is available at once: its time had come by the clock of its first queue.
+        waited_in = self.queues[queue].fed_from or queue
+        earliest_ms = sent.visible_at_ms - self.apart(waited_in, sent.began_ms).most_ms
         if copy.not_before_ms:
             # By one clock, which may have stepped since the nack.
             apart = self.apart(queue, copy.nacked_ms)
