@@ -15,8 +15,9 @@ from libs.access.policy import Policy, Rule, facts_of
 from libs.access.principals import Attributes, Principal
 from libs.access.verbs import Verb
 from libs.documents import Document
+from libs.filters import load_parser
 from libs.filters.conditions import key_of
-from libs.filters.syntax import Node, parse
+from libs.filters.syntax import Node
 from slatemq.models import AccessRule
 
 Finding = Literal["permits", "other_queues", "condition_false", "condition_failed"]
@@ -98,7 +99,7 @@ def _judged(
     facts = facts_of(principal)
     outcome = rule.judge(headers, facts)
     source = rule.condition.checked.source
-    values = dict.fromkeys(_values(parse(source), {"headers": headers, "principal": facts}))
+    values = dict.fromkeys(_values(load_parser()(source), {"headers": headers, "principal": facts}))
     detail = f"{source}, with {', '.join(values)}" if values else source
     if outcome.matched:
         return "permits", detail

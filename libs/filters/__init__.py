@@ -4,11 +4,12 @@ In reading order; a file imports only files above it:
 
 `allowance`   How much processor time the expressions of one queue may take
 `engine`      The evaluating library, without its command line
-`syntax`      From CEL source to a small tree, by the grammar of cel-python
+`syntax`      The small tree that an expression becomes, and what is wrong with one that does not
 `conditions`  Header pairs without which a filter cannot match, for an inverted index
 `plain`       Filters that only compare headers with texts, as Python functions
 `signatures`  The functions and operators of the evaluating library, with their types
 `typecheck`   Type check of a tree, and bounds on its cost; what is not provable is `dyn`
+`parser`      From CEL source to the tree, by the grammar of cel-python
 `expressions` Filters and priorities: checked and compiled once, evaluated for every message
 `index`       The queues of a message, at a cost that hardly grows with the number of queues
 """
@@ -27,6 +28,7 @@ from libs.filters.expressions import (
     Priority,
     check,
     context,
+    load_parser,
     timestamp,
 )
 from libs.filters.index import (
@@ -67,6 +69,7 @@ __all__ = [
     "context",
     "explain_draft",
     "facts",
+    "load_parser",
     "timestamp",
     "values_of",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from libs.filters.conditions import Condition, keys_read, necessary
 from libs.filters.engine import cel
 from libs.filters.plain import Part, parts_of
 from libs.filters.signatures import VARIABLES, Type
-from libs.filters.syntax import Node, parse
+from libs.filters.syntax import Node
 from libs.filters.typecheck import type_of
 
 PRIORITY_MAX = 255
@@ -63,11 +64,20 @@ class Facts(NamedTuple):
     message_id: int = 0
 
 
+def load_parser() -> Callable[[str], Node]:
+    """`libs.filters.parser.parse`; the first call takes a quarter of a second of processor time.
+
+    A process without expressions saves it. One that serves others first calls this as it starts.
+    """
+    parse: Callable[[str], Node] = import_module("libs.filters.parser").parse
+    return parse
+
+
 def check(
     source: str, want: Literal["bool", "int"] = "bool", variables: Mapping[str, Type] = VARIABLES
 ) -> Checked:
     """Check a filter ("bool") or priority ("int"); raises FilterError."""
-    tree = parse(source)
+    tree = load_parser()(source)
     try:
         kind, cost = type_of(tree, variables)
     except RecursionError:

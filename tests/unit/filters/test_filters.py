@@ -18,11 +18,11 @@ from libs.filters import (
     RuleSet,
     check,
     context,
-    syntax,
+    parser,
 )
 from libs.filters.conditions import is_exact
+from libs.filters.parser import parse
 from libs.filters.signatures import FUNCTIONS, METHODS
-from libs.filters.syntax import parse
 from tests.forms import examples
 from tests.unit.filters.corpus import BAD, GOOD
 
@@ -122,7 +122,7 @@ def test_places_are_known_even_where_another_user_of_the_library_made_its_parser
 ) -> None:
     monkeypatch.setattr(CELParser, "CEL_PARSER", None)
     CELParser()
-    monkeypatch.setattr(syntax, "_PARSER", syntax._Parser())
+    monkeypatch.setattr(parser, "_PARSER", parser._Parser())
     with pytest.raises(FilterError) as refused:
         check('headers[true] == "a"')
     assert refused.value.position == (1, 9)
