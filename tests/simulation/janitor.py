@@ -37,9 +37,8 @@ from slatemq.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from tests.simulation.cluster import GRACE_S, Cluster
 from tests.simulation.judge import Violated
 from tests.simulation.store import Rows, SimulatedRoot
-from tests.simulation.workload import BUGS, now_ms
+from tests.simulation.workload import BUGS, INGESTS, now_ms
 
-SHARDS: Final = (0, 1)
 CALL_S: Final = 10.0
 
 
@@ -49,8 +48,9 @@ class Janitor:
     purged: Messages that were deleted.
     """
 
-    def __init__(self, cluster: Cluster, seed: str) -> None:
+    def __init__(self, cluster: Cluster, seed: str, brokers: int) -> None:
         self._cluster = cluster
+        self._brokers = brokers
         self._chance = random.Random(f"{seed}/janitor")
         self.stopping = False
         self.purged = 0
@@ -72,8 +72,10 @@ class Janitor:
                 self._cluster.tell(f"the janitor: {error}")
 
     async def _purge(self, channels: Channels) -> None:
-        logs = {shard: await self._snapshot(channels, "ingest", shard) for shard in SHARDS}
-        brokers = [(await self._snapshot(channels, "broker", shard))[0] for shard in SHARDS]
+        logs = {shard: await self._snapshot(channels, "ingest", shard) for shard in range(INGESTS)}
+        brokers = [
+            (await self._snapshot(channels, "broker", shard))[0] for shard in range(self._brokers)
+        ]
         needed = {message for rows in brokers for message in _needed(rows)}
         before_ms = now_ms() - (self._cluster.window_s + GRACE_S) * 1000
         await asyncio.sleep(self._chance.choice((0, 0, 3)))  # A run takes its time.

@@ -17,7 +17,6 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge
 from tests.simulation.workload import (
     BACKOFF,
-    BROKERS,
     COLORS,
     LATE,
     LEASE_S,
@@ -64,7 +63,8 @@ class Operators:
             works.append(("redriver", self._redrive))
         if self._chance.random() < 0.5:
             works.append(("starter", self._start_late))
-        if random.Random(f"{self._seed}/to another broker").random() < 0.3:
+        share = 0.6 if self._workload.partitioned else 0.3
+        if random.Random(f"{self._seed}/to another broker").random() < share:
             works.append(("relocator", self._relocate))
         for name, work in works:
             machine = self._cluster.client_machine(name)
@@ -123,23 +123,25 @@ class Operators:
 
     async def _relocate(self, client: Client, chance: random.Random) -> None:
         """Move queues between brokers, but those that commands name together."""
-        names = [
-            name
-            for name in RELOCATED
-            if name in self._workload.names and name not in self._workload.partitioned
-        ]
+        names = [name for name in RELOCATED if name in self._workload.names]
         while names and not self.stopping:
             await asyncio.sleep(chance.uniform(0.1, 2.0))
-            name, shard = chance.choice(names), chance.randrange(BROKERS)
-            relocation = self._judge.relocating(name)
+            await self._move(client, chance.choice(names), chance)
 
-            async def attempt(name: str = name, shard: int = shard) -> None:
-                await client.move_queue(name, shard)
-
-            # Until it is over: one that is cancelled is begun again.
-            await self._workload.insist(attempt)
-            self._judge.done(relocation)
-            self._cluster.tell(f"{name} moved to broker {shard}")
+    async def _move(self, client: Client, name: str, chance: random.Random) -> None:
+        """Move a queue, or a partition of it, which goes to the shard without any."""
+        shard = partition = None
+        if name in self._workload.partitioned:
+            partition = chance.randrange(PARTITIONS)
+        else:
+            shard = chance.randrange(self._workload.brokers)
+        relocation = self._judge.relocating(name)
+        # Until it is over: one that is cancelled is begun again.
+        there = await self._workload.insist(
+            lambda: client.move_queue(name, shard, partition=partition)
+        )
+        self._judge.done(relocation)
+        self._cluster.tell(f"{name}, partition {partition}, moved to broker {there}")
 
     async def _empty(self, client: Client, chance: random.Random) -> None:
         """Purge a queue, and delete it and create it again."""

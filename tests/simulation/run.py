@@ -29,7 +29,6 @@ from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.loop import Machine, Stalled
 from tests.simulation.operators import Operators
 from tests.simulation.workload import (
-    BROKERS,
     BUGS,
     DELAY_MAX_S,
     INGESTS,
@@ -150,7 +149,7 @@ class World:
         self.invariants = Invariants(self.cluster, self.events.landed_up_to if keeps else None)
         self.workload = Workload(self.cluster, self.judge, seed)
         self.operators = Operators(self.cluster, self.judge, self.workload, seed)
-        self.janitor = Janitor(self.cluster, seed)
+        self.janitor = Janitor(self.cluster, seed, self.workload.brokers)
         self.access: Access | None = None
         if random.Random(f"{seed}/has-access").random() < ACCESS_SHARE:
             self.access = Access(self.cluster, self.judge, self.workload, seed)
@@ -226,7 +225,8 @@ class World:
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
-        for kind, shards in (("ingest", INGESTS), ("broker", BROKERS), ("router", self._routers)):
+        counts = {"ingest": INGESTS, "broker": workload.brokers, "router": self._routers}
+        for kind, shards in counts.items():
             for shard in range(shards):
                 cluster.add(kind, shard)
         admin = cluster.client_machine("admin")
