@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.database.clocks import STEP_HOLD_S, HybridClock
 from tests.forms import proof
-from tests.simulation.broker_clocks import BrokerClocks, Life
-from tests.simulation.chance import BEGIN_S
+from tests.partition_rule import partition_of
 from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.seeds import (
     NoVerdict,
@@ -439,10 +437,45 @@ def test_what_is_past_its_retention_must_not_come() -> None:
 
 def test_clocks_that_are_apart_are_allowed_for() -> None:
     found = judge()
-    found.apart = lambda queue, since_ms: Apart(0, 1000)
+    found.apart = lambda *_: Apart(0, 1000)
     deliver(found, token="two", attempt=2, now_ms=1001)
     with pytest.raises(Violated, match="before the"):
         deliver(found, token="three", attempt=3, now_ms=999)
+
+
+def test_a_nack_counts_by_the_clock_that_it_met_and_by_that_of_the_delivery() -> None:
+    found = judge()
+    found.apart = lambda *_: Apart(-3000, -3000)
+    found.ending("red", b"key", "one", is_ack=False)
+    found.nacked("red", b"key", "one", nacked_ms=3000, not_before_ms=8000)
+    # Later its queue is on a broker whose clock is right, and 3 s ahead of the first.
+    found.apart = lambda *_: Apart(-3000, 0)
+    with pytest.raises(Violated, match="1 ms before its time"):
+        deliver(found, token="two", attempt=2, now_ms=4999)
+    # One that is behind as the first is lets nothing come earlier.
+    found.apart = lambda *_: Apart(-3000, -3000)
+    with pytest.raises(Violated, match="1 ms before its time"):
+        deliver(found, token="two", attempt=2, now_ms=7999)
+
+
+def test_a_clock_that_was_behind_after_a_nack_lets_nothing_come_earlier() -> None:
+    found = judge()
+    found.ending("red", b"key", "one", is_ack=False)
+    found.nacked("red", b"key", "one", nacked_ms=3000, not_before_ms=8000)
+    found.apart = lambda *_: Apart(-3000, 0)
+    with pytest.raises(Violated, match="1 ms before its time"):
+        deliver(found, token="two", attempt=2, now_ms=7999)
+
+
+def test_a_move_ends_the_leases_of_its_partition_alone() -> None:
+    found = judge()
+    found.queues["red"].partitions_count = 2
+    partition = partition_of(7, None, 2)
+    found.done(found.relocating("red", 1 - partition))
+    with pytest.raises(Violated, match="leases b'key' again 500 ms before"):
+        deliver(found, token="two", now_ms=1500)
+    found.done(found.relocating("red", partition))
+    deliver(found, token="two", now_ms=1500)
 
 
 def redriving(flaky_ahead_ms: int) -> Judge:
@@ -453,7 +486,7 @@ def redriving(flaky_ahead_ms: int) -> Judge:
     found.creating("rescue", "color", "none", fed_from="flaky")
     found.created("rescue")
     ahead_ms = {"flaky": flaky_ahead_ms, "rescue": -3000}
-    found.apart = lambda queue, since_ms: Apart(ahead_ms[queue], ahead_ms[queue])
+    found.apart = lambda queue, *_: Apart(ahead_ms[queue], ahead_ms[queue])
     found.publishing(b"green", {"color": "green"}, visible_at_ms=5000, now_ms=0)
     found.published(b"green", 8)
     return found
@@ -465,33 +498,3 @@ def test_the_time_of_a_redriven_message_came_by_the_clock_where_it_failed(ahead_
     deliver(redriving(ahead_ms), "rescue", b"green", "green", 9, now_ms=first_ms)
     with pytest.raises(Violated, match="1 ms before its time"):
         deliver(redriving(ahead_ms), "rescue", b"green", "green", 9, now_ms=first_ms - 1)
-
-
-def test_the_clock_of_a_broker_counts_as_ahead_while_a_message_waits() -> None:
-    # Given a broker whose wall clock goes 4 s ahead for a while, which its own clock keeps
-    now_s, wrong_s = BEGIN_S, 0.0
-    clock = HybridClock(0, lambda: now_s + wrong_s, lambda: now_s - BEGIN_S)
-    life = Life(shard=0, clock=clock)
-    clocks = BrokerClocks(least_ms=-3000, most_ms=15_000)
-    clocks.lives.append(life)
-
-    def pass_by(seconds: float) -> int:
-        nonlocal now_s
-        now_s += seconds
-        clock.now_ms()
-        life.look(int(now_s * 1000))
-        return int(now_s * 1000)
-
-    before_ms = pass_by(1.0)
-    wrong_s = 4.0
-    pass_by(1.0)
-    pass_by(STEP_HOLD_S)
-    after_ms = pass_by(1.0)
-    wrong_s = 0.0
-    pass_by(1.0)
-
-    # Then what began before saw it step, what began later did not, and other shards are right
-    assert clocks.apart(0, before_ms) == Apart(0, 4000)
-    assert clocks.apart(0, after_ms) == Apart(4000, 4000)
-    assert clocks.apart(None, before_ms) == Apart(0, 4000)
-    assert clocks.apart(1, before_ms) == Apart(0, 0)

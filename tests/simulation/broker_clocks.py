@@ -7,6 +7,7 @@ life too. So each is read after every step, for the judge to allow for what it w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from libs.storage.database.clocks import HybridClock
@@ -15,6 +16,7 @@ from tests.simulation.chance import BEGIN_S
 from tests.simulation.cluster import Process
 from tests.simulation.judge import Apart
 from tests.simulation.loop import Machine
+from tests.simulation.places import Stay
 
 
 @dataclass
@@ -40,10 +42,13 @@ class Life:
         ahead_ms = self.base_ms - (BEGIN_S + self.clock._base_at) * 1000
         self.ahead_ms.append((now_ms, math.ceil(ahead_ms)))
 
-    def since(self, since_ms: int) -> list[int]:
-        """How far it was ahead at that time, and later."""
-        before = [one for one in self.ahead_ms if one[0] <= since_ms][-1:]
-        return [ahead for _, ahead in before + [one for one in self.ahead_ms if one[0] > since_ms]]
+    def between(self, since_ms: int, until_ms: int) -> list[int]:
+        """How far it was ahead at the first of these times, and until the second."""
+        if self.seen_ms < since_ms:
+            return []
+        known = [one for one in self.ahead_ms if one[0] <= until_ms]
+        before = [one for one in known if one[0] <= since_ms][-1:]
+        return [ahead for _, ahead in before + [one for one in known if one[0] > since_ms]]
 
 
 class BrokerClocks:
@@ -74,11 +79,12 @@ class BrokerClocks:
                 return life
         return None
 
-    def apart(self, shard: int | None, since_ms: int) -> Apart:
-        """Of a shard's brokers since then; None: of all shards."""
+    def apart(self, stays: Iterable[Stay], since_ms: int) -> Apart:
+        """Of the brokers that may have had a queue since then, while they may have had it."""
         ahead: list[int] = []
-        for life in self.lives:
-            if shard in (None, life.shard) and life.seen_ms >= since_ms:
-                ahead += life.since(since_ms)
+        for stay in stays:
+            for life in self.lives:
+                if stay.shard in (None, life.shard) and stay.until_ms >= since_ms:
+                    ahead += life.between(max(since_ms, stay.since_ms), stay.until_ms)
         least_ms, most_ms = self._bounds
         return Apart(max(min(ahead, default=0), least_ms), min(max(ahead, default=0), most_ms))

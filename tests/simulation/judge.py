@@ -14,12 +14,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tests.partition_rule import partition_of
+
 NEVER = 1 << 62
 """A moment that is not reached."""
 
 
 class Violated(Exception):
     """A rule was broken."""
+
+
+class Apart(NamedTuple):
+    """By how much a clock was ahead of that of clients, in milliseconds: the least and the most."""
+
+    least_ms: int = 0
+    most_ms: int = 0
+
+
+TOGETHER = Apart()
 
 
 @dataclass
@@ -39,6 +51,17 @@ class Loss(Span):
     """
 
     listed: frozenset[int] = frozenset()
+
+
+@dataclass
+class Relocation(Span):
+    """A move of a queue, or of a partition of it, to another broker.
+
+    Attributes:
+        partition: Which of them; None: all of the queue.
+    """
+
+    partition: int | None = None
 
 
 @dataclass
@@ -72,6 +95,7 @@ class _Copy:
         maybe_acked_by: The leases of acks that may have counted.
         finished_by: The one thing that finished it, such as the payload that was pushed with it.
         nacked_ms: When its last nack began.
+        nacked_by: How far the clock by which it was nacked was apart.
         not_before_ms: From when on it may come again after that.
     """
 
@@ -82,6 +106,7 @@ class _Copy:
     maybe_acked_by: set[str] = field(default_factory=set)
     finished_by: str = ""
     nacked_ms: int = 0
+    nacked_by: Apart = TOGETHER
     not_before_ms: int = 0
     ids: set[int] = field(default_factory=set)
 
@@ -137,6 +162,7 @@ class _Queue:
         pauses: From the answer of each pause to the beginning of its end.
         redrives: Of its dead letters, whose attempts count from 1 again.
         relocations: To another broker: leases from before end, and their attempts do not count.
+        partitions_count: How many partitions it has.
         attempts_max: Of one message, until it is a dead letter.
         fed_from: The queue whose messages move here; no other message comes here.
         since_ms: What was published before may not be there; 0: all is.
@@ -147,7 +173,8 @@ class _Queue:
     losses: list[Loss] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
     redrives: list[Span] = field(default_factory=list)
-    relocations: list[Span] = field(default_factory=list)
+    relocations: list[Relocation] = field(default_factory=list)
+    partitions_count: int = 1
     attempts_max: int = 0
     fed_from: str = ""
     is_replayed: bool = False
@@ -155,16 +182,9 @@ class _Queue:
     moves_in: dict[bytes, bool] = field(default_factory=dict)
 
 
-class Apart(NamedTuple):
-    """By how much a clock was ahead of that of clients, in milliseconds: the least and the most."""
-
-    least_ms: int = 0
-    most_ms: int = 0
-
-
-def together(queue: str, since_ms: int) -> Apart:
+def together(queue: str, partition: int | None, since_ms: int) -> Apart:
     """Of clocks that agree with those of clients."""
-    return Apart()
+    return TOGETHER
 
 
 class Judge:
@@ -172,12 +192,15 @@ class Judge:
 
     Attributes:
         slack_ms: How far the clocks of ingests may be apart from those of clients.
-        apart: How far the clock of a queue's broker was since a time by a client's clock.
+        apart: How far the clock of the broker of a queue's partition was since a time by a client's
+            clock; where no partition is named, those of all.
         changes: By type and queue, how many events there are of its changes: the least, the most.
         events_of_messages: Types, queues and message IDs of which there is an event.
     """
 
-    def __init__(self, slack_ms: int = 0, apart: Callable[[str, int], Apart] = together) -> None:
+    def __init__(
+        self, slack_ms: int = 0, apart: Callable[[str, int | None, int], Apart] = together
+    ) -> None:
         self.slack_ms = slack_ms
         self.apart = apart
         self.queues: dict[str, _Queue] = {}
@@ -206,6 +229,7 @@ class Judge:
         attempts_max: int = 0,
         fed_from: str = "",
         is_replayed: bool = False,
+        partitions_count: int = 1,
     ) -> _Queue:
         """A client is about to create a queue; `is_replayed`: it starts in the past."""
         moment = self.now()
@@ -215,6 +239,7 @@ class Judge:
             attempts_max=attempts_max,
             fed_from=fed_from,
             is_replayed=is_replayed,
+            partitions_count=partitions_count,
         )
         if known is not None:
             # What a claim on the deleted one still brings was judged by its last filter.
@@ -268,9 +293,9 @@ class Judge:
         self.queues[name].redrives.append(redrive)
         return redrive
 
-    def relocating(self, name: str) -> Span:
-        """A queue may move to another broker from now on; `done` tells that it has, or stays."""
-        relocation = Span(self.now())
+    def relocating(self, name: str, partition: int | None = None) -> Relocation:
+        """A queue, or this partition, may move to another broker; `done` tells that it is there."""
+        relocation = Relocation(self.now(), partition=partition)
         self.queues[name].relocations.append(relocation)
         return relocation
 
@@ -351,31 +376,49 @@ class Judge:
             raise Violated(f"{queue} delivers {key!r} with other headers: {dict(headers)}")
         self._may_be_there(queue, key, sent, message_id)
         copy = self.copies.setdefault((queue, key), _Copy())
-        # What is redriven is available at once: its time had come by the clock of its first queue.
-        waited_in = self.queues[queue].fed_from or queue
-        earliest_ms = sent.visible_at_ms - self.apart(waited_in, sent.began_ms).most_ms
-        if copy.not_before_ms:
-            # By one clock, which may have stepped since the nack.
-            apart = self.apart(queue, copy.nacked_ms)
-            earliest_ms = max(earliest_ms, copy.not_before_ms - (apart.most_ms - apart.least_ms))
-        if now_ms < earliest_ms:
-            raise Violated(f"{queue} delivers {key!r} {earliest_ms - now_ms} ms before its time")
+        self._is_not_early(queue, key, sent, copy, message_id, now_ms)
         if copy.acked:
             raise Violated(f"{queue} delivers {key!r} again after an answered ack")
         if copy.dropped < claimed:
             raise Violated(f"{queue} delivers {key!r}, which was dropped or cancelled there")
         self._has_its_content(queue, key, sent, tail, claimed)
-        gone_ms = sent.gone_ms - self.apart(queue, sent.began_ms).least_ms
+        gone_ms = sent.gone_ms - self._apart(queue, message_id, claimed_ms).least_ms
         if sent.gone_ms and claimed_ms >= gone_ms:
             raise Violated(f"{queue} delivers {key!r} {claimed_ms - gone_ms} ms past its retention")
         self._is_not_lost(queue, key, copy, message_id, claimed)
         for pause in self.queues[queue].pauses:
             if pause.began < claimed and self._moment < pause.answered:
                 raise Violated(f"{queue} delivers {key!r} while it is paused")
-        self._may_be_leased(queue, key, copy, token, attempt, now_ms)
+        self._may_be_leased(queue, key, copy, message_id, token, attempt, now_ms)
         if copy.leases:
             self.redelivered += 1
         copy.leases.append(_Lease(token, deadline_ms, attempt, self.now(), now_ms))
+
+    def _is_not_early(
+        self, queue: str, key: bytes, sent: _Sent, copy: _Copy, message_id: int, now_ms: int
+    ) -> None:
+        """Its times have come by the clocks of the brokers that may have had it since."""
+        source = self.queues[queue].fed_from
+        if source:
+            # What is redriven is available at once: its time had come where it failed.
+            apart = self._apart(source, next(iter(sent.ids), 0), sent.began_ms)
+        else:
+            apart = self._apart(queue, message_id, sent.began_ms)
+        earliest_ms = sent.visible_at_ms - apart.most_ms
+        if copy.not_before_ms:
+            most_ms = self._apart(queue, message_id, copy.nacked_ms).most_ms
+            by_nack_ms = copy.not_before_ms + copy.nacked_by.least_ms - most_ms
+            earliest_ms = max(earliest_ms, by_nack_ms)
+        if now_ms < earliest_ms:
+            raise Violated(f"{queue} delivers {key!r} {earliest_ms - now_ms} ms before its time")
+
+    def _apart(self, queue: str, message_id: int, since_ms: int) -> Apart:
+        return self.apart(queue, self._partition_of(queue, message_id), since_ms)
+
+    def _partition_of(self, queue: str, message_id: int) -> int | None:
+        """The partition of a message; None: its ID is not known."""
+        count = self.queues[queue].partitions_count
+        return partition_of(message_id, None, count) if message_id else None
 
     def _has_its_content(
         self, queue: str, key: bytes, sent: _Sent, tail: bytes, claimed: int
@@ -439,7 +482,14 @@ class Judge:
                 raise Violated(f"{queue} delivers {key!r}, which was purged or deleted with it")
 
     def _may_be_leased(
-        self, queue: str, key: bytes, copy: _Copy, token: str, attempt: int, now_ms: int
+        self,
+        queue: str,
+        key: bytes,
+        copy: _Copy,
+        message_id: int,
+        token: str,
+        attempt: int,
+        now_ms: int,
     ) -> None:
         attempts_max = self.queues[queue].attempts_max
         if attempts_max and attempt > attempts_max:
@@ -447,8 +497,8 @@ class Judge:
         for lease in copy.leases:
             if lease.token == token:
                 raise Violated(f"{queue} gives one lease of {key!r} twice")
-            ahead_ms = self.apart(queue, lease.given_ms).most_ms
-            is_over = any(one.answered > lease.given for one in self.queues[queue].relocations)
+            ahead_ms = self._apart(queue, message_id, lease.given_ms).most_ms
+            is_over = self._has_moved_since(queue, message_id, lease)
             if attempt == lease.attempt and is_over:
                 continue
             if not (lease.is_ended or is_over) and now_ms < lease.deadline_ms - ahead_ms:
@@ -460,6 +510,14 @@ class Judge:
                 raise Violated(
                     f"{queue} delivers {key!r} as attempt {attempt} after attempt {lease.attempt}"
                 )
+
+    def _has_moved_since(self, queue: str, message_id: int, lease: _Lease) -> bool:
+        """Whether the message's part of the queue may have gone to another broker since."""
+        partition = self._partition_of(queue, message_id)
+        return any(
+            one.answered > lease.given and one.partition in (None, partition)
+            for one in self.queues[queue].relocations
+        )
 
     def _counts_again(self, queue: str, lease: _Lease) -> bool:
         """Whether attempts may begin at 1 again after this one: it was redriven, or lost."""
@@ -484,6 +542,7 @@ class Judge:
         copy = self.copies[queue, key]
         if copy.leases[-1].token == token:
             copy.nacked_ms, copy.not_before_ms = nacked_ms, not_before_ms
+            copy.nacked_by = self._apart(queue, next(iter(self.sent[key].ids), 0), nacked_ms)
 
     def extended(self, queue: str, key: bytes, token: str, deadline_ms: int) -> None:
         for lease in self.copies[queue, key].leases:

@@ -129,19 +129,24 @@ class Operators:
             await self._move(client, chance.choice(names), chance)
 
     async def _move(self, client: Client, name: str, chance: random.Random) -> None:
-        """Move a queue, or a partition of it, which goes to the shard without any."""
+        """Move a queue to any shard, or a partition of it to the one without any."""
         shard = partition = None
         if name in self._workload.partitioned:
             partition = chance.randrange(PARTITIONS)
         else:
             shard = chance.randrange(self._workload.brokers)
-        relocation = self._judge.relocating(name)
+        places, part = self._workload.places, partition or 0
+        relocation = self._judge.relocating(name, partition)
+        places.moving(name, part, shard, now_ms())
         # Until it is over: one that is cancelled is begun again.
         there = await self._workload.insist(
             lambda: client.move_queue(name, shard, partition=partition)
         )
+        assert there is not None, "no error is fine"
+        places.moved(name, part, there, now_ms())
         self._judge.done(relocation)
-        self._cluster.tell(f"{name}, partition {partition}, moved to broker {there}")
+        what = name if partition is None else f"partition {partition} of {name}"
+        self._cluster.tell(f"{what} moved to broker {there}")
 
     async def _empty(self, client: Client, chance: random.Random) -> None:
         """Purge a queue, and delete it and create it again."""
@@ -251,7 +256,8 @@ class Operators:
 
     async def _start_late(self, client: Client, chance: random.Random) -> None:
         await asyncio.sleep(chance.uniform(1.0, 6.0))
-        self._judge.creating(LATE, is_replayed=True)
+        count = self._workload.partitions_of(LATE)
+        self._judge.creating(LATE, is_replayed=True, partitions_count=count)
 
         async def create() -> None:
             await client.create_queue(
@@ -268,5 +274,6 @@ class Operators:
             await self._workload.insist(create, AlreadyExists)
         window_ms = self._cluster.window_s * 1000
         self._judge.created(LATE, now_ms() - window_ms if window_ms else 0)
+        await self._workload.note_place(client, LATE)
         self._cluster.tell("late is created")
         self._workload.consume(LATE)

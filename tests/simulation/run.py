@@ -32,7 +32,6 @@ from tests.simulation.workload import (
     BUGS,
     DELAY_MAX_S,
     INGESTS,
-    RELOCATED,
     Workload,
     failed,
 )
@@ -207,9 +206,8 @@ class World:
             self.cluster.story,
         )
 
-    def _apart(self, queue: str, since_ms: int) -> Apart:
-        broker = None if queue in RELOCATED else self.workload.broker_of(queue)
-        return self.clocks.apart(broker, since_ms)
+    def _apart(self, queue: str, partition: int | None, since_ms: int) -> Apart:
+        return self.clocks.apart(self.workload.places.of(queue, partition), since_ms)
 
     def _note_step(self, machine: Machine, handle: Any) -> None:
         loop = self.cluster.loop

@@ -30,6 +30,7 @@ from slatemq.errors import (
 from slatemq.models import OutgoingMessage
 from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge, Violated
+from tests.simulation.places import Places
 
 T = TypeVar("T")
 
@@ -174,6 +175,7 @@ class Workload:
         names: The queues of this world.
         partitioned: Those that have partitions.
         brokers: How many broker shards there are.
+        places: Which of them may have a queue, and when.
         credentials: Of its clients, where the world has access control.
         stopping: Consumers end after their present claim.
         calm: Consumers only ack.
@@ -190,6 +192,7 @@ class Workload:
         share = spread.choice((0.0, 0.5))
         self.partitioned = [name for name in MAY_HAVE_PARTITIONS if spread.random() < share]
         self.brokers = BROKERS + 1 if share else BROKERS
+        self.places = Places()
         self.credentials: Credentials | None = None
         self._guests: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -213,6 +216,7 @@ class Workload:
             kind.value,
             attempts_max=kind.attempts_max,
             fed_from=kind.fed_from,
+            partitions_count=self.partitions_of(name),
         )
         # Its next life must be where this one is: what that broker has judged does not come again.
         beside = f"beside-{self.broker_of(name)}"
@@ -234,6 +238,8 @@ class Workload:
         with self._judge.change("queue.created", name):
             await self.insist(create, AlreadyExists)
         self._judge.created(name)
+        if name not in self.places:  # Its next life is where its first one was.
+            await self.note_place(client, name)
 
     async def insist(
         self, act: Callable[[], Awaitable[T]], *fine: type[SlateMQError], pause_s: float = 0.1
@@ -260,6 +266,20 @@ class Workload:
     def broker_of(self, name: str) -> int | None:
         """The shard that a queue is on; None: it is on several, or on any."""
         return None if name in self.partitioned or name == LATE else QUEUES[name].shard
+
+    def partitions_of(self, name: str) -> int:
+        return PARTITIONS if name in self.partitioned else 1
+
+    async def note_place(self, client: Client, name: str) -> None:
+        """Learn on which shards a queue was created, as far as they answer."""
+        shards: list[int | None] = [self.broker_of(name)]
+        if shards == [None]:
+            queue = await self.insist(lambda: client.get_queue(name))
+            assert queue is not None, "no error is fine"
+            known = {part: one.broker_shard for part, one in queue.partitions.items()}
+            known = known or {0: queue.broker_shard}
+            shards = [known.get(part) for part in range(self.partitions_of(name))]
+        self.places.created(name, shards)
 
     def begin(self, producers: int, messages: int) -> None:
         for number in range(producers):
