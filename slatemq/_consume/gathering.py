@@ -26,7 +26,6 @@ import grpc.aio
 
 from slatemq._consume.claims import claim, raise_ingest_away
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
-from slatemq._consume.finishing import Nack
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
 from slatemq.errors import (
@@ -64,7 +63,7 @@ async def claim_from_all(
     except BaseException:
         gathering.give_up()
         raise
-    return await gathering.result()
+    return gathering.result()
 
 
 @dataclass(eq=False)
@@ -246,15 +245,15 @@ class _Gathering:
         await _set_within(self._found, left_s)
         await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
 
-    async def result(self) -> list[Received]:
-        """What was claimed; the rest goes back, uncounted. Raises where nothing was, and why."""
+    def result(self) -> list[Received]:
+        """What was claimed; the rest goes back, uncounted. Raises where nothing was, and why.
+
+        The leases of what is returned must not end while the broker of the rest is silent.
+        """
         self._is_over = True
         self._found.set()
         wanted, surplus = self.messages[: self._count], self.messages[self._count :]
-        if surplus:
-            await self._origin.finisher.nack_many(
-                [Nack(message.lease_token, release=True) for message in surplus]
-            )
+        self._release(surplus)
         if not wanted and self._problems:
             raise self._problem()
         return wanted

@@ -77,7 +77,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
+        shard: Its own, in its lease tokens.
         queue_shard: The shard that it says every queue is on.
+        partition_shards: Those of the partitions of every queue, where they have some.
         claims_max: The queue is deleted with the response to the last of these claims.
         partitions_count: What each claim says.
         awaited: Ingest shards that other messages wait for, in each answer.
@@ -98,7 +100,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     streams: int = 0
     stops: int = 0
     exists: bool = True
+    shard: int = 0
     queue_shard: int = 0
+    partition_shards: list[int] = field(default_factory=list)
     paused: bool = False
     full: bool = False
     refused_count: int = 0
@@ -129,7 +133,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         claimed: list[ClaimedMessage] = []
         while self.available and len(claimed) < count:
             payload, attempts = self.available.popleft()
-            token = f"0-{len(self.leases) + len(self.finished):016x}"
+            token = f"{self.shard:x}-{len(self.leases) + len(self.finished):016x}"
             self.leases[token] = payload, attempts + 1
             message_id = len(self.leases) + len(self.finished)
             message = message_pb2.Message(payload=payload, message_id=message_id)
@@ -166,6 +170,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
+        await self.report()
         first = await anext(aiter(requests))
         if self.full:
             await refuse(context, ResourceExhausted("no place for a stream", retry_after_ms=1))
@@ -293,7 +298,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     async def LocateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
         if len(self.claims) >= self.claims_max:
             await refuse(context, NotFound("queue", request.queue_id))
-        return queue_pb2.LocateQueueResponse(broker_shards=[self.queue_shard])
+        shards = self.partition_shards or [self.queue_shard]
+        return queue_pb2.LocateQueueResponse(broker_shards=shards)
 
     async def WatchQueues(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         change = queue_pb2.QueueChange(deleted_queue_id="gone")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -153,3 +154,28 @@ async def test_leases_of_two_shards_are_finished_where_they_are() -> None:
         assert [getattr(one, "reason", None) for one in ack] == [None, None, "LEASE_ENDED", None]
         assert instance.broker.acked == [b"0-a"]
         assert other.acked == [b"1-b", b"1-d"]
+
+
+async def test_a_claim_does_not_keep_messages_until_what_is_too_much_has_gone_back() -> None:
+    # Given partitions on two brokers that both bring what one claim waits for, and answer no nack
+    async with Instance() as instance:
+        brokers = [instance.broker, Instance().broker]
+        for shard, broker in enumerate(brokers):
+            broker.shard, broker.partition_shards, broker.silent = shard, [0, 1], True
+        await instance.serve(broker=brokers[1], broker_shard=1)
+        async with (
+            asyncio.timeout(60),
+            slatemq.connect(instance.endpoint, call_timeout=120) as client,
+        ):
+            claiming = asyncio.create_task(client.claim("q", 1, wait=60))
+            for broker in brokers:
+                await broker.until(partial(getattr, broker, "streams"))
+                broker.available.append((b"work", 0))
+            for broker in brokers:
+                await broker.report()
+
+            # Then the claim returns one, and the other is on its way back
+            [message] = await claiming
+            [other] = [one for one in brokers if one.shard != int(message.lease_token[0])]
+            await other.until(lambda: other.nacked)
+            assert other.nacked == [(b"work", "", True)]
