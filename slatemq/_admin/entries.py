@@ -31,7 +31,7 @@ from slatemq._consume.handles import (
     queue_of_handle,
     shard_of_handle,
 )
-from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Method
+from slatemq._rpc.peers import ATTEMPT_S, NOT_TAKEN, CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError
@@ -61,6 +61,9 @@ PAGE_SIZE = 1000
 
 SEARCH_S = 3600.0
 """The limit of a search, by a handle without a place or for a message in all queues."""
+
+REFUSED: Final = NOT_TAKEN | {"QUEUE_MOVING"}
+"""Reasons of tries that cannot have changed an entry."""
 
 
 class EntryCalls(Calls):
@@ -234,6 +237,7 @@ class EntryCalls(Calls):
     async def cancel_entry(self, handle: str) -> None:
         """Removes an available or delayed entry from its queue: it will not be delivered.
 
+        Where a try has no answer, and the next one does not find the entry, it counts as removed.
         Raises as `get_entry`, and FailedPrecondition (WRONG_STATE).
         """
         failures: list[SlateMQError] = []
@@ -247,7 +251,8 @@ class EntryCalls(Calls):
             )
         except NotFound as error:
             # A try that failed may have cancelled it: its response got lost.
-            if not failures or error.reason != "ENTRY_UNKNOWN":
+            is_open = any(one.reason not in REFUSED for one in failures)
+            if not is_open or error.reason != "ENTRY_UNKNOWN":
                 raise
 
     async def reschedule_entry(self, handle: str, visible_at: Time | None = None) -> Entry:

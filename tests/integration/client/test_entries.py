@@ -31,11 +31,15 @@ class Entries(
     entry_pb2_grpc.DelayedServiceServicer,
     entry_pb2_grpc.DeadLetterServiceServicer,
 ):
-    """Some entries of a broker; answers get lost `lose` times, streams break after each answer."""
+    """Some entries of a broker; answers get lost `lose` times, streams break after each answer.
+
+    The queue moves during the first `moving` cancellations, and `cancelled` ones are gone then.
+    """
 
     queue_id: str = "q"
     count: int = 5
     lose: int = 0
+    moving: int = 0
     breaks: int = 0
     positions: list[str] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
@@ -98,6 +102,10 @@ class Entries(
         await asyncio.Event().wait()
 
     async def CancelEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.moving:
+            self.moving -= 1
+            moving = Unavailable("it is moving", reason="QUEUE_MOVING", retry_after_ms=1)
+            await refuse(context, moving)
         if request.handle in self.cancelled:
             error = NotFound("entry", request.handle, reason="ENTRY_UNKNOWN")
             await refuse(context, error)
@@ -265,6 +273,15 @@ async def test_a_cancellation_whose_answer_got_lost_is_none_the_less_one(
 ) -> None:
     await serve(instance, Entries(lose=1))
     await client.cancel_entry("q/1/")
+    with pytest.raises(NotFound):
+        await client.cancel_entry("q/1/")
+
+
+async def test_an_entry_that_went_while_its_queue_moved_counts_as_no_cancellation(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    # Given an entry that a consumer gets before the queue has moved
+    await serve(instance, Entries(moving=2, cancelled={"q/1/"}))
     with pytest.raises(NotFound):
         await client.cancel_entry("q/1/")
 
