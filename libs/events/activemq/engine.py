@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from proton import (
     SASL,
@@ -170,6 +170,11 @@ class Receiver:
             raise ConnectionLost(str(self._ended)) from self._ended
 
 
+class _Opening(NamedTuple):
+    link: Link
+    opened: asyncio.Future[None]
+
+
 class Engine(asyncio.Protocol):
     """One connection."""
 
@@ -190,7 +195,7 @@ class Engine(asyncio.Protocol):
         self._socket: asyncio.Transport | None = None
         self._lost: Exception | None = None
         self._numbers = itertools.count()
-        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._opening: dict[str, _Opening] = {}
         self._sending: dict[str, asyncio.Future[None]] = {}
         self._receivers: dict[str, Receiver] = {}
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -265,11 +270,12 @@ class Engine(asyncio.Protocol):
         return receiver
 
     async def _open(self, link: Link) -> None:
-        opening = self._opening[link.name] = asyncio.get_running_loop().create_future()
+        opened = asyncio.get_running_loop().create_future()
+        self._opening[link.name] = _Opening(link, opened)
         try:
             link.open()
             self._pump()
-            await opening
+            await opened
         except Refused:
             await self.close_link(link)
             raise
@@ -378,13 +384,17 @@ class Engine(asyncio.Protocol):
         opening = self._opening.get(event.link.name)
         remote = event.link.remote_target if event.link.is_sender else event.link.remote_source
         # An end without an address is a refusal, whose reason follows.
-        if opening is not None and not opening.done() and remote.address is not None:
-            opening.set_result(None)
+        if opening is not None and not opening.opened.done() and remote.address is not None:
+            opening.opened.set_result(None)
 
     def _on_ended(self, event: Any) -> None:
         """The server ended the connection or a session: everything is opened again."""
         if event.context.state & Endpoint.LOCAL_ACTIVE:
-            self.abort(_error_of(event.context))
+            error = _error_of(event.context)
+            for opening in self._opening.values():
+                if event.context in (opening.link.session, self._connection):
+                    _fail(opening.opened, error)
+            self.abort(error)
         elif event.type == Event.SESSION_REMOTE_CLOSE:
             event.session.free()
             self._end_ended()
@@ -393,15 +403,14 @@ class Engine(asyncio.Protocol):
         link, error = event.link, _error_of(event.link)
         opening = self._opening.get(link.name)
         receiver = self._receivers.get(link.name)
-        if opening is not None and not opening.done():
-            opening.set_exception(error)
+        if opening is not None and not opening.opened.done():
+            opening.opened.set_exception(error)
         elif receiver is not None:
             receiver.end(error)
         elif link.state & Endpoint.LOCAL_ACTIVE:
-            self.abort(error)  # what was sent is not known
+            self.abort(error)
         else:
-            link.free()
-            self._end_ended()
+            self._end_ended()  # freed with its session: a server may refuse what freeing settles
 
     def _end_ended(self) -> None:
         if self._ending is not None and not self._ending.done():
@@ -442,15 +451,20 @@ class Engine(asyncio.Protocol):
         self.abort(_error_of(event.transport))
 
     def abort(self, error: Exception) -> None:
-        """End it without closing, as the server does not answer; all that waits gets the error."""
+        """End it without closing, as the server does not answer.
+
+        All that waits gets the error. Only who opens the connection can be refused by it: what a
+        server did with a message that was sent is not known.
+        """
         if self._lost is not None:
             return
         self._lost = error
         if self._ticking is not None:
             self._ticking.cancel()
-        for waiting in (self._opened, *self._opening.values(), *self._sending.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
+        _fail(self._opened, error)
+        lost = ConnectionLost(str(error)) if isinstance(error, Refused) else error
+        for waiting in (*(one.opened for one in self._opening.values()), *self._sending.values()):
+            _fail(waiting, lost)
         if not self._opened.cancelled():
             self._opened.exception()  # retrieved, in case no caller waits for it
         self._end_ended()
@@ -458,6 +472,11 @@ class Engine(asyncio.Protocol):
             receiver.end(error)
         if self._socket is not None:
             self._socket.close()
+
+
+def _fail(waiting: asyncio.Future[None], error: Exception) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
 
 
 def _error_of(ended: Any) -> Exception:

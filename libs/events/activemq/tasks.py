@@ -42,6 +42,7 @@ class Tasks:
         self._waiting: Receiver | None = None
         self._retrying: Receiver | None = None
         self._held = HeldTasks[Received]()
+        self._looking = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
         await self._connection.send(
@@ -159,7 +160,8 @@ class Tasks:
     async def retry_all(self) -> int:
         names, limit = set[str](), BROWSED_MAX
         while True:
-            seen, moved = await self._retry(limit)
+            async with self._looking:
+                seen, moved = await self._retry(limit)
             names |= moved  # a task may be there more than once
             if seen < limit:
                 return len(names)
@@ -183,11 +185,13 @@ class Tasks:
         return len(found), moved
 
     async def _browse(self, address: str, limit: int) -> list[Received]:
-        receiver = await self._connection.receive(address, browse=True)
-        try:
-            return await self._drain(receiver, limit)
-        finally:
-            await receiver.close()
+        # Some servers show a message to one looker at a time.
+        async with self._looking:
+            receiver = await self._connection.receive(address, browse=True)
+            try:
+                return await self._drain(receiver, limit)
+            finally:
+                await receiver.close()
 
     async def _drain(self, receiver: Receiver, limit: int) -> list[Received]:
         # A server that is still starting may never answer.
