@@ -67,11 +67,35 @@ def open_without(config: ServingConfig) -> list[str]:
     return lacking
 
 
+def refuse_exposure(config: ServingConfig) -> None:
+    """Raise FatalError if the process would be open to other machines."""
+    if config.insecure:
+        return
+    if config.plain_publish_path and config.is_exposed:
+        raise _unusable(
+            InvalidArgument(
+                "http_port",
+                f"{config.plain_publish_path} would take its token without TLS from other "
+                f"machines: listen on 127.0.0.1 behind a proxy with TLS, leave out the token or "
+                f"the port, or say --insecure",
+            )
+        )
+    if lacking := open_without(config):
+        raise _unusable(
+            InvalidArgument(
+                "host",
+                f"other machines can reach {config.host}, and there is no "
+                f"{' and no '.join(lacking)}: set --tls-cert, --tls-key, --tls-ca and "
+                f"--access-policy (docs/how-to/secure.md), listen on 127.0.0.1, or say --insecure",
+            )
+        )
+
+
 def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
     """Read the files that the settings name.
 
     Raises:
-        FatalError: A file is not usable, or the process would be open to other machines.
+        FatalError: A file is not usable.
     """
     try:
         return _protection(config, auditor)
@@ -81,20 +105,6 @@ def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
 
 def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     lacking = open_without(config)
-    if config.plain_publish_path and config.is_exposed and not config.insecure:
-        raise InvalidArgument(
-            "http_port",
-            f"{config.plain_publish_path} would take its token without TLS from other machines: "
-            f"listen on 127.0.0.1 behind a proxy with TLS, leave out the token or the port, or say "
-            f"--insecure",
-        )
-    if lacking and not config.insecure:
-        raise InvalidArgument(
-            "host",
-            f"other machines can reach {config.host}, and there is no {' and no '.join(lacking)}: "
-            f"set --tls-cert, --tls-key, --tls-ca and --access-policy (docs/how-to/secure.md), "
-            f"listen on 127.0.0.1, or say --insecure",
-        )
     client_tls = service_tls_ = None
     files = certificate_files(config)
     if files is not None:

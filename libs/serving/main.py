@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from libs.serving import telemetry
+from libs.serving.access import refuse_exposure
 from libs.serving.process import logs, parent
 from libs.serving.process.config import ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
@@ -101,6 +102,7 @@ async def _serve(
         watchdog.count = recorder.record_slow_step
     try:
         render = exposition.render if exposition is not None else None
+        refuse_exposure(config)  # before it writes anything
         root = opened_root(config.root, config.wal_store)
         config = await _joined(config, root)
         return await run_service(build(config, recorder, root), config, recorder, render)

@@ -80,7 +80,7 @@ def test_it_says_so_in_its_log_and_in_the_status(ingest: Ingest) -> None:
     assert [one["open_without"] for one in found["services"]] == [["TLS", "policy"]]
 
 
-def test_without_that_word_it_does_not_start(tmp_path: Path) -> None:
+def test_without_that_word_it_does_not_start_and_writes_nothing(tmp_path: Path) -> None:
     ended = subprocess.run(
         [*COMMAND, "--root", (tmp_path / "data").as_uri()],
         capture_output=True,
@@ -92,6 +92,7 @@ def test_without_that_word_it_does_not_start(tmp_path: Path) -> None:
 
     assert ended.returncode == 2
     assert "say --insecure" in ended.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_token_of_s3_events_is_not_taken_without_tls_from_other_machines(
