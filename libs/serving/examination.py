@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from libs.serving.process.config import ServingConfig
+from libs.serving.tls import certificate_expiries, expiring_files
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ClockAhead, StorageError
@@ -19,9 +18,6 @@ from libs.storage.objects.small_objects import Objects
 from slatemq import __version__
 from slatemq._secrets import redacted
 from slatemq.v1 import instance_pb2
-
-if TYPE_CHECKING:
-    from slatemq._admin.examining import CertificateExpiry
 
 STORE_S: Final = 5.0
 """How long the store may take to pass its test: callers wait for the answer."""
@@ -45,7 +41,7 @@ class Examiner:
         self._service, _, shard = name.rpartition("-")
         self._shard = int(shard)
         self._root = root
-        self._certificates = [Path(file) for file in (config.tls_cert, config.tls_ca) if file]
+        self._certificates = expiring_files(config)
         self._database = database
         self._log_end = log_end
         self._started_at_ms = _now_ms()
@@ -71,7 +67,7 @@ class Examiner:
             fullest = min(disks, key=lambda disk: disk.free / disk.total)
             found.disk_free_bytes, found.disk_size_bytes = fullest.free, fullest.total
         if self._certificates:
-            for one in await asyncio.to_thread(_expiries, self._certificates):
+            for one in await asyncio.to_thread(certificate_expiries, self._certificates):
                 found.certificates.add(**one._asdict())
         found.now_ms = _now_ms()  # last, so that the caller knows how old it can be at most
         return found
@@ -113,12 +109,6 @@ async def _tested(objects: Objects) -> _Test:
     except TimeoutError:
         return _Test(problem=f"the store has not answered within {STORE_S:g} s")
     return _Test(ahead_ms, round((time.monotonic() - begun_s) * 1000))
-
-
-def _expiries(files: Sequence[Path]) -> Sequence[CertificateExpiry]:
-    module: Any = import_module("slatemq._admin.expiries")  # loaded where there is TLS
-    found: Sequence[CertificateExpiry] = module.expiries_of(files)
-    return found
 
 
 def _now_ms() -> int:

@@ -60,7 +60,7 @@ from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
-from libs.serving.tls import ServerTls
+from libs.serving.tls import ServerTls, measure_certificates
 from libs.storage.errors import (
     Fenced,
     LostDatabase,
@@ -157,6 +157,7 @@ class RunningService:
         self._health = Health(self._health_names, lambda: service.note)
         measure_serving(telemetry.meter, lambda: self._health.is_serving)
         measure_standby(telemetry.meter, lambda: self._standby)
+        measure_certificates(telemetry.meter, config)
         service.measure_process()
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from libs.serving.process.process_config import ProcessConfig
 from slatemq._file_status import LoadedFiles
 from slatemq._rpc.tls import CertificateFiles
 from slatemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from slatemq._admin.examining import CertificateExpiry
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +67,36 @@ def require_tls(config: ProcessConfig, page: str) -> None:
             f"--tls-key and --tls-ca ({page}), listen on 127.0.0.1, or say --insecure",
         )
     log.warning("open to other machines without TLS")
+
+
+def expiring_files(config: ProcessConfig) -> list[Path]:
+    """The files with the certificates of a process and of whom it trusts."""
+    return [Path(file) for file in (config.tls_cert, config.tls_ca) if file]
+
+
+def certificate_expiries(files: Sequence[Path]) -> Sequence[CertificateExpiry]:
+    """Of each file that can be read, the certificate that expires first."""
+    module: Any = import_module("slatemq._admin.expiries")  # loaded where there is TLS
+    found: Sequence[CertificateExpiry] = module.expiries_of(files)
+    return found
+
+
+def measure_certificates(meter: Meter, config: ProcessConfig) -> None:
+    """Registers when the certificates of a process expire, if it has any."""
+    files = expiring_files(config)
+    if not files:
+        return
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        for one in certificate_expiries(files):
+            yield Observation(one.expires_at_ms / 1000, {"slatemq.file": one.file})
+
+    meter.create_observable_gauge(
+        "slatemq.certificate.expiry",
+        callbacks=[observe],
+        unit="s",
+        description="When the first certificate of a file expires, in s since 1970",
+    )
 
 
 class ServerTls:

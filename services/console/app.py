@@ -81,7 +81,7 @@ def build_app(config: ConsoleConfig, telemetry: Telemetry) -> Starlette:
     """The application; its state has the `console`."""
     clients = Clients(config)
     seal = SessionSeal(config.session_s)
-    measures = measures_of(telemetry)
+    measures = measures_of(telemetry, config)
     watches = Watches(clients, measures.samples)
     measure_viewers(telemetry, lambda: watches.viewers_count, lambda: watches.streams_count)
     guard = Middleware(Guard, seal=seal, hosts=config.allowed_hosts)

@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from libs.serving.process.process_measures import measure_process, measure_serving
 from libs.serving.telemetry import Telemetry
+from libs.serving.tls import measure_certificates
+from services.console.config import ConsoleConfig
 
 STREAMS: Final = "/live/"
 """Paths that begin so are open for minutes: streams are counted, not timed."""
@@ -45,10 +47,11 @@ class Measures(NamedTuple):
     logins: Counter
 
 
-def measures_of(telemetry: Telemetry) -> Measures:
+def measures_of(telemetry: Telemetry, config: ConsoleConfig) -> Measures:
     meter = telemetry.meter
     measure_process(meter)
     measure_serving(meter, lambda: True)
+    measure_certificates(meter, config)
     logins = meter.create_counter(
         "slatemq.console.logins", unit="{login}", description="Tokens that were checked"
     )

@@ -28,7 +28,12 @@ from libs.serving.process.settings import flag_of
 from libs.serving.requests.doors import ServiceDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.tls import ServerTls, certificate_files, require_tls
+from libs.serving.tls import (
+    ServerTls,
+    certificate_files,
+    measure_certificates,
+    require_tls,
+)
 from services.scaler.config import ScalerConfig
 from services.scaler.readings import Readings
 from services.scaler.servicer import SERVICE, Scaler
@@ -129,6 +134,7 @@ async def _serve(
     health = Health([SERVICE])
     measure_process(recorder.meter)
     measure_serving(recorder.meter, lambda: health.is_serving)
+    measure_certificates(recorder.meter, config)
     handlers = LateHandlers()
     health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)

@@ -114,6 +114,14 @@ FAULTS = {
         "6m",
         "8m",
     ),
+    "SlateMQCertificateExpires": Fault(
+        {
+            f"slatemq_certificate_expiry_seconds{HERE}": "604900x100",
+            'slatemq_certificate_expiry_seconds{service="broker",instance="c"}': "700000x100",
+        },
+        "11m",
+        "13m",
+    ),
     "SlateMQSlowSteps": Fault(
         {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
     ),

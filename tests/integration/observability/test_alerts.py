@@ -18,7 +18,8 @@ from tests.integration.observability.alert_rules import (
     rule_tests,
 )
 
-STAGED = [Path(__file__).with_name(name) for name in ("test_prometheus.py", "test_store_alerts.py")]
+STAGING = ("test_prometheus.py", "test_store_alerts.py", "test_certificate_alerts.py")
+STAGED = [Path(__file__).with_name(name) for name in STAGING]
 
 PARTS = ("It means", "Look", "Do", "Never")
 
