@@ -46,13 +46,14 @@ class _Claim:
     ) -> None:
         self._locations = locations
         self._finisher = finisher
-        self._request = request
+        self._request = consumer_pb2.ClaimRequest()
+        self._request.CopyFrom(request)  # The caller may use it again.
         self._on_failure = on_failure
         self._partition = partition
         self._is_given_up = False
         self._stub: Any = None  # That the call is under way on.
         if request.wait_ms:
-            request.claim_id = secrets.token_hex(8)
+            self._request.claim_id = secrets.token_hex(8)
 
     async def run(self, call_s: float) -> Claimed:
         wait_s = self._request.wait_ms / 1000

@@ -174,6 +174,7 @@ async def start_redrive(request: Request) -> Response:
 async def show_redrives(request: Request) -> Response:
     """The table of redrives, which asks for itself again while one runs."""
     queue_id = field_of(request, "queue")
+    await (await client_of(request)).get_queue(queue_id)  # raises, where it is gone
     redrives = await _redrives(request, queue_id)
     return render(request, "_redrives.html", queue_id=queue_id, redrives=redrives)
 

@@ -770,6 +770,8 @@ def test_the_keyboard_alone_pauses_a_queue(console: Console) -> None:
         ("/message?handle=nonsense", 400, "handle"),
         ("/messages?queue=absent&state=lost", 400, "must be one of"),
         ("/run?run=nonsense", 400, "run_id"),
+        ("/redrives", 400, "queue_id"),
+        ("/redrives?queue=absent", 404, "does not exist"),
         ("/absent", 404, "no such page"),
         ("/queue/do/explode?queue=q0", 404, "no such page"),
         ("/events?task=nonsense", 400, "task"),
