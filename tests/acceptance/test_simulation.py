@@ -478,6 +478,24 @@ def test_a_move_ends_the_leases_of_its_partition_alone() -> None:
     deliver(found, token="two", now_ms=1500)
 
 
+@pytest.mark.parametrize("is_first_late", [True, False])
+def test_a_claim_may_bring_after_a_move_what_was_leased_before_it(is_first_late: bool) -> None:
+    # Given a claim that began before a move, and whose answer comes after it
+    found = judge()
+    found.publishing(b"late", {"color": "red"}, visible_at_ms=0, now_ms=0)
+    found.published(b"late", 8)
+    before = found.now()
+    found.done(found.relocating("red"))
+    after = found.now()
+
+    # Then the message may come to another claim, too, as the same attempt, in either order
+    first, second = (before, after) if is_first_late else (after, before)
+    deliver(found, key=b"late", message_id=8, token="two", now_ms=1500, claimed=first)
+    deliver(found, key=b"late", message_id=8, token="three", now_ms=1500, claimed=second)
+    with pytest.raises(Violated, match="leases b'late' again 400 ms before"):
+        deliver(found, key=b"late", message_id=8, token="four", now_ms=1600, claimed=after)
+
+
 def redriving(flaky_ahead_ms: int) -> Judge:
     """One whose queue `rescue` gets what fails in `flaky`, by a clock 3 s behind."""
     found = judge()

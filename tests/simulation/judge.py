@@ -77,9 +77,16 @@ class Content(Span):
 
 @dataclass
 class _Lease:
+    """What a claim gave.
+
+    Attributes:
+        claimed: When its claim began: the lease may be as old as this, and was given later.
+    """
+
     token: str
     deadline_ms: int
     attempt: int
+    claimed: int
     given: int
     given_ms: int
     is_ended: bool = False
@@ -389,10 +396,12 @@ class Judge:
         for pause in self.queues[queue].pauses:
             if pause.began < claimed and self._moment < pause.answered:
                 raise Violated(f"{queue} delivers {key!r} while it is paused")
-        self._may_be_leased(queue, key, copy, message_id, token, attempt, now_ms)
+        self._may_be_leased(queue, key, copy, message_id, token, attempt, now_ms, claimed)
         if copy.leases:
             self.redelivered += 1
-        copy.leases.append(_Lease(token, deadline_ms, attempt, self.now(), now_ms))
+        given = self.now()
+        lease = _Lease(token, deadline_ms, attempt, min(claimed, given), given, now_ms)
+        copy.leases.append(lease)
 
     def _is_not_early(
         self, queue: str, key: bytes, sent: _Sent, copy: _Copy, message_id: int, now_ms: int
@@ -490,6 +499,7 @@ class Judge:
         token: str,
         attempt: int,
         now_ms: int,
+        claimed: int,
     ) -> None:
         attempts_max = self.queues[queue].attempts_max
         if attempts_max and attempt > attempts_max:
@@ -498,7 +508,9 @@ class Judge:
             if lease.token == token:
                 raise Violated(f"{queue} gives one lease of {key!r} twice")
             ahead_ms = self._apart(queue, message_id, lease.given_ms).most_ms
-            is_over = self._has_moved_since(queue, message_id, lease)
+            # Either of the two may be the older one, and the answer that was longer on its way.
+            since = min(claimed, lease.claimed)
+            is_over = self._has_moved_since(queue, message_id, since)
             if attempt == lease.attempt and is_over:
                 continue
             if not (lease.is_ended or is_over) and now_ms < lease.deadline_ms - ahead_ms:
@@ -506,23 +518,23 @@ class Judge:
                     f"{queue} leases {key!r} again {lease.deadline_ms - now_ms} ms before the "
                     f"end of attempt {lease.attempt}"
                 )
-            if attempt <= lease.attempt and not self._counts_again(queue, lease):
+            if attempt <= lease.attempt and not self._counts_again(queue, since):
                 raise Violated(
                     f"{queue} delivers {key!r} as attempt {attempt} after attempt {lease.attempt}"
                 )
 
-    def _has_moved_since(self, queue: str, message_id: int, lease: _Lease) -> bool:
+    def _has_moved_since(self, queue: str, message_id: int, since: int) -> bool:
         """Whether the message's part of the queue may have gone to another broker since."""
         partition = self._partition_of(queue, message_id)
         return any(
-            one.answered > lease.given and one.partition in (None, partition)
+            one.answered > since and one.partition in (None, partition)
             for one in self.queues[queue].relocations
         )
 
-    def _counts_again(self, queue: str, lease: _Lease) -> bool:
-        """Whether attempts may begin at 1 again after this one: it was redriven, or lost."""
+    def _counts_again(self, queue: str, since: int) -> bool:
+        """Whether attempts may have begun at 1 again since: it was redriven, or lost."""
         known = self.queues[queue]
-        return any(one.answered > lease.given for one in (*known.redrives, *known.losses))
+        return any(one.answered > since for one in (*known.redrives, *known.losses))
 
     def ending(
         self, queue: str, key: bytes, token: str, *, is_ack: bool, not_before_ms: int = 0
