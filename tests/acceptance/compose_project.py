@@ -28,6 +28,8 @@ HTTP_PORTS = {name: 7430 + place for place, name in enumerate(SERVICES)}
 PROBE_FILES = {"ca": "ca.crt", "cert": "client.crt", "key": "client.key"}
 PROJECT = f"slatemq-compose-test-{os.getpid()}"
 START_S = 240
+IMAGES_S = 1800
+"""A test ends by then, which may be the first one, and has to build all images."""
 
 
 def missing() -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from tests.acceptance.compose_project import (
     HTTP_PORTS,
+    IMAGES_S,
     OBSERVABILITY,
     SERVICES,
     START_S,
@@ -27,7 +28,7 @@ from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 
-pytestmark = [pytest.mark.compose, pytest.mark.slow]
+pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(IMAGES_S)]
 
 IMAGES: dict[str, str] = {
     name: service["image"]
