@@ -64,6 +64,15 @@ class SteadyLoad:
                 await asyncio.sleep(0.02)
         await self.stop()
 
+    def check_nothing_lost(self) -> None:
+        """Once it has finished: raises AssertionError unless all that was answered came, as it was
+        published, nothing came after its ack, and every call was answered.
+        """
+        assert self.published.items() <= self.consumed.items()
+        assert {*self.consumed.values()} == {*self.published.values()}
+        assert self.again == set()
+        assert self.unanswered == []  # Calls are repeated while a service is down.
+
     async def stop(self) -> None:
         """Stop at once."""
         for task in self._tasks:

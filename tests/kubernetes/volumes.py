@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -24,13 +24,14 @@ class Volume:
         for name in files:
             (folder / name).symlink_to(Path("..data") / name)
 
-    def change(self, files: Mapping[str, bytes]) -> None:
-        """Give all files other content, at once."""
+    def change(self, files: Mapping[str, bytes], own: Callable[[], None] = lambda: None) -> None:
+        """Give all files other content, at once; `own` gives what is laid to those who read it."""
         self._version += 1
         content = self.folder / f"..{self._version}"
         content.mkdir()
         for name, data in files.items():
             (content / name).write_bytes(data)
             (content / name).chmod(0o440)
+        own()
         (link := self.folder / "..data_tmp").symlink_to(content.name)
         os.replace(link, self.folder / "..data")
