@@ -13,10 +13,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
+from cryptography import x509
 
 from libs.events.settings import QueueSettings, read_settings
 from libs.serving.process.event_settings import read_queue_settings
+from libs.serving.process.healthprobe import tls_files
 from libs.storage.database.addresses import parse_root
+from slatemq.cli.access.dev_access import make_for_containers
 from slatemq.variables import KNOWN
 from tests.acceptance.compose_project import HTTP_PORTS, OBSERVABILITY, Compose
 from tests.memory_bounds import STATED, bytes_of
@@ -104,6 +107,21 @@ def test_the_console_is_on_loopback_and_reads_no_key_or_token_of_others() -> Non
     assert console["environment"]["SLATEMQ_TLS_KEY"] == "/access/current/console.key"
     assert re.fullmatch(r"\d+[mg]", console["mem_limit"])
     assert not {name for name in console["environment"] if "POLICY" in name or "TOKEN" in name}
+
+
+@pytest.mark.parametrize("name", [*OURS, "console"])
+def test_the_health_check_asks_for_a_name_of_the_certificate(name: str, tmp_path: Path) -> None:
+    make_for_containers(tmp_path / "access", tmp_path / "console")
+    environ = SERVICES[name]["environment"]
+    folder = tmp_path / ("console" if name == "console" else "access")
+
+    pem = (folder / Path(environ["SLATEMQ_TLS_CERT"]).name).read_bytes()
+
+    alternative = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    names = alternative.value.get_values_for_type(x509.DNSName)
+    assert tls_files(environ)["identity"] in names
 
 
 @pytest.mark.parametrize("name", [*BACKENDS, *OBSERVABILITY])
