@@ -7,6 +7,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -158,10 +159,13 @@ class Compose:
         return self._run("docker", "inspect", "--format", form, self.container(service)).strip()
 
     def health(self, service: str) -> dict[str, Any]:
-        """What a service says of itself over HTTP."""
-        answer: dict[str, Any] = self.get_json(
-            f"http://127.0.0.1:{self.http_ports[service]}/health"
-        )
+        """What a service says of itself over HTTP, in trouble, too."""
+        url = f"http://127.0.0.1:{self.http_ports[service]}/health"
+        try:
+            answer: dict[str, Any] = self.get_json(url)
+        except urllib.error.HTTPError as error:
+            with error:
+                answer = json.load(error)
         return answer
 
     def get_json(self, url: str, body: Mapping[str, object] | None = None) -> Any:

@@ -113,11 +113,12 @@ def test_each_backend_gets_the_events_of_a_run(
 
     _quick_start(compose)
 
-    wait_until(lambda: compose.health("ingest")["queue"]["pending_tasks"] == 0, START_S)
+    # They connect when the backend is there, which no service waits for
     for service in ("ingest", "broker", "janitor"):
-        queue = compose.health(service)["queue"]
-        assert (queue["backend"], queue["connected"]) == (backend, True)
-    assert _published_events(compose) > 0
+        wait_until(lambda name=service: compose.health(name)["queue"]["connected"], START_S)
+        assert compose.health(service)["queue"]["backend"] == backend
+    wait_until(lambda: compose.health("ingest")["queue"]["pending_tasks"] == 0, START_S)
+    wait_until(lambda: _published_events(compose) > 0, START_S)
 
 
 def test_on_the_s3_server_the_whole_stack_works(start: Start) -> None:
