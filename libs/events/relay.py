@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from libs.events.backend import QueueBackend
+from libs.events.deliveries import end_task
 from libs.events.retrying import Outage
 from libs.events.settings import QueueSettings
 from slatemq._secrets import redacted
@@ -134,10 +135,12 @@ class Relay:
             raise
         except Exception as error:  # noqa: BLE001 - the shard serves on
             self._failed(error)
+        connecting = asyncio.create_task(self._connect_when_up())
         try:
             while True:
                 await self._publish_all()
         finally:
+            await end_task(connecting)
             if self.is_open:
                 await self._backend.close()
 
@@ -150,6 +153,18 @@ class Relay:
             self._failed(error)
             return False
         return await self._backend.health_check()
+
+    async def _connect_when_up(self) -> None:
+        """Connect, however long it takes: also while nothing happens that would be published.
+
+        What is not connected counts as down, in the process's health as well.
+        """
+        while not self.is_open:
+            try:
+                await self._connect()
+            except Exception as error:  # noqa: BLE001 - the shard serves on
+                self._failed(error)
+                await self._outage.wait(error)
 
     async def _connect(self) -> None:
         async with self._connecting:

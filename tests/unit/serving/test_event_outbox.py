@@ -265,6 +265,7 @@ class Backend:
         self.up = asyncio.Event()
         self.events: list[Event] = []
         self.refusal: SlateMQError | None = None
+        self.closed_count = 0
 
     async def connect(self, config: Any) -> None:
         """Always there, but for what it is asked to take."""
@@ -272,7 +273,7 @@ class Backend:
             raise self.refusal
 
     async def close(self) -> None:
-        """Nothing to close."""
+        self.closed_count += 1
 
     async def publish_batch(self, events: Sequence[Event]) -> None:
         if not self.up.is_set():
@@ -308,6 +309,25 @@ async def test_a_relay_publishes_when_the_backend_is_back_what_its_mode_keeps(
     kept = ["a", "b"] if consistency == "write-through" else []
     assert [event.data["queue"] for event in backend.events] == [*kept, "c"]
     assert relay.counts.dropped == (0 if kept else 2)
+
+
+async def test_a_relay_connects_to_a_backend_that_begins_later_though_nothing_is_published(
+    root: Root,
+) -> None:
+    backend: Any = Backend()
+    backend.refusal = Unavailable("away")
+    async with opened(root) as owner:
+        relay = Relay(QueueSettings(enabled=True, backend="redis"), backend, owner.events)
+        running = asyncio.create_task(relay.run())
+        await until(lambda: relay.counts.error != "")
+        assert not relay.is_open
+
+        backend.refusal = None
+        await until(lambda: relay.is_open)
+        assert relay.counts.connected
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert backend.closed_count > 1  # the try that failed, and the connection
 
 
 async def test_a_setting_that_is_refused_after_an_outage_is_an_error_until_it_is_taken(
