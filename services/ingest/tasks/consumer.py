@@ -78,6 +78,7 @@ class TaskConsumer:
         self._clock = clock
         self.held_bytes = 0  # of the tasks being applied
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     @property
     def finished_ms(self) -> int:
@@ -182,6 +183,8 @@ class TaskConsumer:
                 await self._fail(task, repr(fault))
                 return
             self._outcomes.settle(task.task_id, outcome)
+        async with self._turn:  # A commit ends many at once: let publishes come between them.
+            await asyncio.sleep(0)
         await self._patiently(lambda: self._bodies.remove(task.payload))
         await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
         accepted_at_ms = parse_task_id(task.task_id).accepted_at_ms
