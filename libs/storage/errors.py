@@ -57,6 +57,22 @@ class Unstorable(StoreFailed):
 
 
 @contextmanager
+def first_raised(*kinds: type[Exception]) -> Iterator[None]:
+    """Raises the first error of a group instead of the group, if all in it are of these kinds.
+
+    For tasks that fail for one reason. `except*` would do, but until Python 3.11.4 it puts what it
+    raises into a group again.
+    """
+    try:
+        yield
+    except ExceptionGroup as failed:
+        _, others = failed.split(kinds)
+        if others is not None:
+            raise
+        raise failed.exceptions[0] from None
+
+
+@contextmanager
 def encoding(record: str) -> Iterator[None]:
     """Raise Unstorable, naming the record, where it cannot be encoded."""
     try:

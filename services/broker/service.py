@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from libs.filters import load_parser
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.commit_config import check_pace, pace_of
@@ -226,7 +225,6 @@ class BrokerService(Service[BrokerConfig]):
     ) -> None:
         """Prepare; `start` opens. The last four are for tests."""
         super().__init__(config, config.shard, telemetry, root)
-        load_parser()  # before there are claims for it to hold up
         check_pace(config)
         self._removal = ShardRemoval(root, self.directory, f"broker/{config.shard}")
         self._make_clock = make_clock

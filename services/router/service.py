@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from libs.filters import load_parser
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.ownership import Announcement
@@ -38,7 +37,6 @@ class RouterProcess(Service[RouterConfig]):
         except ValueError as error:
             raise FatalError(ExitCause.usage(str(error))) from error
         super().__init__(config, config.shard, telemetry, root)
-        load_parser()  # before there are messages for it to hold up
         self.router = Router(
             self.directory,
             self.channels,

@@ -20,6 +20,7 @@ from tests.acceptance.local_stack import REPOSITORY
 from tests.faults.mixed_work import Work
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import run_history
+from tests.kept_stores import DATA_FILTER
 
 ANSWERS_BETWEEN: Final = 40
 WITHOUT_TAG: Final = "HEAD~5"
@@ -49,7 +50,8 @@ def unpack(reference: str, folder: Path) -> Path:
         ["git", "archive", reference], cwd=REPOSITORY, check=True, capture_output=True
     ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = DATA_FILTER
+        packed.extractall(folder)
     return folder
 
 

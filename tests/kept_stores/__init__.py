@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import slatemq
 
@@ -37,6 +37,10 @@ class Contents:
     dead: dict[str, list[str]] = field(default_factory=dict)
 
 
+# Python 3.11 has it from 3.11.4 on.
+DATA_FILTER: Any = getattr(tarfile, "data_filter", lambda member, path: member)
+
+
 def names() -> list[str]:
     """All stores that are kept."""
     return sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz"))
@@ -45,7 +49,8 @@ def names() -> list[str]:
 def unpack(name: str, folder: Path) -> Contents:
     """The store, below the folder, and what must be in it."""
     with tarfile.open(FOLDER / f"{name}.tar.gz") as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = DATA_FILTER
+        packed.extractall(folder)
     return Contents(**json.loads((FOLDER / f"{name}.json").read_text()))
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
-from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError
+from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError, first_raised
 from services.ingest.write.waiting import Waiting
 
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
@@ -47,15 +47,12 @@ class Uploads:
         """Store the large payloads of a publish, without known duplicates."""
         waiting.began_ms = min(self._clock.now_ms(), waiting.began_ms or self._clock.now_ms())
         found = waiting.duplicates.found if waiting.duplicates is not None else {}
-        try:
-            with self.counting(waiting.accepted.size_bytes):
-                async with asyncio.TaskGroup() as uploads:
-                    for at in waiting.accepted.large:
-                        if at not in found:
-                            uploads.create_task(self._put(waiting, at))
-        except* StorageError as failed:
-            # The other blobs stay: nothing refers to them, and the janitor removes such.
-            raise failed.exceptions[0] from None
+        # Where one fails, the others stay: nothing refers to them, and the janitor removes such.
+        with first_raised(StorageError), self.counting(waiting.accepted.size_bytes):
+            async with asyncio.TaskGroup() as uploads:
+                for at in waiting.accepted.large:
+                    if at not in found:
+                        uploads.create_task(self._put(waiting, at))
 
     async def _put(self, waiting: Waiting, at: int) -> None:
         async with self._turns:
@@ -67,12 +64,10 @@ class Uploads:
         An outbox may wait for days. Its row still refers to the object from then, and goes soon.
         """
         waiting.began_ms = self._clock.now_ms()
-        try:
+        with first_raised(StorageError):
             async with asyncio.TaskGroup() as renewals:
                 for at in list(waiting.uris):
                     renewals.create_task(self._renew(waiting, at))
-        except* StorageError as failed:
-            raise failed.exceptions[0] from None
 
     async def _renew(self, waiting: Waiting, at: int) -> None:
         uri = waiting.uris[at]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.errors import ObjectNotFound, StorageError, first_raised
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.contract import JobCancelled
 
@@ -63,13 +63,10 @@ class Copier:
                 done += 1
                 self.report(done, len(lacking))
 
-        try:
+        with first_raised(StorageError, JobCancelled):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(min(AT_ONCE, len(lacking))):
                     tasks.create_task(work())
-        except* (StorageError, JobCancelled) as errors:
-            # Several may fail at once, for one reason.
-            raise errors.exceptions[0] from None
 
     async def _copy_one(self, one: Copy) -> None:
         size_bytes = one.size_bytes
