@@ -59,6 +59,22 @@ def _compose_command() -> list[str]:
     return ["docker", "compose"] if plugin.returncode == 0 else []
 
 
+def output_of(*command: str, given: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The output of a command. Raises AssertionError with it if it fails."""
+    done = subprocess.run(
+        command,
+        input=given,
+        cwd=REPOSITORY,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
 class Compose:
     """One project.
 
@@ -110,17 +126,7 @@ class Compose:
         return self._run(*self.command, *arguments)
 
     def _run(self, *command: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}"
-        return done.stdout
+        return output_of(*command, env=self.environ)
 
     def up(self) -> None:
         """Start what is not running, and wait until clients are served and containers healthy."""

@@ -20,6 +20,7 @@ import yaml
 
 from libs.serving.process.exits import EXIT_CLEAN
 from slatemq.cli.access.dev_access import make_for_containers
+from tests.acceptance.compose_project import output_of
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.test_manifests_run import CONSOLE, SERVICES, secrets_of
 from tests.kubernetes.manifests import FOLDER, Manifest, named, rendered, workloads
@@ -57,18 +58,8 @@ print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2])), timeout=10))
 """Prints the certificate with which a port answers."""
 
 
-def docker(*arguments: str, given: str | None = None) -> str:
-    """The output of a command. Raises AssertionError with it if it fails."""
-    done = subprocess.run(
-        ["docker", *arguments],
-        input=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"docker {' '.join(arguments)}:\n{done.stdout[-4000:]}"
-    return done.stdout
+docker = partial(output_of, "docker")
+"""Its output. Raises AssertionError with it if it fails."""
 
 
 def image_of(container: Manifest) -> str:

@@ -47,7 +47,7 @@ class Places:
         self._stays[name][partition].append(Stay(shard, now_ms))
 
     def moved(self, name: str, partition: int, shard: int, now_ms: int) -> None:
-        """A partition is on this shard; where it was before it is no more."""
+        """A partition is on this shard now, and on none where it was before."""
         stays = self._stays[name][partition]
         for stay in stays:
             if stay.shard != shard and stay.until_ms == NEVER:
