@@ -2,7 +2,8 @@
 
 ::
 
-    partitions in turn, without waiting ──something──► it, and what the next ones have
+    partitions in turn, without waiting ──something──► it, and what the next ones have, until
+                                           │           there is enough, or one does not answer
                                         ──nothing────► a stream from each, until one brings some:
                                                        all stop, and what is too much goes back
 
@@ -84,28 +85,42 @@ class _Gathering:
         return self._request.max_messages or 1
 
     async def take_present(self) -> None:
-        """Claims what the partitions have, from a random one on, until there is enough."""
+        """Claims what the partitions have, from a random one on, until there is enough.
+
+        Where one does not answer, what others had before is enough; if they had nothing, all that
+        are left are asked at once. So silence costs the same with many silent partitions.
+        """
         first = random.randrange(len(self._shards))
-        for step in range(len(self._shards)):
-            request = consumer_pb2.ClaimRequest()
-            request.CopyFrom(self._request)
-            request.wait_ms = 0
-            request.max_messages = self._count - len(self.messages)
-            if self._request.max_bytes:
-                request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
-            index = (first + step) % len(self._shards)
-            claiming = self._begin(self._claim(request, index), index)
-            try:
-                await asyncio.wait([claiming], timeout=REFUSED_S)
-            finally:
-                self._origin.finisher.keep(claiming)
-            if not claiming.done():
-                self._problems[index] = DeadlineExceeded("no answer came in time")
-            elif not claiming.cancelled():
-                claiming.result()
-            is_full = self._request.max_bytes and self._bytes >= self._request.max_bytes
-            if len(self.messages) >= self._count or is_full:
+        turns = [(first + step) % len(self._shards) for step in range(len(self._shards))]
+        while turns and not self._is_enough():
+            if not await self._take(turns.pop(0)):
+                if not self.messages:
+                    await asyncio.gather(*map(self._take, turns))
                 return
+
+    def _is_enough(self) -> bool:
+        limit_bytes = self._request.max_bytes
+        return len(self.messages) >= self._count or 0 < limit_bytes <= self._bytes
+
+    async def _take(self, index: int) -> bool:
+        """Claims what a partition has; False where it does not answer in time."""
+        request = consumer_pb2.ClaimRequest()
+        request.CopyFrom(self._request)
+        request.wait_ms = 0
+        request.max_messages = self._count - len(self.messages)
+        if self._request.max_bytes:
+            request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
+        claiming = self._begin(self._claim(request, index), index)
+        try:
+            await asyncio.wait([claiming], timeout=REFUSED_S)
+        finally:
+            self._origin.finisher.keep(claiming)
+        if not claiming.done():
+            self._problems[index] = DeadlineExceeded("no answer came in time")
+            return False
+        if not claiming.cancelled():
+            claiming.result()
+        return True
 
     def _begin(self, work: Coroutine[Any, Any, None], index: int) -> asyncio.Task[None]:
         """A call to a partition. Nothing but the end of the client cancels it, which is noted."""

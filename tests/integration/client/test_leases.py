@@ -1,14 +1,18 @@
 """Leases as the client sees them: extensions hold, and what is refused changes nothing."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import slatemq
 from slatemq import CommandContext, codecs
+from slatemq._consume import gathering
+from slatemq._rpc.queue_locations import REFUSED_S
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from tests.integration.broker.rig import Rig, running
 from tests.integration.client.peers import Broker, Instance
@@ -179,3 +183,39 @@ async def test_a_claim_does_not_keep_messages_until_what_is_too_much_has_gone_ba
             [other] = [one for one in brokers if one.shard != int(message.lease_token[0])]
             await other.until(lambda: other.nacked)
             assert other.nacked == [(b"work", "", True)]
+
+
+class SilentBroker(Broker):
+    """Takes a claim, and never answers."""
+
+    async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.claims.append(request)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("serving", "first"), [(0, 0), (11, 0), (3, 11)])
+async def test_many_silent_partitions_delay_a_claim_no_more_than_one(
+    serving: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given twelve partitions of which one answers, and a claim that begins with one of them
+    shards = range(12)
+    monkeypatch.setattr(gathering, "random", SimpleNamespace(randrange=lambda count: first))
+    make: Any = SilentBroker
+    async with Instance() as instance:
+        brokers: list[Broker] = [
+            Instance().broker if shard == serving else make() for shard in shards
+        ]
+        for shard, broker in enumerate(brokers):
+            broker.shard, broker.partition_shards = shard, list(shards)
+            await instance.serve(broker=broker, broker_shard=shard)
+        brokers[serving].available.append((b"work", 0))
+        async with slatemq.connect(instance.endpoint) as client:
+            began_s = time.monotonic()
+            # When it claims more than there is
+            [message] = await client.claim("q", 2)
+            took_s = time.monotonic() - began_s
+    # Then it has what there is, and has waited for one, or for one and then for all others at once
+    assert message.payload == b"work"
+    asked = sum(len(broker.claims) for broker in brokers)
+    assert asked == (2 if serving == first else len(shards))
+    assert took_s < 8 * REFUSED_S  # one after the other: 11 of them
