@@ -23,7 +23,8 @@ def make_faults(folder: Path, forms: str = "") -> subprocess.CompletedProcess[st
     python.chmod(0o755)
     for stamp in (".stack", ".complete"):
         (folder / stamp).touch()
-    command = ["make", "--silent", f"VENV={folder}", "faults"]
+    # Those of a `make test` around it would be its own otherwise.
+    command = ["make", "--silent", f"VENV={folder}", "ARGS=", "faults"]
     if forms:
         command.append(f"FAULTS={forms}")
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
