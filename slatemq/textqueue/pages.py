@@ -255,7 +255,7 @@ def _kinds(states: frozenset[State]) -> bytes:
 
 NEWLINE = b"\n"
 
-_INNER = b" \\\n"
+INNER = b" \\\n"
 """How a line begins that does not begin an entry."""
 
 _STATES = [STATES.get(first, State.UNKNOWN) for first in range(256)]
@@ -358,7 +358,7 @@ def last_beginning(content: bytes, start: int = 0) -> int | None:
     """The offset of the last entry after a newline, from `start` on."""
     end = len(content)
     while (place := content.rfind(NEWLINE, start, end)) >= 0:
-        if place + 1 < len(content) and content[place + 1] not in _INNER:
+        if place + 1 < len(content) and content[place + 1] not in INNER:
             return place + 1
         end = place
     return None

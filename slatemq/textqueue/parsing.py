@@ -8,6 +8,7 @@ variable before any entry, a continuation after a variable, bytes that are not U
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +18,16 @@ from typing import Any, Generic, TypeVar
 from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, STATES, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
-from slatemq.textqueue.pages import EVERY, NEWLINE, Page, Wishes, is_late, last_beginning, texts_in
+from slatemq.textqueue.pages import (
+    EVERY,
+    INNER,
+    NEWLINE,
+    Page,
+    Wishes,
+    is_late,
+    last_beginning,
+    texts_in,
+)
 
 CHUNK_BYTES = 1 << 16
 """Of one read; more only inside a larger entry.
@@ -48,6 +58,8 @@ _SPACE = "it begins with a space: "
 _LATE_ADVICE = f"{_SPACE}move it above the variables, or {_BEGIN} # or \\"
 
 STRICT_ADVICE = f"{_BEGIN} or #, or with a space if it continues a text"
+
+_BEGINNING = re.compile(rb"\n[^ \\\n]")
 
 _UTF8_ADVICE = "save the file as UTF-8 (`iconv -t UTF-8 -f LATIN1`, or whatever it is)"
 
@@ -211,9 +223,23 @@ def _batches(
         buffer = buffer[position:]
         more = _read_on(read, settle, max(next(sizes), len(buffer) // 2))
         at_end = not more
-        if more:
+        if len(buffer) > PAGE_BYTES_MAX:
+            buffer = _joined_to_the_next(buffer, more, read)
+        elif more:
             buffer += more
         del more
+
+
+def _joined_to_the_next(buffer: bytes, more: bytes, read: Read) -> bytes:
+    """A long entry with what follows, joined once, so that it is in memory twice at most."""
+    pieces = [buffer]
+    while more:
+        is_begun = pieces[-1].endswith(NEWLINE) and more[:1] not in INNER
+        pieces.append(more)
+        if is_begun or _BEGINNING.search(more):
+            break
+        more = read(PAGE_BYTES_MAX)
+    return b"".join(pieces)
 
 
 def _end_of_entry(buffer: bytes, position: int) -> int | None:
@@ -296,17 +322,27 @@ def _read_on(read: Read, settle: Settle | None, wanted: int) -> bytes:
 
 def _check(entry: Entry, file: str, strict: bool) -> None:
     """Raises FormatError for the first error in the entry."""
-    problem: UnicodeDecodeError | None = None
-    try:
-        entry.raw.decode()
-    except UnicodeDecodeError as error:
-        problem = error
-    if strict and entry.state is State.UNKNOWN and (problem is None or problem.start):
+    problem = _undecodable(entry.raw)
+    if strict and entry.state is State.UNKNOWN and (problem is None or problem[0]):
         why = f"unknown control character {entry.control!r}"
         advice = MARK_ADVICE if entry.control == BYTE_ORDER_MARK else STRICT_ADVICE
         raise FormatError(file, entry.line, 1, why, advice)
     if problem is not None:
-        before = entry.raw[: problem.start]
+        start, reason = problem
+        before = entry.raw[:start]
         line = entry.line + before.count(NEWLINE)
         column = len(before[before.rfind(NEWLINE) + 1 :].decode()) + 1
-        raise FormatError(file, line, column, f"not UTF-8: {problem.reason}", _UTF8_ADVICE)
+        raise FormatError(file, line, column, f"not UTF-8: {reason}", _UTF8_ADVICE)
+
+
+def _undecodable(raw: bytes) -> tuple[int, str] | None:
+    """Where the first bytes are that are not UTF-8, and why; decoded in pieces."""
+    decoder = getincrementaldecoder("utf-8")()
+    for start in range(0, len(raw), PAGE_BYTES_MAX):
+        end = start + PAGE_BYTES_MAX
+        kept, _ = decoder.getstate()
+        try:
+            decoder.decode(raw[start:end], final=end >= len(raw))
+        except UnicodeDecodeError as error:
+            return start - len(kept) + error.start, error.reason
+    return None

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from slatemq.cli.failures import BadInput
-from slatemq.cli.output import note, printable
+from slatemq.cli.output import PIECE_LENGTH, note, printable
 from slatemq.cli.parameters import flag
 from slatemq.cli.session import Group, LocalCommand
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, SlateMQError
@@ -271,14 +271,14 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
 def write_entry(entry: Entry, first: str) -> None:
     stream = sys.stdout.buffer
     stream.write(f"{first}\t{entry.state}\t".encode())
-    # Encoded by itself, because it may be long.
-    stream.write(_shown_text(entry).encode())
+    text = entry.text
+    for start in range(0, len(text), PIECE_LENGTH):
+        stream.write(_shown(text[start : start + PIECE_LENGTH]).encode())
     stream.write(b"\n")
 
 
-def _shown_text(entry: Entry) -> str:
-    text = entry.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
-    return printable(text)
+def _shown(text: str) -> str:
+    return printable(text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def oddities(entry: Entry) -> Iterator[tuple[int, str]]:

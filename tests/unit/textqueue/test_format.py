@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -165,8 +166,10 @@ def test_unknown_controls_alone_are_no_error(content: bytes) -> None:
     ]
 
 
-@given(FILES, st.integers(1, 9))
-def test_a_file_reads_the_same_in_chunks_of_any_size(content: bytes, chunk_bytes: int) -> None:
+@given(FILES, st.integers(1, 9), st.integers(4, 32))
+def test_a_file_reads_the_same_in_chunks_of_any_size_and_with_long_entries(
+    content: bytes, chunk_bytes: int, long_bytes: int
+) -> None:
     def outcome(chunk: int) -> list[object]:
         given_bytes = memoryview(content)
         position = 0
@@ -184,7 +187,9 @@ def test_a_file_reads_the_same_in_chunks_of_any_size(content: bytes, chunk_bytes
             found.append(str(error))
         return found
 
-    whole, parts = outcome(1 << 20), outcome(chunk_bytes)
+    whole = outcome(1 << 20)
+    with mock.patch.object(parsing, "PAGE_BYTES_MAX", long_bytes):
+        parts = outcome(chunk_bytes)
 
     # Then also what comes before an error is the same, and the error's place
     assert parts == whole
