@@ -208,10 +208,13 @@ STREAMS_LOOK_S: Final = 0.05
 """Between two looks at the memory of the process: within it some 100 MB arrive on loopback."""
 
 LOOKS: Final = 100
-"""Growth is what came since the lowest of the last looks: those of 5 s."""
+"""Sudden growth is what came since the lowest of the last looks: those of 5 s."""
 
 HELD_FACTOR: Final = 2
 """What the service holds for its callers takes this multiple of its bytes, copies included."""
+
+BUSY_S: Final = 1.0
+"""On a stream that has waited for less, little has arrived of what came slowly."""
 
 
 class StreamReads:
@@ -222,26 +225,43 @@ class StreamReads:
     arrive nor how much of it is there. But all that arrives shows in the memory of the process.
     When that grows by more than its work explains, the streams that wait are ended: what has
     arrived on them is freed, and their callers go on by calls or by other streams.
+
+    ::
+
+        resident ▲            ╱│ sudden: all that wait are ended
+                 │           ╱ │
+                 │     ____─────  lowest of 5 s ┐ lasting: those that wait
+                 │ ___╱                         │ for a second are ended
+                 │╱ level ──────────────────────┘
+                 └────────────────────────────────────────────► time
+
+    The level is the lowest since streams began to wait, or since some were ended: what is left then
+    is not theirs, and ends no further ones.
     """
 
     def __init__(
         self,
-        growth_bytes_max: int,
+        sudden_bytes_max: int,
+        lasting_bytes_max: int,
         held_bytes: Callable[[], int],
+        freed: Callable[[int], None],
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
-        """End reads when the process grows by more than this within `LOOKS` looks.
+        """End reads when the process grows by more than this, within `LOOKS` looks or lastingly.
 
-        It may grow besides by `held_bytes()`: what the service holds for its callers.
-        `resident` returns the memory of the process.
+        It may grow besides by `held_bytes()`: what the service holds for its callers. `freed` is
+        called with bytes to return to the system. `resident` returns the memory of the process.
         """
-        self._growth_bytes_max = growth_bytes_max
+        self._sudden_bytes_max = sudden_bytes_max
+        self._lasting_bytes_max = lasting_bytes_max
         self._held_bytes = held_bytes
         self._held: deque[int] = deque(maxlen=LOOKS)
+        self._freed = freed
         self._resident = resident
-        self._waiting: dict[asyncio.Timeout, None] = {}
+        self._waiting: dict[asyncio.Timeout, float] = {}
         self._silent: dict[asyncio.Timeout, None] = {}
         self._resident_bytes: deque[int] = deque(maxlen=LOOKS)
+        self._level_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: asyncio.Timeout, *, is_first: bool) -> None:
@@ -249,13 +269,14 @@ class StreamReads:
 
         The first of a stream is ended also when too many other streams wait for theirs.
         """
-        self._waiting[read] = None
+        now_s = asyncio.get_running_loop().time()
+        self._waiting[read] = now_s
         if is_first:
             self._silent[read] = None
             if len(self._silent) > SILENT_CALLS_MAX:
                 oldest = next(iter(self._silent))
                 self.end(oldest)
-                oldest.reschedule(asyncio.get_running_loop().time())
+                oldest.reschedule(now_s)
         if self._timer is None:
             self._look_later()
 
@@ -264,9 +285,10 @@ class StreamReads:
         self._silent.pop(read, None)
 
     def look(self) -> None:
-        """End all reads if the process has grown by too much."""
+        """End reads if the process has grown by too much."""
         if not self._waiting:
             self._timer = None
+            self._level_bytes = None
             self._resident_bytes.clear()
             self._held.clear()
             return
@@ -274,23 +296,37 @@ class StreamReads:
         resident = self._resident()
         self._resident_bytes.append(resident)
         self._held.append(self._held_bytes())
-        growth_bytes = resident - min(self._resident_bytes)
-        if growth_bytes <= self._growth_bytes_max + HELD_FACTOR * max(self._held):
-            return
-        log.warning(
-            "the process grew by %d MiB in a few seconds: streams that wait for messages are "
-            "ended, since large ones may be arriving on them",
-            growth_bytes >> 20,
-            extra={"streams": len(self._waiting)},
-        )
-        # Growth counts from here: callers that come back are not ended for growth that is over.
+        held_bytes = HELD_FACTOR * max(self._held)
+        lowest = min(self._resident_bytes)
+        level = self._level_bytes = min(self._level_bytes or resident, resident)
+        now_s = asyncio.get_running_loop().time()
+        lasting_bytes_max = self._lasting_bytes_max + held_bytes
+        if resident - lowest > self._sudden_bytes_max + held_bytes:
+            self._end_those_before(now_s, resident, resident - lowest)
+        elif lowest - level > lasting_bytes_max:
+            self._end_those_before(now_s - BUSY_S, resident, lowest - level)
+        elif resident - level > lasting_bytes_max:
+            # Perhaps malloc has kept it: that is no growth which lasts.
+            self._freed(resident - level)
+
+    def _end_those_before(self, before_s: float, resident: int, growth_bytes: int) -> None:
+        """End the reads that began by then. Growth counts from here, not again for what is over."""
+        self._level_bytes = resident
         self._resident_bytes.clear()
         self._resident_bytes.append(resident)
-        now = asyncio.get_running_loop().time()
-        waiting, self._waiting = self._waiting, {}
-        self._silent.clear()
-        for read in waiting:
-            read.reschedule(now)
+        ended = [read for read, began_s in self._waiting.items() if began_s <= before_s]
+        if not ended:
+            return
+        log.warning(
+            "the process grew by %d MiB: streams that wait for messages are ended, since large "
+            "ones may be arriving on them",
+            growth_bytes >> 20,
+            extra={"streams": len(ended)},
+        )
+        now_s = asyncio.get_running_loop().time()
+        for read in ended:
+            self.end(read)
+            read.reschedule(now_s)
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(STREAMS_LOOK_S, self.look)

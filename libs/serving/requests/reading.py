@@ -79,9 +79,14 @@ class RequestReader:
         self._with_payloads = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._others = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._probes = Arrivals(limits.PROBES_AT_ONCE, growth_bytes_max)
-        self._stream_reads = StreamReads(limits.STREAMS_GROWTH_BYTES_MAX, held_bytes)
         self._budget = ByteBudget(limits.REQUESTS_BYTES_MAX)
         self._trimmer = Trimmer()
+        self._stream_reads = StreamReads(
+            limits.STREAMS_SUDDEN_BYTES_MAX,
+            limits.STREAMS_LASTING_BYTES_MAX,
+            held_bytes,
+            self._trimmer.freed,
+        )
         self._reading: set[asyncio.Task[None]] = set()
 
     async def read(self, context: Any, codec: Codec, method: str) -> tuple[Any, int]:
@@ -165,6 +170,9 @@ class RequestReader:
                             await self._reserve(len(data))
                 finally:
                     self._stream_reads.end(read)
+                    if data is None:
+                        # A part of a message may have arrived on a stream that ends.
+                        self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)
             return data
         except TimeoutError:
             # Outside of the error, whose frames would keep what has arrived.
@@ -190,7 +198,14 @@ class RequestReader:
         reading = asyncio.create_task(read())
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
-        await asyncio.wait({reading}, timeout=PASS_OVER_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PASS_OVER_S) as pause:
+                self._stream_reads.begin(pause, is_first=False)
+                try:
+                    await asyncio.wait({reading})
+                finally:
+                    self._stream_reads.end(pause)
+        self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)
 
     async def pass_over(
         self, requests: AsyncIterator[bytes], refuse: Callable[[], Awaitable[None]]

@@ -42,7 +42,7 @@ MEBIBYTE: Final = 1 << 20
 GROWTH_BYTES_MAX: Final = (
     4 * limits.REQUESTS_BYTES_MAX
     + 2 * limits.ARRIVING_AT_ONCE * limits.PAYLOAD_BYTES_MAX
-    + limits.STREAMS_GROWTH_BYTES_MAX
+    + limits.STREAMS_LASTING_BYTES_MAX
 )
 """By how much a process may grow meanwhile: large requests in work, those that are arriving, and
 streams, each at the limit that `libs/serving/limits.py` states."""

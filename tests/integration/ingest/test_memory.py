@@ -20,6 +20,7 @@ from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, snapshot_pb2, snapshot_pb2_g
 from tests.integration.ingest.test_unread import MEBIBYTE, MESSAGES, UNREAD, publish
 from tests.integration.serving.test_large_requests import (
     PUBLISH,
+    PUBLISH_STREAM,
     Ingest,
     channel,
     ended,
@@ -27,6 +28,7 @@ from tests.integration.serving.test_large_requests import (
     method,
     on_stream,
 )
+from tests.slow_streams import slow_streams
 
 UNREAD_READS = 24
 UNREAD_TAILS = 48
@@ -71,8 +73,9 @@ async def test_the_memory_of_an_ingest_stays_below_what_is_stated_under_the_wors
         at_rest = there.resident
 
         # When large publishes come, by calls and on streams, while messages are edited, snapshots
-        # taken and messages read by brokers, and others do not read what they asked for
-        async with unread(there, large):
+        # taken and messages read by brokers, and others do not read what they asked for, or send
+        # large messages slowly
+        async with unread(there, large), slow_streams(there.address, PUBLISH_STREAM):
             codes, *_ = await asyncio.gather(
                 publishes(there), edits(opened, large), snapshots(opened), reads(opened, large)
             )

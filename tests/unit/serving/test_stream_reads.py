@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from libs.serving import limits
-from libs.serving.requests import arrivals
+from libs.serving.requests import arrivals, reading
 from libs.serving.requests.arrivals import StreamReads
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.requests.shape import WALKED_BYTES_MIN
@@ -21,6 +21,7 @@ MESSAGE = b"x" * WALKED_BYTES_MIN
 @pytest.fixture(autouse=True)
 def looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "STREAMS_LOOK_S", 3_600.0)
+    monkeypatch.setattr(arrivals, "BUSY_S", 0.0)
 
 
 class Reading:
@@ -30,7 +31,8 @@ class Reading:
         self.memory = Memory()
         self.reader = RequestReader(limits.message_bytes_max(), refuse)
         self.held_bytes = 0
-        self.reads = StreamReads(100, lambda: self.held_bytes, self.memory)
+        self.freed: list[int] = []
+        self.reads = StreamReads(100, 300, lambda: self.held_bytes, self.freed.append, self.memory)
         self.reader._stream_reads = self.reads
         self.tasks: list[asyncio.Task[bytes]] = []
 
@@ -39,6 +41,16 @@ class Reading:
         task = asyncio.create_task(anext(parsed))
         self.tasks.append(task)
         return task
+
+    async def grow_slowly(self, growth_bytes: int, waiting: asyncio.Task[bytes]) -> None:
+        """Grow until all of it counts as lasting, or this stream has been ended for it."""
+        for number in range(growth_bytes + arrivals.LOOKS):
+            # 100 looks: 99 at most between the first and the last
+            self.memory.used_bytes += number < growth_bytes
+            self.reads.look()
+            await turns()
+            if waiting.done():
+                return
 
 
 async def refuse(method: str, context: object, error: SlateMQError) -> None:
@@ -49,6 +61,13 @@ async def silence() -> AsyncIterator[bytes]:
     """A stream on which nothing comes."""
     await asyncio.get_running_loop().create_future()
     yield b""
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    """A stream that ends without a message."""
+    none: list[bytes] = []
+    for data in none:
+        yield data
 
 
 async def only(message: bytes) -> AsyncIterator[bytes]:
@@ -108,14 +127,89 @@ async def test_streams_that_come_back_are_not_ended_for_growth_that_is_over(
     assert not back.done()
 
 
-async def test_slow_growth_ends_no_stream(streams: Reading) -> None:
+async def test_streams_that_wait_are_ended_when_the_process_grows_slowly_by_too_much(
+    streams: Reading,
+) -> None:
+    waiting = [streams.begin(silence()) for _ in range(3)]
+    await turns()
+    streams.reads.look()
+    await streams.grow_slowly(300, waiting[0])
+    assert not any(task.done() for task in waiting)
+
+    await streams.grow_slowly(1, waiting[0])
+
+    for ended in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(ended, ResourceExhausted)
+        assert ended.reason == "LARGE_REQUESTS"
+
+
+@pytest.mark.parametrize("given_back", [0, 301])
+async def test_memory_that_stays_without_the_ended_streams_ends_no_further_ones(
+    streams: Reading, given_back: int
+) -> None:
+    # Given a stream that was ended for memory, and what of it was the stream's
+    ended = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    await streams.grow_slowly(301, ended)
+    streams.memory.used_bytes -= given_back
+
+    # When another waits, it is ended for as much again and no less
+    back = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    await streams.grow_slowly(300, back)
+    assert not back.done()
+
+    await streams.grow_slowly(1, back)
+    assert back.done()
+
+
+async def test_what_malloc_keeps_ends_no_stream(streams: Reading) -> None:
     waiting = streams.begin(silence())
     await turns()
-    for _ in range(10 * arrivals.LOOKS):
-        streams.memory.used_bytes += 1  # 100 looks: 99 at most between the first and the last
+    streams.reads.look()
+    for _ in range(301):
+        streams.memory.used_bytes += 1
         streams.reads.look()
-    await turns()
+
+    # When it is returned to the system, as the process asks for
+    assert streams.freed == [301]
+    streams.memory.used_bytes -= 200
+    await streams.grow_slowly(199, waiting)
+
     assert not waiting.done()
+
+
+async def test_slow_growth_ends_no_stream_that_has_just_begun_to_wait(
+    streams: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "BUSY_S", 3_600.0)
+    waiting = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+
+    await streams.grow_slowly(301, waiting)
+
+    assert not waiting.done()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_stream_that_ends_while_it_waits_gives_memory_back(
+    streams: Reading, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    freed: list[int] = []
+    monkeypatch.setattr(streams.reader._trimmer, "freed", freed.append)
+
+    if is_cancelled:
+        waiting = streams.begin(silence())
+        await turns()
+        waiting.cancel()
+    else:
+        waiting = streams.begin(nothing())
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert freed == [limits.STREAM_MESSAGE_BYTES_MAX]
 
 
 async def test_a_stream_whose_message_waits_for_its_share_of_the_memory_is_ended_too(
@@ -162,6 +256,20 @@ async def test_a_share_granted_in_the_turn_in_which_its_stream_is_ended_is_not_l
     held = len(MESSAGE) if ended == MESSAGE else 0
     assert streams.reader._budget.used_bytes == held
     assert not streams.reader._budget.is_full
+
+
+async def test_what_is_sent_behind_a_refused_request_is_not_read_on_when_memory_is_short(
+    streams: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PASS_OVER_S", 3_600.0)
+    passing_over = asyncio.create_task(streams.reader.skip(silence()))
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 101
+
+    streams.reads.look()
+
+    await passing_over
 
 
 async def test_growth_by_what_the_service_holds_for_its_callers_ends_no_stream(

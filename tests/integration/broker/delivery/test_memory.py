@@ -25,8 +25,11 @@ from slatemq.v1 import (
 from tests.claimed_runs import messages_of
 from tests.integration.serving.test_large_requests import Ingest as Measured
 from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
+from tests.slow_streams import slow_streams
 
 MEBIBYTE = 1 << 20
+
+CONSUME = "/slatemq.v1.ConsumerService/Consume"
 
 QUEUES = [f"q{number}" for number in range(16)]
 LARGE = 48
@@ -86,11 +89,12 @@ async def test_the_memory_of_a_broker_stays_below_what_is_stated_under_the_worst
         await stack.routed()
 
         # When consumers claim all that there is and read nothing of it, and pages and watches of
-        # delayed messages are not read either, while redrives read contents, and assignments and
-        # more large requests come than there is memory for
+        # delayed messages are not read either, while redrives read contents, and assignments, more
+        # large requests than there is memory for, and slow streams with large messages come
         async with (
             grpc.aio.insecure_channel(stack.broker.address, options=UNREAD) as opened,
             unread(opened, measured, at_rest),
+            slow_streams(stack.broker.address, CONSUME),
         ):
             await redrives(stack)
             await asyncio.gather(assignments(stack), requests(stack.broker))
@@ -159,7 +163,7 @@ async def refused(call: Awaitable[Any]) -> None:
 async def unread(opened: grpc.aio.Channel, measured: Measured, at_rest: int) -> AsyncIterator[None]:
     """Streams, claims, pages and watches whose answers are not read."""
     # To the client each answer is a stream: it takes no more of one than is read.
-    consume: Any = opened.stream_stream("/slatemq.v1.ConsumerService/Consume")
+    consume: Any = opened.stream_stream(CONSUME)
     claim: Any = opened.unary_stream("/slatemq.v1.ConsumerService/Claim")
     list_: Any = opened.unary_stream("/slatemq.v1.EntryService/ListEntries")
     watch: Any = opened.unary_stream("/slatemq.v1.DelayedService/WatchDelayed")
