@@ -18,7 +18,15 @@ from slatemq._admin.redrives import RedriveCalls
 from slatemq._admin.settling import SettlingCalls
 from slatemq._admin.shards import ShardCalls
 from slatemq._admin.tasks import TaskCalls
-from slatemq._checks import check_text, check_whole, iterable, moved
+from slatemq._checks import (
+    check_flag,
+    check_kind,
+    check_text,
+    check_whole,
+    iterable,
+    moved,
+    wrong,
+)
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim_request
@@ -26,7 +34,7 @@ from slatemq._consume.consumer import ConsumeOptions, Consumer
 from slatemq._consume.delivered import LeaseKeeper, Origin, Received
 from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.gathering import claim_from_all
-from slatemq._consume.processing import ending_at_sigterm, process_all
+from slatemq._consume.processing import check_handler, ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
 from slatemq._publish.wire import check
@@ -111,8 +119,15 @@ class Client(
         credentials: Credentials | None = None,
         encryption: KeyRing | None = None,
     ) -> None:
+        check_flag("tracing", tracing)
+        if credentials is not None:
+            check_kind("credentials", credentials, Credentials)
         if encryption is None and credentials is not None and credentials.encryption_keys:
             encryption = _key_ring(credentials.encryption_keys)
+        elif encryption is not None and not hasattr(encryption, "seal"):
+            raise wrong("encryption", "a KeyRing", encryption)
+        batches = BatchSettings() if batches is None else batches
+        check_kind("batches", batches, BatchSettings)
         addresses = addresses_of(endpoint)
         self._telemetry = _telemetry(addresses[0]) if tracing else None
         context = None if self._telemetry is None else self._telemetry.carried
@@ -121,7 +136,7 @@ class Client(
         locations = QueueLocations(peers)
         self._finisher = Finisher(locations)
         super().__init__(locations, LeaseKeeper(self._finisher), encryption)
-        self._publisher = Publisher(peers, batches or BatchSettings(), self._telemetry)
+        self._publisher = Publisher(peers, batches, self._telemetry)
         self._consumers: set[Consumer | BatchConsumer] = set()
 
     def __reduce__(self) -> NoReturn:
@@ -298,6 +313,8 @@ class Client(
         While one batch is worked on, the next is claimed. Leases are kept, and outages are logged
         and bounded, as in `consume`. What is there is not waited for to become more.
         """
+        check_whole("max_messages", max_messages, 1, consuming.PREFETCH_MAX)
+        check_whole("max_bytes", max_bytes, 1)
         options = ConsumeOptions(max_messages, max_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)
         consumer = BatchConsumer(
@@ -328,6 +345,7 @@ class Client(
         thread; then the program ends (SystemExit, 143). `outage_timeout` as in `consume`: then the
         handlers that run are waited for. Raises NotFound, InvalidArgument, Unavailable.
         """
+        check_handler(handler)
         check_whole("concurrency", concurrency, 1, consuming.PREFETCH_MAX // 2)
         messages = self.consume(
             queue_id,
@@ -390,6 +408,7 @@ class Client(
         `delay` None: as the queue's backoff says, and for a release at once. `release`: the
         messages were not worked on, and their attempts are not counted.
         """
+        check_flag("release", release)
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         items = [nack_of(token, reason, delay, release) for token in tokens]
         self._keeper.drop_all(tokens)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Codec(Protocol[T]):
     """Anything with these two methods will do."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from slatemq._checks import check_flag, check_kind, check_text
 from slatemq._file_status import FilesValue
 from slatemq._secrets import check_both_given, read_secret
 from slatemq.errors import InvalidArgument
@@ -56,7 +57,12 @@ class Credentials:
     encryption_keys: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for parts that do not go together."""
+        """Raises InvalidArgument for parts that are wrong, or do not go together."""
+        check_flag("tls", self.tls)
+        check_text("token", self.token)
+        check_text("server_name", self.server_name)
+        for name in ("ca", "cert", "key", "token_file", "encryption_keys"):
+            _check_file(name, getattr(self, name))
         check_both_given(self.cert, self.key)
         if self.token and self.token_file is not None:
             problem = "give the token (SLATEMQ_TOKEN) or its file (SLATEMQ_TOKEN_FILE), not both"
@@ -97,6 +103,13 @@ class Credentials:
             InvalidArgument: A part is wrong, or there is no such profile.
         """
         environ = os.environ if environ is None else environ
+        check_kind("environ", environ, Mapping)
+        check_kind("given", {} if given is None else given, Mapping)
+        unknown = set(given or {}) - {one.name for one in fields(cls)}
+        if unknown:
+            raise InvalidArgument("given", f"has no part {unknown.pop()!r} of credentials")
+        if profile is not None:
+            check_text("profile", profile)
         given = {name: value for name, value in (given or {}).items() if value is not None}
         stated = {name: environ[var] for name, var in VARIABLES.items() if environ.get(var)}
         if environ.get("SLATEMQ_TLS", "") not in ("", "0", "false"):
@@ -110,6 +123,19 @@ class Credentials:
                     values.setdefault(name, value)
         values["tls"] = bool(values.get("tls"))
         return cls(**values)
+
+
+def _check_file(name: str, file: str | Path | None) -> None:
+    """Raises InvalidArgument for what cannot be the path of a file."""
+    if file is None:
+        return
+    check_kind(name, file, str | Path, "the path of a file")
+    try:
+        has_end = b"\0" in os.fsencode(file)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(name, f"is not a path: {error}") from None
+    if has_end:
+        raise InvalidArgument(name, "is not a path: it has a null character")
 
 
 class TokenSource:

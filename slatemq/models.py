@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from slatemq._checks import check_text, check_whole, wrong
+from slatemq._checks import WHOLE_MAX, check_kind, check_text, check_whole, wrong
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class BatchSettings(NamedTuple):
         check_whole("messages_max", self.messages_max, 1, MESSAGES_MAX)
         for name in ("payload_bytes_max", "requests_max", "outstanding_bytes_max"):
             check_whole(name, getattr(self, name), 1)
-        if seconds(self.linger_s, "linger_s") < 0:
-            raise InvalidArgument("linger_s", "may not be negative")
+        check_kind("linger_s", self.linger_s, int | float, "seconds")
+        seconds(self.linger_s, "linger_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +182,16 @@ class Topology:
 
 def seconds(span: Duration, field: str = "") -> float:
     """A length of time in seconds; raises InvalidArgument about `field` for what is none."""
-    if isinstance(span, timedelta):
-        return span.total_seconds()
-    if isinstance(span, bool) or not isinstance(span, int | float):
+    length = span.total_seconds() if isinstance(span, timedelta) else span
+    if isinstance(length, bool) or not isinstance(length, int | float):
         raise wrong(field, "seconds or a timedelta", span)
-    return float(span)
+    try:
+        length = float(length)
+    except OverflowError:
+        raise InvalidArgument(field, "is too large") from None
+    if not length >= 0:
+        raise InvalidArgument(field, f"must be 0 s or more, not {length:g} s")
+    return length
 
 
 def milliseconds(span: Duration, field: str = "") -> int:
@@ -194,7 +199,7 @@ def milliseconds(span: Duration, field: str = "") -> int:
     length = seconds(span, field)
     if not isfinite(length):
         raise InvalidArgument(field, f"must be a finite length of time, not {length}")
-    return round(length * 1000) or (1 if length > 0 else 0)
+    return _whole(field, round(length * 1000) or (1 if length > 0 else 0))
 
 
 def time_ms(time: Time, field: str = "") -> int:
@@ -206,11 +211,16 @@ def time_ms(time: Time, field: str = "") -> int:
     if not isinstance(time, datetime):
         if isinstance(time, bool) or not isinstance(time, int):
             raise wrong(field, "milliseconds since 1970 (a whole number) or a datetime", time)
-        return time
+        return _whole(field, time)
     if time.tzinfo is None:
         rule = "must be a datetime with a time zone, e.g. datetime.now(UTC)"
         raise InvalidArgument(field, rule)
     return round((time - _EPOCH) / timedelta(milliseconds=1))
+
+
+def _whole(field: str, number: int) -> int:
+    check_whole(field, number, -WHOLE_MAX - 1)
+    return number
 
 
 def optional_ms(time: Time | None, field: str) -> int | None:
@@ -250,7 +260,7 @@ def outgoing(
     """A message to publish, from what `Client.publish` takes."""
     return OutgoingMessage(
         payload if type(payload) is bytes else payload_bytes(payload),
-        _headers(headers) if headers else {},
+        {} if headers is None else _headers(headers),
         time_ms(created_at, "created_at") if created_at is not None else None,
         whole_seconds("retention", retention) if retention is not None else None,
         milliseconds(delay, "delay") if delay is not None else None,
@@ -260,10 +270,8 @@ def outgoing(
 
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
-    try:
-        return dict(headers)
-    except (TypeError, ValueError) as error:
-        raise wrong("headers", "a mapping of text to text", headers) from error
+    check_kind("headers", headers, Mapping, "a mapping of text to text")
+    return dict(headers)
 
 
 def whole_seconds(name: str, span: Duration) -> int:
@@ -271,22 +279,22 @@ def whole_seconds(name: str, span: Duration) -> int:
     length = seconds(span, name)
     if not isfinite(length) or length != int(length):
         raise InvalidArgument(name, "must be a whole number of seconds")
-    return int(length)
+    return _whole(name, int(length))
 
 
 def bounded_delay_ms(delay: Duration) -> int:
     """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
     delay_ms = milliseconds(delay, "delay")
-    if not 0 <= delay_ms <= DELAY_MS_MAX:
+    if delay_ms > DELAY_MS_MAX:
         raise InvalidArgument(
             "delay", f"must be 0 to 12 hours, not {delay_ms / 1000:,g} s", reason="OUT_OF_RANGE"
         )
     return delay_ms
 
 
-def cut_reason(reason: str) -> str:
+def cut_reason(reason: str, field: str = "reason") -> str:
     """A reason, cut where it is too long; raises InvalidArgument where it is not text."""
-    check_text("reason", reason)
+    check_text(field, reason)
     return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
@@ -303,5 +311,5 @@ def sealed(message: OutgoingMessage, sealer: KeyRing | DataKey | None) -> Outgoi
     """The message with its payload encrypted, where there are keys."""
     if sealer is None:
         return message
-    payload, headers = sealer.seal(message.payload, message.headers)
+    payload, headers = sealer.seal(message.payload, message.headers or {})
     return message._replace(payload=payload, headers=headers)

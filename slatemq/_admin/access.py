@@ -7,7 +7,8 @@ from typing import Final
 
 import grpc.aio
 
-from slatemq._checks import fields_of, message_of
+from slatemq._checks import check_kind, check_text, moved
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
 from slatemq.models import AccessCheck, AccessRule
@@ -38,6 +39,7 @@ class AccessCalls(Calls):
         PermissionDenied (it takes the verb `operate`), FailedPrecondition (NO_POLICY),
         InvalidArgument, Unavailable.
         """
+        check_text("verb", verb)
         if verb not in _VERBS:
             raise InvalidArgument("verb", f"must be one of {', '.join(_VERBS)}, not {verb!r}")
         request = message_of(
@@ -45,16 +47,21 @@ class AccessCalls(Calls):
             principal=principal,
             verb=_VERBS[verb],
             queue_id=queue_id,
-            headers=headers or {},
+            headers={} if headers is None else headers,
         )
-        for name, value in (attributes or {}).items():
-            request.attributes[name].CopyFrom(
-                message_of(
+        attributes = {} if attributes is None else attributes
+        check_kind("attributes", attributes, Mapping, "a mapping of text to text or lists of text")
+        for name, value in attributes.items():
+            check_text("attributes", name)
+            try:
+                listed = message_of(
                     access_check_pb2.AttributeValues,
                     values=[value] if isinstance(value, str) else value,
                     is_list=not isinstance(value, str),
                 )
-            )
+            except InvalidArgument as error:
+                raise moved(error, f"attributes[{name!r}]") from None
+            request.attributes[name].CopyFrom(listed)
         topology = await self._peers.topology()
         processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
         address = next(address for shards in processes for address in shards.values())

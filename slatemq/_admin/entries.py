@@ -25,12 +25,13 @@ from slatemq._admin.entry_models import (
 from slatemq._admin.merging import merged
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
-from slatemq._checks import check_text, check_whole, iterable, message_of
+from slatemq._checks import check_callback, check_text, check_whole, iterable
 from slatemq._consume.handles import (
     partition_of_handle,
     queue_of_handle,
     shard_of_handle,
 )
+from slatemq._requests import message_of
 from slatemq._rpc.peers import ATTEMPT_S, NOT_TAKEN, CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.stored_runs import messages_of
@@ -86,6 +87,7 @@ class EntryCalls(Calls):
         finished ones are in one order of time, others partition by partition. Raises NotFound,
         InvalidArgument.
         """
+        check_text("queue_id", queue_id)
         page_of = partial(
             self.entry_page,
             queue_id,
@@ -127,8 +129,8 @@ class EntryCalls(Calls):
             state=state_wire(state),
             page_size=page_size,
             view=view_wire(view),
-            finished_from_ms=optional_ms(finished_from, "finished_from"),
-            finished_until_ms=optional_ms(finished_until, "finished_until"),
+            finished_from_ms=optional_ms(finished_from, "finished_from") or 0,
+            finished_until_ms=optional_ms(finished_until, "finished_until") or 0,
             newest_first=newest_first,
         )
         check_text("page_token", page_token)
@@ -172,6 +174,8 @@ class EntryCalls(Calls):
         a queue that does not exist; Unavailable, after what the other brokers found, when one
         does not answer.
         """
+        if on_progress is not None:
+            check_callback("on_progress", on_progress)
         request = message_of(
             entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
         )
@@ -263,7 +267,7 @@ class EntryCalls(Calls):
         request = message_of(
             entry_pb2.RescheduleEntryRequest,
             handle=handle,
-            visible_at_ms=optional_ms(visible_at, "visible_at"),
+            visible_at_ms=optional_ms(visible_at, "visible_at") or 0,
         )
         response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).RescheduleEntry, request
@@ -300,7 +304,7 @@ class EntryCalls(Calls):
             handle=handle,
             payload=content,
             replace_headers=headers is not None,
-            headers=headers,
+            headers={} if headers is None else headers,
             etag=etag,
         )
         response = await self._ask_entry(

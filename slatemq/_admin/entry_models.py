@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from slatemq._checks import fields_of
+from slatemq._requests import fields_of
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
 
@@ -154,7 +154,7 @@ def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.Entry
     """Raises InvalidArgument about `field` for an unknown state."""
     try:
         return _STATES[EntryState(state.replace("-", "_"))]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         known = ", ".join(EntryState)
         raise InvalidArgument(field, f"must be one of {known}, not {state!r}") from None
 

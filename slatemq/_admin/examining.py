@@ -11,7 +11,7 @@ from typing import NamedTuple
 import grpc
 
 from slatemq._admin.instance import ANSWER_S, STATUS_S, InstanceCalls
-from slatemq._checks import fields_of
+from slatemq._requests import fields_of
 from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import DeadlineExceeded, ResourceExhausted, Unavailable

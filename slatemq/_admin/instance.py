@@ -13,7 +13,8 @@ import grpc.aio
 
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.queue_models import Queue
-from slatemq._checks import fields_of, message_of
+from slatemq._checks import check_flag, check_kind
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import INCOMPLETE, SHARDS, InvalidArgument, PermissionDenied, SlateMQError
@@ -143,6 +144,8 @@ class InstanceCalls(Calls):
         Without `settings`, no process reads the store: the numbers of instance records are 0, and
         `open_without` is empty. Without `queues`, none are listed.
         """
+        check_flag("settings", settings)
+        check_flag("queues", queues)
         asked = await self._processes()
         refusals: dict[str, None] = {}
         brokers = [shard for service, shard, _ in asked if service == "broker"] if queues else []
@@ -192,13 +195,16 @@ class InstanceCalls(Calls):
         FailedPrecondition (CHANGE_LOSES, PAYLOADS_STORED, QUEUES_DELAY_LONGER), InvalidArgument,
         Unavailable, DataLoss.
         """
+        check_kind("settings", settings, Mapping, "a mapping of names to whole numbers")
         for name in settings:
             if name not in SETTINGS:
                 raise InvalidArgument(
                     "settings", f"{name!r} is not a setting of the instance: {', '.join(SETTINGS)}"
                 )
-        request = instance_pb2.UpdateInstanceRequest(
-            settings=message_of(instance_pb2.InstanceSettings, **settings), accept_loss=accept_loss
+        request = message_of(
+            instance_pb2.UpdateInstanceRequest,
+            settings=message_of(instance_pb2.InstanceSettings, **settings),
+            accept_loss=accept_loss,
         )
         response = await self._peers.ask(
             self._any_with_events,
@@ -265,7 +271,7 @@ class InstanceCalls(Calls):
             return queues, []
         try:
             async with asyncio.timeout(2 * STATUS_S):
-                async for queue in QueueCalls(self._locations).list_answering(answer_s=STATUS_S):
+                async for queue in QueueCalls(self._locations).list_answering(timeout=STATUS_S):
                     queues.append(queue)  # noqa: PERF401 - what came before an error counts
         except TimeoutError:
             return queues, shards

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from slatemq._checks import check_text, fields_of, iterable, message_of
+from slatemq._checks import check_callback, check_text, iterable
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import NotFound, Unavailable
@@ -148,6 +149,8 @@ class JanitorCalls(Calls):
         Raises InvalidArgument, FailedPrecondition (JOB_RUNNING: its metadata has the `run_id`),
         ResourceExhausted, Unavailable.
         """
+        check_text("into", into)
+        check_text("request_id", request_id)
         request = message_of(
             janitor_pb2.RunJobRequest,
             job=job,
@@ -157,8 +160,8 @@ class JanitorCalls(Calls):
             days=days,
             target_queue_id=into,
             message_ids=iterable("message_ids", "message IDs", message_ids),
-            failed_from_ms=optional_ms(failed_from, "failed_from"),
-            failed_until_ms=optional_ms(failed_until, "failed_until"),
+            failed_from_ms=optional_ms(failed_from, "failed_from") or 0,
+            failed_until_ms=optional_ms(failed_until, "failed_until") or 0,
             sizes_only=sizes_only,
             request_id=request_id or str(uuid4()),
         )
@@ -223,6 +226,8 @@ class JanitorCalls(Calls):
         self, run: JobRun | str, *, on_progress: Callable[[JobRun], None] | None = None
     ) -> JobRun:
         """Waits until it has ended; its `state` says how. Raises as `watch_job_run`."""
+        if on_progress is not None:
+            check_callback("on_progress", on_progress)
         async for one in self.watch_job_run(run):
             if on_progress is not None:
                 on_progress(one)
@@ -247,7 +252,7 @@ class JanitorCalls(Calls):
 def _id_of(run: JobRun | str) -> str:
     if isinstance(run, JobRun):
         return run.run_id
-    check_text("run_id", run)
+    check_text("run", run)
     return run
 
 

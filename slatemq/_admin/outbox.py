@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from slatemq._checks import fields_of, message_of
+from slatemq._checks import check_text, check_whole
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.errors import NotFound
@@ -124,6 +125,7 @@ class OutboxCalls(Calls):
         (no such broker).
         """
         request = message_of(outbox_pb2.ResumeOutboxRequest, ingest_shard=ingest_shard)
+        check_whole("broker_shard", broker_shard, 0)
         if broker_shard not in await self._peers.broker_shards():
             raise NotFound("broker shard", str(broker_shard))
         await self._peers.ask_broker(
@@ -138,6 +140,7 @@ class OutboxCalls(Calls):
     async def _ask_push(
         self, push: RefusedPush | str, method: Method[Q, R], request_type: Callable[..., Q]
     ) -> tuple[R, int]:
+        check_text("push", push.push_id if isinstance(push, RefusedPush) else push)
         return await self._locations.ask_owner_of(
             "refused push", "push_id", push, method, request_type
         )

@@ -23,7 +23,8 @@ from slatemq._admin.queue_models import (
     joined,
     queue_of,
 )
-from slatemq._checks import check_field, check_whole, fields_of, iterable, message_of, wrong
+from slatemq._checks import check_kind, check_text, check_whole, iterable, moved
+from slatemq._requests import check_field, fields_of, message_of
 from slatemq._rpc.peers import NOT_TAKEN, Method, errors_translated
 from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, is_absent
 from slatemq.errors import (
@@ -42,6 +43,7 @@ from slatemq.models import (
     Time,
     milliseconds,
     optional_ms,
+    seconds,
     time_ms,
     whole_seconds,
 )
@@ -55,6 +57,9 @@ Start = Time | Literal["now", "beginning"]
 """The time from which a new queue gets messages."""
 
 PAGE_SIZE = 1000
+
+PARTITIONS_MAX = (1 << 31) - 1
+"""What a request can name; the brokers that there are allow fewer."""
 
 
 class QueueCalls(Calls):
@@ -81,6 +86,10 @@ class QueueCalls(Calls):
         of the instance's replay window; `Queue.replay` shows the progress. Raises AlreadyExists,
         InvalidArgument, NotFound (`with_queue`, or no such `shard`), Unavailable.
         """
+        check_text("with_queue", with_queue)
+        check_text("ordering_header", ordering_header)
+        if shard is not None:
+            check_whole("shard", shard, 0)
         if with_queue and shard is not None:
             raise InvalidArgument("shard", "contradicts with_queue: leave one out")
         wire = message_of(queue_pb2.Queue, queue_id=queue_id)
@@ -93,7 +102,7 @@ class QueueCalls(Calls):
             return await self._create(request, with_queue, shard)
         if shard is not None:
             raise InvalidArgument("shard", "contradicts partitions, each of which has its own")
-        check_whole("partitions", partitions, 1)
+        check_whole("partitions", partitions, 1, PARTITIONS_MAX)
         request.queue.partition.MergeFrom(
             message_of(queue_pb2.Partition, count=partitions, ordering_header=ordering_header)
         )
@@ -253,9 +262,10 @@ class QueueCalls(Calls):
         return self.list_answering(prefix)
 
     async def list_answering(
-        self, prefix: str = "", answer_s: float = ANSWER_S
+        self, prefix: str = "", timeout: Duration = ANSWER_S
     ) -> AsyncIterator[Queue]:
         """Like `list_queues`; waits for brokers as `QueueLocations.ask_all` does."""
+        answer_s = seconds(timeout, "timeout")
         request = message_of(queue_pb2.ListQueuesRequest, page_size=PAGE_SIZE, prefix=prefix)
         first = await self._locations.ask_all(_list_queues, request, answer_s)
         listed = [self._pages(shard, request, first) for shard in sorted(first.by_shard)]
@@ -439,6 +449,7 @@ class QueueCalls(Calls):
 
     async def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
         """The queues of a broker shard, then every change, without end."""
+        check_whole("broker_shard", broker_shard, 0)
         stub = QueueServiceStub(await self._peers.broker(broker_shard))
         call = stub.WatchQueues(queue_pb2.WatchQueuesRequest())
         async with self._peers.answers(call) as answers:
@@ -476,10 +487,10 @@ class QueueCalls(Calls):
             created_at_ms=optional_ms(created_at, "created_at"),
             received_at_ms=optional_ms(received_at, "received_at"),
             delay_ms=None if delay is None else milliseconds(delay, "delay"),
-            visible_at_ms=optional_ms(visible_at, "visible_at"),
+            visible_at_ms=optional_ms(visible_at, "visible_at") or 0,
             retention_s=whole_seconds("retention", retention),
             message_id=message_id,
-            draft=None if draft is None else message_of(queue_pb2.Queue, **asdict(draft)),
+            draft=None if draft is None else _wire_of(draft),
         )
         response = await self._peers.ask(
             self._peers.router, lambda channel: RouterServiceStub(channel).Explain, request
@@ -497,6 +508,16 @@ def _list_queues(
     channel: grpc.aio.Channel,
 ) -> grpc.aio.UnaryUnaryMultiCallable[queue_pb2.ListQueuesRequest, queue_pb2.ListQueuesResponse]:
     return QueueServiceStub(channel).ListQueues
+
+
+def _wire_of(draft: QueueDraft) -> queue_pb2.Queue:
+    check_kind("draft", draft, QueueDraft)
+    given = {name: value for name, value in asdict(draft).items() if value is not None}
+    try:
+        check_text("queue_id", draft.queue_id)
+        return message_of(queue_pb2.Queue, **given)
+    except InvalidArgument as error:
+        raise moved(error, f"draft.{error.field}") from None
 
 
 def _set_start(request: queue_pb2.CreateQueueRequest, start_from: Start | str) -> None:
@@ -531,8 +552,7 @@ def _fill(wire: queue_pb2.Queue, settings: QueueSettings) -> None:
         elif field.endswith("_s"):
             value = whole_seconds(name, value)
         if name == "backoff":
-            if not isinstance(value, Backoff):
-                raise wrong("backoff", "a Backoff, such as Backoff.fixed(10)", value)
+            check_kind("backoff", value, Backoff, "a Backoff, such as Backoff.fixed(10)")
             value = value.wire()
         check_field(queue_pb2.Queue, field, value, name)
         wire.MergeFrom(queue_pb2.Queue(**{field: value}))

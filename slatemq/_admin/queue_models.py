@@ -7,7 +7,9 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import TypedDict
 
-from slatemq._checks import fields_of
+from slatemq._checks import moved
+from slatemq._requests import fields_of, message_of
+from slatemq.errors import InvalidArgument
 from slatemq.models import Duration, milliseconds
 from slatemq.v1 import queue_pb2
 
@@ -75,14 +77,21 @@ class Backoff:
         return Backoff(BackoffKind.EXPONENTIAL, length, _max_ms(max), multiplier, jitter)
 
     def wire(self) -> queue_pb2.Backoff:
-        """Raises ValueError or TypeError for values that have no wire form."""
-        return queue_pb2.Backoff(
-            kind=_KINDS[BackoffKind(self.kind)],
-            initial_ms=self.initial_ms,
-            max_ms=self.max_ms,
-            multiplier=self.multiplier,
-            jitter=self.jitter,
-        )
+        """Raises InvalidArgument for values that have no wire form."""
+        if self.kind not in list(BackoffKind):
+            known = ", ".join(BackoffKind)
+            raise InvalidArgument("backoff.kind", f"must be one of {known}, not {self.kind!r}")
+        try:
+            return message_of(
+                queue_pb2.Backoff,
+                kind=_KINDS[BackoffKind(self.kind)],
+                initial_ms=self.initial_ms,
+                max_ms=self.max_ms,
+                multiplier=self.multiplier,
+                jitter=self.jitter,
+            )
+        except InvalidArgument as error:
+            raise moved(error, f"backoff.{error.field}") from None
 
 
 def _max_ms(longest: Duration | None) -> int:

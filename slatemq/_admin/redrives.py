@@ -13,7 +13,8 @@ from uuid import uuid4
 
 import grpc.aio
 
-from slatemq._checks import check_text, fields_of, message_of
+from slatemq._checks import check_callback, check_text
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.errors import FailedPrecondition
@@ -90,6 +91,8 @@ class RedriveCalls(Calls):
         once.
         Raises NotFound, InvalidArgument, ResourceExhausted (too many are running).
         """
+        check_text("into", into)
+        check_text("request_id", request_id)
         request = message_of(
             entry_pb2.StartRedriveRequest,
             queue_id=queue_id,
@@ -179,6 +182,9 @@ class RedriveCalls(Calls):
 
         Asks every `every` seconds, and calls `on_progress` each time.
         """
+        if on_progress is not None:
+            check_callback("on_progress", on_progress)
+        every_s = seconds(every, "every")
         while True:
             now = await self.get_redrive(redrive)
             if on_progress is not None:
@@ -186,7 +192,7 @@ class RedriveCalls(Calls):
             if now.state is not RedriveState.RUNNING:
                 return now
             redrive = now
-            await asyncio.sleep(seconds(every, "every"))
+            await asyncio.sleep(every_s)
 
     async def _ask_redrive(
         self, redrive: Redrive | str, method: Method[Q, Any], request_type: Callable[..., Q]
@@ -197,7 +203,7 @@ class RedriveCalls(Calls):
         where all of them are.
         """
         redrive_id = redrive.redrive_id if isinstance(redrive, Redrive) else redrive
-        check_text("redrive_id", redrive_id)
+        check_text("redrive", redrive_id)
         ids = redrive_id.split(BETWEEN)
         if len(ids) == 1:
             return await self._ask_one(redrive, method, request_type)

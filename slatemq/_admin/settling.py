@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
-from slatemq._checks import iterable, message_of, moved, wrong
+from slatemq._checks import check_kind, check_text, check_whole, iterable, moved, wrong
 from slatemq._consume.handles import partition_of_handle, queue_of_handle
+from slatemq._requests import message_of
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument, SlateMQError
-from slatemq.models import Time, cut_reason, optional_ms, outgoing, sealed, sealer_of
+from slatemq.models import Payload, Time, cut_reason, optional_ms, outgoing, sealed, sealer_of
 from slatemq.v1 import archived_pb2, entry_pb2, janitor_pb2, removal_pb2
 from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
@@ -53,7 +54,7 @@ class ReplaceDeadLetter:
     """The dead letter is done, and a new message with this content takes its place."""
 
     handle: str
-    payload: bytes | str
+    payload: Payload
     headers: Mapping[str, str] | None = None
     note: str = ""
 
@@ -82,7 +83,7 @@ class ArchivedDeadLetter:
     """
 
     entry: Entry
-    payload: bytes | str
+    payload: Payload
     headers: Mapping[str, str] | None = None
 
 
@@ -110,6 +111,8 @@ class SettlingCalls(Calls):
         FailedPrecondition (DEAD_LETTER_EXPIRED), InvalidArgument, ResourceExhausted. Where one
         settlement is at fault, `metadata["settlement"]` says which, from 0.
         """
+        check_text("request_id", request_id)
+        check_text("consumer_id", consumer_id)
         each = list(iterable("settlements", "settlements", settlements))
         if not 1 <= len(each) <= SETTLEMENTS_MAX:
             raise InvalidArgument(
@@ -154,12 +157,13 @@ class SettlingCalls(Calls):
         `handles` (at most 1,000) those of them that are archived. An entry without a message has
         lost its content. Raises NotFound, InvalidArgument, Unavailable.
         """
+        check_whole("limit", limit, 0)
         request = message_of(
             janitor_pb2.ReadArchivedRequest,
             queue_id=queue_id,
             handles=iterable("handles", "handles", handles),
-            archived_from_ms=optional_ms(archived_from, "archived_from"),
-            archived_until_ms=optional_ms(archived_until, "archived_until"),
+            archived_from_ms=optional_ms(archived_from, "archived_from") or 0,
+            archived_until_ms=optional_ms(archived_until, "archived_until") or 0,
             newest_first=newest_first,
             max_entries=limit,
         )
@@ -177,6 +181,7 @@ class SettlingCalls(Calls):
         past its retention stays. The call is repeated while processes are down; what a try without
         a response redrove is GONE then. Raises NotFound, InvalidArgument, Unavailable.
         """
+        check_text("into", into)
         each = _checked("dead_letters", dead_letters, ArchivedDeadLetter)
         rows = []
         for place, dead_letter in enumerate(each):
@@ -254,7 +259,7 @@ def _wire(
         raise wrong(f"settlements[{place}]", "a settlement, such as DropDeadLetter", one)
     try:
         wire = message_of(
-            entry_pb2.DeadLetterSettlement, handle=one.handle, note=cut_reason(one.note)
+            entry_pb2.DeadLetterSettlement, handle=one.handle, note=cut_reason(one.note, "note")
         )
         queue_of_handle(one.handle)
         if isinstance(one, RedriveDeadLetter):
@@ -286,6 +291,7 @@ def _checked(field: str, given: Iterable[T], kind: type[T]) -> list[T]:
 
 
 def _archived_of(field: str, entry: Entry) -> Archived:
+    check_kind(field, entry, Entry, "an Entry")
     if entry.archived is None:
         raise InvalidArgument(field, "is not an archived dead letter")
     return entry.archived

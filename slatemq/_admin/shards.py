@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.placement import least_loaded
-from slatemq._checks import check_text, check_whole, fields_of
+from slatemq._checks import check_callback, check_text, check_whole
+from slatemq._requests import fields_of, message_of
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -152,11 +153,10 @@ class ShardCalls(ExaminingCalls):
 
         Its queues stay until they are deleted. Raises NotFound (no such shard), Unavailable.
         """
+        request = message_of(shard_pb2.DrainShardRequest, cancel=cancel)
         await self._check_is_shard(broker_shard)
         response = await self._peers.ask_broker(
-            broker_shard,
-            lambda channel: ShardServiceStub(channel).DrainShard,
-            shard_pb2.DrainShardRequest(cancel=cancel),
+            broker_shard, lambda channel: ShardServiceStub(channel).DrainShard, request
         )
         return _shard_of(response.shard)
 
@@ -205,11 +205,10 @@ class ShardCalls(ExaminingCalls):
         (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS), NotFound (no such shard),
         Unavailable.
         """
+        request = message_of(shard_pb2.DrainIngestShardRequest, cancel=cancel)
         await self._check_is_ingest(ingest_shard)
         response = await self._peers.ask_ingest(
-            ingest_shard,
-            lambda channel: IngestShardServiceStub(channel).DrainIngestShard,
-            shard_pb2.DrainIngestShardRequest(cancel=cancel),
+            ingest_shard, lambda channel: IngestShardServiceStub(channel).DrainIngestShard, request
         )
         return _ingest_of(response.shard)
 
@@ -245,12 +244,13 @@ class ShardCalls(ExaminingCalls):
         or shard), Unavailable.
         """
         check_text("queue_id", queue_id)
+        check_callback("on_progress", on_progress)
         shards = await self._locations.located(queue_id, fresh=True)
         if partition is None and len(shards) > 1:
             raise InvalidArgument(
                 "partition", f"must say which of the {len(shards)} partitions of the queue moves"
             )
-        index = partition or 0
+        index = 0 if partition is None else partition
         check_whole("partition", index, 0, len(shards) - 1)
         if broker_shard is None:
             broker_shard = await least_loaded(self._peers, beside=shards)
@@ -323,10 +323,12 @@ class ShardCalls(ExaminingCalls):
         return [_move_of(move) for move in response.moves]
 
     async def _check_is_ingest(self, ingest_shard: int) -> None:
+        check_whole("ingest_shard", ingest_shard, 0)
         if ingest_shard not in (await self._peers.fresh_topology()).ingests:
             raise NotFound("ingest shard", str(ingest_shard))
 
     async def _check_is_shard(self, broker_shard: int) -> None:
+        check_whole("broker_shard", broker_shard, 0)
         if broker_shard not in (await self._peers.fresh_topology()).brokers:
             raise NotFound("broker shard", str(broker_shard))
 

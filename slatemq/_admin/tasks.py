@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
 from slatemq._admin.task_ids import parse_task_id
-from slatemq._checks import check_text, check_whole, fields_of
+from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
+from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
@@ -104,7 +105,7 @@ class TaskCalls(Calls):
         check_whole("limit", limit, 1)
         async for task in self._list(
             lambda channel: TaskServiceStub(channel).ListFailedTasks,
-            task_pb2.ListFailedTasksRequest(limit=limit),
+            message_of(task_pb2.ListFailedTasksRequest, limit=limit),
         ):
             yield task
 
@@ -117,7 +118,7 @@ class TaskCalls(Calls):
         check_whole("limit", limit, 1)
         async for task in self._list(
             lambda channel: TaskServiceStub(channel).ListPendingTasks,
-            task_pb2.ListPendingTasksRequest(limit=limit),
+            message_of(task_pb2.ListPendingTasksRequest, limit=limit),
         ):
             yield task
 

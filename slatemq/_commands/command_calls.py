@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
-from slatemq._checks import check_text, iterable, wrong
+from slatemq._checks import check_kind, check_text, iterable
 from slatemq._commands.message_refs import (
     Execute,
     MessageRefs,
@@ -102,6 +102,7 @@ class QueueCommand:
 
     def execute(self, context: CommandContext) -> None:
         """Adds it to what `Client.execute(context)` does. Raises FailedPrecondition."""
+        check_kind("context", context, CommandContext)
         context.add(self)
 
 
@@ -121,7 +122,7 @@ class QueueCommands(Generic[T]):
         if not iterable("tokens", "MessageTokens", tokens):
             raise InvalidArgument("tokens", "must be at least one")
         for place, token in enumerate(tokens):
-            _check_is(MessageToken, token, f"tokens[{place}]")
+            check_kind(f"tokens[{place}]", token, MessageToken)
             if token.queue_id != self.queue_id:
                 raise InvalidArgument(f"tokens[{place}]", f"is of the queue {token.queue_id!r}")
             token.check()
@@ -139,7 +140,7 @@ class QueueCommands(Generic[T]):
         The queue must be on the shard of theirs (OTHER_SHARD). Raises FailedPrecondition
         (TOKEN_USED).
         """
-        _check_is(TransferToken, token)
+        check_kind("token", token, TransferToken)
         return QueueCommand(
             [Transfer(lease, self.queue_id, priority, delay) for lease in token.take()]
         )
@@ -156,11 +157,6 @@ class QueueCommands(Generic[T]):
         """Puts a new item into this queue, on any shard. Raises what its codec raises."""
         payload = self._codec.encode(item)
         return QueueCommand([Push(self.queue_id, payload, headers, retention, delay, visible_at)])
-
-
-def _check_is(kind: type, token: object, field: str = "token") -> None:
-    if not isinstance(token, kind):
-        raise wrong(field, f"a {kind.__name__}", token)
 
 
 TRY_S = 2.0
@@ -204,6 +200,7 @@ class CommandCalls(Calls):
         CONTEXT_EXECUTED), NotFound, InvalidArgument, ResourceExhausted, Unavailable; where the
         server refused a command, `metadata["command"]` says which, from 0.
         """
+        check_text("request_id", request_id)
         if isinstance(commands, CommandContext):
             commands.check()
             request_id = request_id or commands.request_id
@@ -243,6 +240,7 @@ class CommandCalls(Calls):
         `try_next` tries while the broker does not answer, in place of `call_timeout`.
         """
         check_text("queue_id", queue_id)
+        _check_codec(codec)
         refs = MessageRefs(
             queue_id,
             codec,
@@ -263,4 +261,10 @@ class CommandCalls(Calls):
 
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:
         """Changes of a queue that take effect together, in one `execute`."""
+        check_text("queue_id", queue_id)
+        _check_codec(codec)
         return QueueCommands(queue_id, codec, self._execute)
+
+
+def _check_codec(codec: object) -> None:
+    check_kind("codec", codec, Codec, "a codec, such as codecs.JSON")

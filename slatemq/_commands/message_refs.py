@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from slatemq._admin.queue_calls import QueueCalls
-from slatemq._checks import wrong
+from slatemq._checks import check_kind, wrong
 from slatemq._commands.ref_set import ItemLease, QueueView, RefSet, RefToken, Slot, used
 from slatemq._consume.batches import claim_request
 from slatemq._consume.claims import claim
@@ -32,7 +32,7 @@ from slatemq._consume.finishing import Finisher
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
-from slatemq.models import Duration, seconds
+from slatemq.models import Duration, milliseconds, seconds
 
 if TYPE_CHECKING:
     from slatemq.encryption import KeyRing
@@ -197,6 +197,7 @@ class MessageRefs(RefSet[T]):
 
     def upgrade(self, item_id: Hashable) -> MessageToken[T] | None:
         """One more reference to a claimed message; None when it is not in the set any more."""
+        check_kind("item_id", item_id, Hashable, "hashable")
         item = self._slots.get(item_id)
         return MessageToken(self, item) if isinstance(item, ClaimedItem) else None
 
@@ -213,6 +214,8 @@ class MessageRefs(RefSet[T]):
         Raises FailedPrecondition: TOKEN_USED, LEASE_ENDED.
         """
         checked = _checked(token)
+        if length is not None:
+            milliseconds(length, "length")
         (result,) = await self._execute([Extend(checked.lease_token, length)], "")
         checked._claimed.extended(result.lease_deadline_ms)
         return result.lease_deadline_ms

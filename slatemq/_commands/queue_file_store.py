@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, TypeVar
 
-from slatemq._checks import wrong
+from slatemq._checks import check_kind, iterable, wrong
 from slatemq._commands.ref_set import RefSet, RefToken
 from slatemq.codecs import Codec
 from slatemq.textqueue import Busy, Claim, State, TextQueue
@@ -43,6 +43,11 @@ class TextQueueStore(Generic[T]):
 
         `timeout` is how long a call waits for another's lock.
         """
+        check_kind("queue", queue, TextQueue)
+        check_kind("refs", refs, RefSet)
+        check_kind("codec", codec, Codec, "a codec, such as codecs.JSON")
+        check_kind("lease", lease, timedelta)
+        check_kind("timeout", timeout, timedelta)
         self._queue = queue
         self._refs = refs
         self._codec = codec
@@ -124,9 +129,8 @@ class TextQueueStore(Generic[T]):
         await self._finish(tokens, Claim.release)
 
     async def _finish(self, tokens: Iterable[RefToken[T]], finish: Callable[[Claim], None]) -> None:
-        for place, token in enumerate(tokens):
-            if not isinstance(token, RefToken):
-                raise wrong(f"tokens[{place}]", "a RefToken", token)
+        for place, token in enumerate(iterable("tokens", "RefTokens", tokens)):
+            check_kind(f"tokens[{place}]", token, RefToken)
             token.check()
             if token.item_id not in self._claims:
                 raise wrong(f"tokens[{place}]", "a token of this queue", token)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
-from slatemq._checks import wrong
+from slatemq._checks import check_kind, iterable
 from slatemq.errors import AlreadyExists, FailedPrecondition
 
 T = TypeVar("T")
@@ -126,24 +126,26 @@ class RefSet(Generic[T]):
 
     def add(self, item_id: Hashable, item: T) -> None:
         """Puts an item in. Raises AlreadyExists."""
+        _check_id(item_id)
         if item_id in self._slots:
             raise AlreadyExists("item", str(item_id))
         self._slots[item_id] = Slot(item_id, lambda: item)
 
     def upgrade(self, item_id: Hashable) -> RefToken[T] | None:
         """One more reference to an item; None when it is not in the set, or not any more."""
+        _check_id(item_id)
         slot = self._slots.get(item_id)
         return None if slot is None else RefToken(self, slot)
 
     def lease(self, token: RefToken[T]) -> ItemLease[T]:
         """The use of the token's item. Raises FailedPrecondition (TOKEN_USED)."""
-        if not isinstance(token, RefToken):
-            raise wrong("token", "a RefToken", token)
+        check_kind("token", token, RefToken)
         token.check()
         return ItemLease(token._slot)
 
     def references(self, item_id: Hashable) -> int:
         """How many tokens there are of an item."""
+        _check_id(item_id)
         slot = self._slots.get(item_id)
         return 0 if slot is None else slot.references
 
@@ -159,11 +161,16 @@ class RefSet(Generic[T]):
             del self._slots[slot.item_id]
 
 
+def _check_id(item_id: object) -> None:
+    check_kind("item_id", item_id, Hashable, "hashable")
+
+
 def used(what: str) -> FailedPrecondition:
     """The error about a token that is used a second time."""
     return FailedPrecondition("TOKEN_USED", f"{what} was used already")
 
 
+@runtime_checkable
 class QueueStore(Protocol):
     """A queue of IDs, whose items are in a RefSet."""
 
@@ -184,6 +191,8 @@ class QueueView(Generic[T]):
 
     def __init__(self, store: QueueStore, refs: RefSet[T]) -> None:
         """A view of this queue, whose items are in `refs`."""
+        check_kind("store", store, QueueStore)
+        check_kind("refs", refs, RefSet)
         self.store = store
         self.refs = refs
 
@@ -208,10 +217,13 @@ class MemoryQueue:
 
     def __init__(self, item_ids: Iterable[Hashable] = ()) -> None:
         """With these IDs in it, the first one at the front."""
-        self._item_ids: deque[Hashable] = deque(item_ids)
+        self._item_ids: deque[Hashable] = deque()
+        for item_id in iterable("item_ids", "item IDs", item_ids):
+            self.push(item_id)
 
     def push(self, item_id: Hashable) -> None:
         """Puts an ID at the end."""
+        _check_id(item_id)
         self._item_ids.append(item_id)
 
     async def pop(self) -> Hashable | None:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import overload
 
-from slatemq._checks import message_of
 from slatemq._consume.claims import claim
 from slatemq._consume.consumer import PAUSED, ConsumeOptions, Part, QueueConsumer
 from slatemq._consume.delivered import (
@@ -23,6 +22,7 @@ from slatemq._consume.delivered import (
     received,
 )
 from slatemq._consume.finishing import Nack, nack_of
+from slatemq._requests import message_of
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
     INGEST_AWAY,
@@ -152,7 +152,7 @@ def claim_request(
     max_bytes: int = 0,
 ) -> consumer_pb2.ClaimRequest:
     """The request; raises InvalidArgument for what it cannot hold, and for too long a wait."""
-    if not 0 <= seconds(wait, "wait") <= WAIT_S_MAX:
+    if seconds(wait, "wait") > WAIT_S_MAX:
         raise InvalidArgument("wait", f"must be 0 to {WAIT_S_MAX:g} s, not {seconds(wait):g} s")
     return message_of(
         consumer_pb2.ClaimRequest,

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
-from slatemq._checks import iterable, message_of, moved, wrong
+from slatemq._checks import check_text, iterable, moved, wrong
 from slatemq._consume.handles import shard_of
+from slatemq._requests import message_of
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.models import (
     Duration,
+    Payload,
     Time,
     bounded_delay_ms,
     cut_reason,
@@ -91,7 +93,7 @@ class Push:
     """A new message for one queue, of any shard: no filter is judged. The rest as in `publish`."""
 
     queue_id: str
-    payload: bytes | str
+    payload: Payload
     headers: Mapping[str, str] | None = None
     retention: Duration | None = None
     delay: Duration | None = None
@@ -166,6 +168,7 @@ def token_of(lease: str | Leased) -> str:
     token = lease if isinstance(lease, str) else getattr(lease, "lease_token", None)
     if not isinstance(token, str):
         raise wrong("lease", "a claimed message or its lease token", lease)
+    check_text("lease", token)
     return token
 
 
@@ -239,13 +242,14 @@ def _wire_of(command: Command, sealer: KeyRing | DataKey | None) -> consumer_pb2
         fail = consumer_pb2.FailCommand(lease_token=token, reason=cut_reason(command.reason))
         return consumer_pb2.Command(fail=fail)
     if isinstance(command, Extend):
-        lease_ms = milliseconds(command.length, "length") if command.length else 0
+        lease_ms = 0 if command.length is None else milliseconds(command.length, "length")
         extend = message_of(consumer_pb2.ExtendCommand, lease_token=token, lease_ms=lease_ms)
         return consumer_pb2.Command(extend=extend)
     delay_ms = bounded_delay_ms(command.delay)
     if isinstance(command, Release):
         release = consumer_pb2.ReleaseCommand(lease_token=token, delay_ms=delay_ms)
         return consumer_pb2.Command(release=release)
+    check_text("queue_id", command.queue_id)
     transfer = message_of(
         consumer_pb2.TransferCommand,
         lease_token=token,

@@ -32,7 +32,6 @@ from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
     DeadlineExceeded,
     Internal,
-    InvalidArgument,
     NotFound,
     ResourceExhausted,
     SlateMQError,
@@ -82,10 +81,9 @@ class ConsumeOptions(NamedTuple):
         check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
         check_whole("prefetch_bytes", self.prefetch_bytes, 1)
         check_text("consumer_id", self.consumer_id)
-        if self.lease_ms < 0:
-            raise InvalidArgument("lease", "may not be negative")
-        if seconds(self.hold, "hold") < 0:
-            raise InvalidArgument("hold", "may not be negative")
+        if self.lease is not None:
+            milliseconds(self.lease, "lease")
+        seconds(self.hold, "hold")
         timeout_of(self.outage_timeout)
 
 

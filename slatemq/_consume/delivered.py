@@ -16,11 +16,11 @@ from contextlib import nullcontext
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, nack_of
+from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
 from slatemq._consume.handles import handle_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq.errors import FailedPrecondition, Internal, NotFound, SlateMQError
-from slatemq.models import Duration, cut_reason, milliseconds
+from slatemq.models import Duration, bounded_delay_ms, cut_reason, milliseconds
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
 if TYPE_CHECKING:
@@ -419,8 +419,13 @@ class Received(ClaimedMessage):
 
     async def release(self, delay: Duration = 0) -> None:
         """The message was not worked on: it goes back, and the attempt is not counted."""
-        item = nack_of(self.lease_token, "", delay, release=True)
+        item = Nack(self.lease_token, "", bounded_delay_ms(delay), release=True)
         await self._settle("release", lambda: self._origin.finisher.nack(item))
+
+    def release_soon(self) -> None:
+        """Releases it in the background; closing the client waits for that."""
+        self._finish()
+        self._origin.finisher.release_soon([self.lease_token])
 
     async def fail(self, reason: str = "") -> None:
         """The message cannot be processed: it becomes a dead letter, with attempts left or not.
@@ -496,9 +501,8 @@ class Received(ClaimedMessage):
                 # The error in the caller's block matters more.
                 log.warning("message %d could not be released: %s", self.message_id, problem)
         else:
-            # Not awaited: a cancelled task wants to end. Closing the client waits for the release.
-            self._finish()
-            self._origin.finisher.release_soon([self.lease_token])
+            # Not awaited: a cancelled task wants to end.
+            self.release_soon()
 
     async def _ack_on_leaving(self) -> None:
         if self._lease is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slatemq._checks import check_text
+from slatemq._checks import check_text, moved
 from slatemq.errors import InvalidArgument
 
 
@@ -85,7 +85,7 @@ def places_by_shard(
         try:
             places.setdefault(shard_of(token), []).append(place)
         except InvalidArgument as error:
-            refused[place] = error
+            refused[place] = moved(error, f"lease_tokens[{place}]")
     return dict(places), refused
 
 

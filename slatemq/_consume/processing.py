@@ -11,21 +11,35 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from types import FrameType
 
+from slatemq._checks import wrong
 from slatemq._consume.consumer import Consumer
 from slatemq._consume.delivered import Received, has_failed
-from slatemq.errors import SlateMQError
+from slatemq.errors import InvalidArgument, SlateMQError
 
 log = logging.getLogger(__name__)
 
+Handler = Callable[[Received], Awaitable[object]]
 
-async def process_all(
-    messages: Consumer, handler: Callable[[Received], Awaitable[object]], concurrency: int
-) -> None:
+_ASYNC = "an async function"
+
+
+def check_handler(handler: Handler) -> None:
+    """Raises InvalidArgument for what cannot be called; the first result shows whether it is async.
+
+    A lambda, say, may return the coroutine of another function.
+    """
+    if not callable(handler):
+        raise wrong("handler", _ASYNC, handler)
+
+
+async def process_all(messages: Consumer, handler: Handler, concurrency: int) -> None:
     """Calls the handler for every message, until cancelled or the consumer ends.
 
-    Raises what the consumer raises, once the handlers that run have returned.
+    Raises what the consumer raises, once the handlers that run have returned, and InvalidArgument
+    about a handler that turns out not to be async.
     """
     problems: list[SlateMQError] = []
 
@@ -35,6 +49,7 @@ async def process_all(
                 await _handle(message, handler)
         except SlateMQError as error:
             problems.append(error)  # Every task meets the same end of the consumer.
+            await messages.close()
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(concurrency):
@@ -43,10 +58,17 @@ async def process_all(
         raise problems[0]
 
 
-async def _handle(message: Received, handler: Callable[[Received], Awaitable[object]]) -> None:
+async def _handle(message: Received, handler: Handler) -> None:
+    """Raises InvalidArgument, and releases the message, where the handler is not async."""
+    is_async = True
     try:
         async with message:
-            await handler(message)
+            working = handler(message)
+            is_async = isawaitable(working)
+            if is_async:
+                await working
+            else:
+                message.release_soon()
     except (Exception, asyncio.CancelledError) as error:
         if not has_failed(error):
             raise
@@ -56,6 +78,12 @@ async def _handle(message: Received, handler: Callable[[Received], Awaitable[obj
             message.queue_id,
             message.attempts_count,
             exc_info=error,
+        )
+    if not is_async:
+        returned = type(working).__name__
+        raise InvalidArgument(
+            "handler",
+            f"must be {_ASYNC}: it returned {returned}; run blocking work with asyncio.to_thread",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
+from slatemq._checks import check_text
 from slatemq._consume.handles import handle_of
 
 
@@ -44,6 +45,7 @@ class Published(int):
 
         The handle of a duplicate costs a search: the receipt of the first message is unknown.
         """
+        check_text("queue_id", queue_id)
         known = self.received_at_ms and not self.duplicate
         return handle_of(queue_id, self, f"p{self.received_at_ms}" if known else "")
 

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
-from slatemq._checks import check_whole, message_of, moved
+from slatemq._checks import check_whole, moved
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
 from slatemq._publish.sending import Request, Sender
 from slatemq._publish.wire import Runs
+from slatemq._requests import message_of
 from slatemq._rpc.peers import Peers
 from slatemq.errors import WRONG_SHARD, InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
@@ -114,6 +115,8 @@ class Publisher:
         self, messages: Iterable[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
         message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
+        if shard is not None:
+            check_whole("shard", shard, 0)
         request = Request[int](shard, Runs(), [])
         request.request_id = request_id
         for place, message in enumerate(messages):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from slatemq._checks import check_text
 from slatemq.errors import InvalidArgument
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+):(?P<port>\d{1,5})", re.ASCII)
@@ -21,6 +22,7 @@ def addresses_of(endpoint: str | Iterable[str], field: str = "endpoint") -> tupl
     for address in listed:
         if not isinstance(address, str):
             raise _wrong(field, address)
+        check_text(field, address)
     addresses = tuple(dict.fromkeys(address.strip() for address in listed))
     for address in addresses:
         found = _ADDRESS.fullmatch(address)

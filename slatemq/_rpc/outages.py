@@ -11,7 +11,6 @@ from typing import NamedTuple
 from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
 from slatemq.errors import (
     INGEST_AWAY,
-    InvalidArgument,
     ResourceExhausted,
     SlateMQError,
     Unavailable,
@@ -56,13 +55,8 @@ def broker_of(queue_id: str) -> str:
 
 
 def timeout_of(outage_timeout: Duration | None) -> float | None:
-    """The option in seconds; None waits for ever. Raises InvalidArgument for a negative one."""
-    if outage_timeout is None:
-        return None
-    timeout_s = seconds(outage_timeout, "outage_timeout")
-    if not timeout_s >= 0:
-        raise InvalidArgument("outage_timeout", "may not be negative")
-    return timeout_s
+    """The option in seconds; None waits for ever. Raises InvalidArgument."""
+    return None if outage_timeout is None else seconds(outage_timeout, "outage_timeout")
 
 
 class OutageWatch:

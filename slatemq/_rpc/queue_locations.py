@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
-from slatemq._checks import check_text
 from slatemq._rpc.peers import (
     ATTEMPT_S,
     BACKOFF_S,
@@ -338,7 +337,6 @@ class QueueLocations:
         broker has it, Unavailable (BROKER_DOWN) when none of those that answer has it.
         """
         name: str = getattr(named, field, named)
-        check_text(field, name)
         request = request_type(**{field: name})
         shard: int | None = getattr(named, "broker_shard", None)
 

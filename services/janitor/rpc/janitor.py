@@ -29,7 +29,7 @@ from services.janitor.runs.history import (
 )
 from services.janitor.runs.runner import Runner
 from slatemq._admin.job_names import JOBS
-from slatemq._checks import fields_of
+from slatemq._requests import fields_of
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc

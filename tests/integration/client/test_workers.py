@@ -9,12 +9,15 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import slatemq
 from slatemq._consume import processing
+from slatemq.errors import InvalidArgument
 from tests.integration.client.peers import Instance
 
 ROOT = Path(__file__).parents[3]
@@ -211,3 +214,79 @@ async def test_process_holds_no_more_messages_than_its_prefetch() -> None:
         working.cancel()
         await asyncio.wait([working])
         assert (handled, instance.broker.streams) == (PAYLOADS, 1)
+
+
+@pytest.mark.parametrize("handler", [5, None, "handle"])
+async def test_a_handler_that_cannot_be_called_is_refused_before_anything_is_claimed(
+    handler: Any, instance: Instance
+) -> None:
+    async with slatemq.connect(instance.endpoint) as client:
+        with pytest.raises(InvalidArgument, match="handler: must be an async function, not"):
+            await client.process("q", handler)
+    assert instance.broker.streams == 0
+
+
+async def generator(message: slatemq.Received) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [lambda message: message.payload, generator, str])
+async def test_a_handler_that_is_not_async_ends_process_and_fails_no_message(
+    handler: Any, instance: Instance
+) -> None:
+    # Given messages that have come before the first is handled
+    instance.broker.available.extend((payload, 0) for payload in PAYLOADS)
+    calls: list[slatemq.Received] = []
+
+    def counted(message: slatemq.Received) -> Any:
+        calls.append(message)
+        return handler(message)
+
+    # When a handler returns something that cannot be awaited
+    async with slatemq.connect(instance.endpoint) as client:
+        with pytest.raises(InvalidArgument, match=r"async function.*asyncio\.to_thread") as refused:
+            await client.process("q", counted, concurrency=4)
+
+    # Then it is called once, and every message is released
+    assert refused.value.field == "handler"
+    assert len(calls) == 1
+    assert sorted(instance.broker.nacked) == [(payload, "", True) for payload in PAYLOADS]
+    assert instance.broker.acked == []
+
+
+class AsyncCall:
+    async def __call__(self, message: slatemq.Received, done: asyncio.Event) -> None:
+        done.set()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda done: lambda message: AsyncCall()(message, done),
+        lambda done: partial(AsyncCall(), done=done),
+        lambda done: lambda message: asyncio.ensure_future(AsyncCall()(message, done)),
+    ],
+)
+async def test_whatever_returns_an_awaitable_is_a_handler(make: Any, instance: Instance) -> None:
+    instance.broker.available.append((b"x", 0))
+    done = asyncio.Event()
+    async with slatemq.connect(instance.endpoint) as client:
+        working = asyncio.create_task(client.process("q", make(done)))
+        async with asyncio.timeout(60):
+            await done.wait()
+            await instance.broker.until(lambda: instance.broker.acked)
+        working.cancel()
+        await asyncio.wait([working])
+    assert instance.broker.acked == [b"x"]
+
+
+async def test_an_async_function_that_would_never_be_awaited_is_no_callback() -> None:
+    async def report(_: object) -> None:
+        """Would be called without being awaited."""
+
+    wrong: Any = report
+    client = slatemq.connect("127.0.0.1:1", call_timeout=0.1)
+    with pytest.raises(InvalidArgument, match="on_progress: must be a plain function, not an"):
+        await client.wait_redrive("0-1", on_progress=wrong)
+    with pytest.raises(InvalidArgument, match="on_progress: must be a plain function, not an"):
+        await anext(client.find_message(1, on_progress=wrong))

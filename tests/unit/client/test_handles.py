@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slatemq._consume.handles import places_by_shard, shard_of
+from slatemq.errors import InvalidArgument
 
 ONE, OTHER = "0-00000000000000a1", "1f-00000000000000a2"
 
@@ -51,5 +52,6 @@ def test_what_is_no_token_is_refused_among_others(wrong: Any) -> None:
         others = [at for at in range(len(tokens)) if at != place]
         assert places == ({0: others} if others else {})
         assert list(refused) == [place]
-        with pytest.raises(type(refused[place]), match=re.escape(refused[place].message)):
+        assert refused[place].field == f"lease_tokens[{place}]"
+        with pytest.raises(InvalidArgument, match=re.escape(refused[place].description)):
             shard_of(wrong)
