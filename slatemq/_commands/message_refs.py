@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from slatemq._admin.queue_calls import QueueCalls
@@ -216,8 +217,10 @@ class MessageRefs(RefSet[T]):
         checked = _checked(token)
         if length is not None:
             milliseconds(length, "length")
-        (result,) = await self._execute([Extend(checked.lease_token, length)], "")
-        checked._claimed.extended(result.lease_deadline_ms)
+        kept = checked._claimed.kept
+        async with nullcontext() if kept is None else kept.extending():
+            (result,) = await self._execute([Extend(checked.lease_token, length)], "")
+            checked._claimed.extended(result.lease_deadline_ms)
         return result.lease_deadline_ms
 
 

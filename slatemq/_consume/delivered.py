@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from itertools import repeat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
@@ -131,7 +131,16 @@ class Lease:
         lost: It ended: another consumer may have the message.
     """
 
-    __slots__ = ("_length_ms", "_next", "_until", "buffered", "held_at_s", "lost", "token")
+    __slots__ = (
+        "_extension",
+        "_length_ms",
+        "_next",
+        "_until",
+        "buffered",
+        "held_at_s",
+        "lost",
+        "token",
+    )
 
     def __init__(self, token: str, length_ms: int, hold_s: float, now: float) -> None:
         self.token = token
@@ -139,6 +148,7 @@ class Lease:
         self.held_at_s = now
         self._next = now + length_ms / 3000
         self._until = now + hold_s
+        self._extension: asyncio.Event | None = None
         self.buffered = True
         self.lost = False
 
@@ -150,6 +160,18 @@ class Lease:
     def extended(self, ends_at_s: float) -> None:
         """Its owner has extended it until then: sooner the keeper would only shorten it."""
         self._next = ends_at_s - self._length_ms / 1500
+
+    @asynccontextmanager
+    async def extending(self) -> AsyncIterator[None]:
+        """Around an extension by its owner: of two at once, the keeper's could come second."""
+        while self._extension is not None:
+            await self._extension.wait()
+        ended = self._extension = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._extension = None
+            ended.set()
 
 
 def seconds_from_claim(claimed: ClaimedRun, deadline_ms: int) -> float:
@@ -204,9 +226,13 @@ class LeaseKeeper:
 
     async def _round(self, now: float) -> None:
         by_length: dict[int, list[Lease]] = {}
-        for lease in [lease for lease in self._held.values() if lease._next <= now]:
+        ended = asyncio.Event()
+        for lease in list(self._held.values()):
+            if lease._next > now or lease._extension is not None:
+                continue
             if now < lease._until:
                 by_length.setdefault(lease._length_ms, []).append(lease)
+                lease._extension = ended
             else:
                 self._give_up(lease)
         calls = [
@@ -214,7 +240,12 @@ class LeaseKeeper:
             for length_ms, leases in by_length.items()
             for start in range(0, len(leases), BATCH_MAX)
         ]
-        await asyncio.gather(*calls)
+        try:
+            await asyncio.gather(*calls)
+        finally:
+            for lease in chain.from_iterable(by_length.values()):
+                lease._extension = None
+            ended.set()
 
     def _give_up(self, lease: Lease) -> None:
         """Stops keeping a lease that was held for too long."""
@@ -438,12 +469,13 @@ class Received(ClaimedMessage):
     async def extend(self, lease: Duration | None = None) -> int:
         """Ends the lease at now + `lease` (None: as long as at the claim); returns that in ms."""
         length = milliseconds(lease, "lease") if lease is not None else 0
-        (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
-        if isinstance(result, SlateMQError):
-            raise result
-        if self._lease is not None:
-            length_s = seconds_from_claim(self._run, result)
-            self._lease.extended(self._lease.held_at_s + length_s)
+        async with nullcontext() if self._lease is None else self._lease.extending():
+            (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
+            if isinstance(result, SlateMQError):
+                raise result
+            if self._lease is not None:
+                length_s = seconds_from_claim(self._run, result)
+                self._lease.extended(self._lease.held_at_s + length_s)
         return result
 
     async def _settle(self, name: str, send: Callable[[], Awaitable[None]]) -> None:

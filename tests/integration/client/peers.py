@@ -75,6 +75,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         lose: How many acks and nacks are carried out, and lose their answers.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
+        answers_extensions: Answers to extensions wait for it.
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
         shard: Its own, in its lease tokens.
@@ -111,6 +112,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     silent: bool = False
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
+    answers_extensions: asyncio.Event = field(default_factory=asyncio.Event)
     claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
     claims_max: int = 1 << 30
     partitions_count: int = 0
@@ -120,6 +122,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     def __post_init__(self) -> None:
         self.answers_acks.set()
+        self.answers_extensions.set()
 
     async def until(self, come_about: Callable[[], object]) -> None:
         async with self.changed, asyncio.timeout(60):
@@ -266,6 +269,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 error = FailedPrecondition("LEASE_ENDED", "the lease ran out")
                 result.status.CopyFrom(to_status(error))
         await self.report()
+        await self.answers_extensions.wait()
         return answer
 
     async def Execute(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -118,7 +118,7 @@ print(peak() - before, file=sys.stderr)
         ("list(queue.texts())", 3),
         ("queue.claim().text", 4),
         ("run('ls'); run('next')", 3),
-        ("run('ls', '--json'); run('next', '--json'); run('next', '--claim', '--json')", 3),
+        ("run('ls', '--json'); run('next', '--json'); run('next', '--claim', '--json')", 4),
         ("queue.append('{text}' * ({size} // len('{text}')))", 4),
     ],
     ids=["counted", "read", "texts", "claimed", "shown", "as JSON", "appended"],
