@@ -516,7 +516,8 @@ class ConsumeStart(_message.Message):
     keep_leases: _builtins.bool
     """Whether the broker extends the leases of messages that this stream delivered, by their length and up to the queue's
     `max_total_lease_ms`. It does so while the stream is open and its last request (such as a heartbeat) is no older than half of
-    `lease_ms`. So messages in a client's buffer lose no attempt, and a client that hangs does not keep messages.
+    `lease_ms`. So messages in a client's buffer lose no attempt, and a client that hangs does not keep messages. A lease that ExtendLease
+    set to end later than that is left as it is.
     """
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:

@@ -82,7 +82,9 @@ class LeaseKeeper:
         for stream, leases in due.items():
             running = self._running(stream, leases)
             if stream.is_alive(now_ms):
-                self._owner.shard.leases.extend([lease.token for lease in running], 0, now_ms)
+                # What its consumer has extended for longer is not shortened.
+                tokens = [one.token for one in running if one.deadline_ms < now_ms + one.length_ms]
+                self._owner.shard.leases.extend(tokens, 0, now_ms)
             left = [lease for lease in running if not _has_ended_total(lease)]
             if left:
                 self._put(stream, left, now_ms)

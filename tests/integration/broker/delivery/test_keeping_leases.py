@@ -101,6 +101,27 @@ async def test_leases_go_on_while_the_consumer_is_heard_of(sign: dict[str, Any])
         assert await rig.ack(*consumer.tokens) == [0, 0, 0]
 
 
+async def test_what_a_consumer_extends_for_longer_is_not_shortened() -> None:
+    async with running() as rig:
+        await rig.create()
+        # Given two kept leases, one of which the consumer has extended to ten times its length
+        consumer = await Consumer.with_messages(rig, 2)
+        request = consumer_pb2.ExtendLeaseRequest(
+            lease_tokens=consumer.tokens[:1], lease_ms=10 * LEASE_MS
+        )
+        await rig.consumers.ExtendLease(request)
+        # When the broker has extended leases, and the stream is gone
+        await go_on(rig, LEASE_MS // 2)
+        await consumer.is_heard(**HEARTBEAT)
+        await go_on(rig, LEASE_MS // 2)
+        await consumer.say(stop=consumer_pb2.ConsumeStop())
+        await consumer.ended()
+        await go_on(rig, 2 * LEASE_MS)
+        # Then that lease goes on, and the other one has ended
+        assert await in_flight(rig) == 1
+        assert await rig.ack(consumer.tokens[0]) == [0]
+
+
 async def test_a_consumer_that_hangs_loses_its_leases() -> None:
     async with running() as rig:
         await rig.create()
