@@ -166,7 +166,7 @@ async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_no
 
         # Then the owner's is back soon
         async with asyncio.timeout(60):
-            while (await fresh.read(0)).address("broker", 0) != second.peer.address:
+            while await fresh.entry(second.peer) != second.peer:
                 await asyncio.sleep(0.01)
     keeping.cancel()
 
