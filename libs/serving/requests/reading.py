@@ -199,10 +199,11 @@ class RequestReader:
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         with suppress(TimeoutError):
-            async with asyncio.timeout(PASS_OVER_S) as pause:
+            # A scope without an end of its own: one that has just come could not be ended again.
+            async with asyncio.timeout(None) as pause:
                 self._stream_reads.begin(pause, is_first=False)
                 try:
-                    await asyncio.wait({reading})
+                    await asyncio.wait({reading}, timeout=PASS_OVER_S)
                 finally:
                     self._stream_reads.end(pause)
         self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -270,6 +271,30 @@ async def test_what_is_sent_behind_a_refused_request_is_not_read_on_when_memory_
     streams.reads.look()
 
     await passing_over
+
+
+async def test_streams_are_ended_also_as_a_pause_behind_a_refused_request_comes_to_its_end(
+    streams: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a pause before a stream that waits
+    monkeypatch.setattr(reading, "PASS_OVER_S", 0.01)
+    passing_over = asyncio.create_task(streams.reader.skip(silence()))
+    await turns()
+    waiting = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 101
+
+    # When memory is looked at in the turn in which its time is over
+    asyncio.get_running_loop().call_later(0.01, streams.reads.look)
+    time.sleep(0.02)  # noqa: ASYNC251 - a busy loop: what is due by then is due in one turn
+
+    # Then both end
+    await passing_over
+    await turns()
+    assert waiting.done()
+    with pytest.raises(ResourceExhausted):
+        await waiting
 
 
 async def test_growth_by_what_the_service_holds_for_its_callers_ends_no_stream(
