@@ -284,6 +284,17 @@ class StreamReads:
         self._waiting.pop(read, None)
         self._silent.pop(read, None)
 
+    def abandon(self, read: asyncio.Timeout) -> None:
+        """End a read whose stream ends, with what has arrived of a message.
+
+        Most streams end with nothing, and returning memory costs others time: so much must be here.
+        """
+        self.end(read)
+        if self._level_bytes is not None:
+            growth_bytes = self._resident() - self._level_bytes
+            if growth_bytes > self._lasting_bytes_max / 2 + HELD_FACTOR * self._held_bytes():
+                self._freed(growth_bytes)
+
     def look(self) -> None:
         """End reads if the process has grown by too much."""
         if not self._waiting:

@@ -169,10 +169,10 @@ class RequestReader:
                         if len(data) >= WALKED_BYTES_MIN:
                             await self._reserve(len(data))
                 finally:
-                    self._stream_reads.end(read)
                     if data is None:
-                        # A part of a message may have arrived on a stream that ends.
-                        self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)
+                        self._stream_reads.abandon(read)
+                    else:
+                        self._stream_reads.end(read)
             return data
         except TimeoutError:
             # Outside of the error, whose frames would keep what has arrived.
