@@ -19,15 +19,17 @@ out what a process does before it serves anyone.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
+import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from traceback import StackSummary
 from typing import Any, Final
 
 log = logging.getLogger(__name__)
@@ -141,9 +143,9 @@ class Watchdog:
                 continue
             if self._seen[0] == began_ns:
                 continue
-            frame = sys._current_frames().get(self._thread_id)
-            if frame is not None and self._began_ns == began_ns:
-                self._seen = began_ns, _stack_of(frame)
+            stack = _stack_of(self._thread_id)
+            if self._began_ns == began_ns:
+                self._seen = began_ns, stack
 
 
 @contextmanager
@@ -158,12 +160,32 @@ def uncounted() -> Iterator[None]:
             leave_out(time.thread_time_ns() - began_ns)
 
 
-def _stack_of(frame: FrameType) -> str:
-    """The stack of a step, innermost last: its last `FRAMES_MAX` frames at most."""
-    frames = traceback.extract_stack(frame)
-    own = [place for place, one in enumerate(frames) if one.filename == __file__]
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+def _stack_of(thread_id: int) -> str:
+    """The stack of a step of this thread, innermost last: its last `FRAMES_MAX` frames at most.
+
+    Its frames are not walked here. The thread goes on between two of them, and the one after the
+    next was seen to be no frame any more: an exception, and a crash with less luck. C code takes
+    the stacks of all threads while none of them can run.
+    """
+    if sys.platform != "linux":
+        return ""
+    try:
+        descriptor = os.memfd_create("stacks")
+    except OSError as error:  # as with too many open files
+        log.debug("no stack of a long step: %s", error)
+        return ""
+    with open(descriptor, "w+b", buffering=0) as file:
+        faulthandler.dump_traceback(file.fileno(), all_threads=True)
+        file.seek(0)
+        stacks = file.read().decode(errors="replace")
+    stack = stacks.partition(f" 0x{thread_id:016x} ")[2].partition("\n\n")[0]
+    frames = [(file, int(line), name, None) for file, line, name in _FRAME.findall(stack)][::-1]
+    own = [place for place, (file, *_) in enumerate(frames) if file == __file__]
     inner = frames[own[-1] + 1 :] if own else frames
-    return "".join(traceback.format_list(inner[-FRAMES_MAX:])).rstrip()
+    return "".join(StackSummary.from_list(inner[-FRAMES_MAX:]).format()).rstrip()
 
 
 def name_of(callback: Callable[..., object]) -> str:

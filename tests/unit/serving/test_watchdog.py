@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,7 +14,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from libs.serving.process.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog, uncounted
+from libs.serving.process.watchdog import (
+    NAMES_MAX,
+    OTHERS,
+    SlowSteps,
+    Watchdog,
+    _stack_of,
+    uncounted,
+)
 
 BOUND_MS = 20
 Make = Callable[[], asyncio.AbstractEventLoop]
@@ -32,6 +42,45 @@ def slow_steps(
     with asyncio.Runner(loop_factory=lambda: watchdog.new_event_loop(make)) as runner:
         runner.run(main)
     return watchdog.slow
+
+
+def test_a_stack_is_that_of_one_moment_though_its_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a thread that calls through one of two chains of functions at any time
+    monkeypatch.setattr("libs.serving.process.watchdog.FRAMES_MAX", 100)
+    over = threading.Event()
+
+    def inner() -> int:
+        return sum(range(20))
+
+    def left(depth: int) -> int:
+        return left(depth - 1) if depth else inner()
+
+    def right(depth: int) -> int:
+        return right(depth - 1) if depth else inner()
+
+    def run() -> None:
+        while not over.is_set():
+            left(2)
+            right(2)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert thread.ident is not None
+        # When its stack is taken again and again
+        stacks = [_stack_of(thread.ident) for _ in range(200)]
+    finally:
+        over.set()
+        thread.join()
+
+    # Then each has one of the chains, whole
+    chains = [re.findall(r"in (left|right|inner)$", stack, re.MULTILINE) for stack in stacks]
+    for chain in chains:
+        assert len(set(chain) - {"inner"}) <= 1
+        assert chain.count("inner") == 0 or len(chain) == 4
+    assert {"left", "right"} <= set(itertools.chain.from_iterable(chains))
 
 
 @makers
