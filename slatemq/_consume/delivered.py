@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
@@ -121,6 +121,10 @@ LOOK_S_MAX = 0.3
 LOOK_S_MIN = 0.05
 
 
+_OVER = asyncio.Event()
+_OVER.set()
+
+
 class Lease:
     """One lease that is kept.
 
@@ -148,7 +152,7 @@ class Lease:
         self.held_at_s = now
         self._next = now + length_ms / 3000
         self._until = now + hold_s
-        self._extension: asyncio.Event | None = None
+        self._extension = _OVER  # the newest one; set once it is over
         self.buffered = True
         self.lost = False
 
@@ -164,14 +168,13 @@ class Lease:
     @asynccontextmanager
     async def extending(self) -> AsyncIterator[None]:
         """Around an extension by its owner: of two at once, the keeper's could come second."""
-        while self._extension is not None:
+        while not self._extension.is_set():
             await self._extension.wait()
-        ended = self._extension = asyncio.Event()
+        self._extension = over = asyncio.Event()
         try:
             yield
         finally:
-            self._extension = None
-            ended.set()
+            over.set()
 
 
 def seconds_from_claim(claimed: ClaimedRun, deadline_ms: int) -> float:
@@ -226,13 +229,12 @@ class LeaseKeeper:
 
     async def _round(self, now: float) -> None:
         by_length: dict[int, list[Lease]] = {}
-        ended = asyncio.Event()
-        for lease in list(self._held.values()):
-            if lease._next > now or lease._extension is not None:
-                continue
+        over = asyncio.Event()
+        due = [one for one in self._held.values() if one._next <= now and one._extension.is_set()]
+        for lease in due:
             if now < lease._until:
                 by_length.setdefault(lease._length_ms, []).append(lease)
-                lease._extension = ended
+                lease._extension = over
             else:
                 self._give_up(lease)
         calls = [
@@ -243,9 +245,7 @@ class LeaseKeeper:
         try:
             await asyncio.gather(*calls)
         finally:
-            for lease in chain.from_iterable(by_length.values()):
-                lease._extension = None
-            ended.set()
+            over.set()
 
     def _give_up(self, lease: Lease) -> None:
         """Stops keeping a lease that was held for too long."""
