@@ -1,13 +1,18 @@
 """Limits the rate at which queues change, so that messages keep moving meanwhile.
 
-A change takes 3 ms of the broker's event loop, 1 ms of the router's, and two writes. If callers
-make as many as they can, a message takes five times as long from publish to delivery as on a quiet
-instance (decision 0053). Pausing and resuming are not limited: an operator may be in a hurry.
+A change takes 3 ms of the broker's event loop, 1 ms of the router's, and two writes; more where the
+machine is slow. If callers make as many as they can, a message takes five times as long from
+publish to delivery as on a quiet instance (decision 0053). So changes come at a limited rate, and
+at a lower one where they and all else keep the loop busy: behind each the loop rests first.
+Pausing and resuming are not limited: an operator may be in a hurry.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from aiolimiter import AsyncLimiter
@@ -22,13 +27,37 @@ BURST_S: Final = 0.1
 WAIT_S: Final = 10.0
 """How long a change waits for its turn; then its caller has to retry."""
 
+BUSY_SHARE_MAX: Final = 0.5
+"""The next change waits until the loop's thread was busy for no more of the time since the last."""
+
+SLOWER_MAX: Final = 8
+"""However busy the loop, changes come no slower than the limit by this factor."""
+
+LOOKS: Final = 20
+"""How often the loop is looked at before a change: whether it has rested."""
+
+_WAITED = Path("/proc/thread-self/schedstat")
+"""Linux: the second number is for how many ns the thread waited for a processor."""
+
 
 class ChangePace:
     """Lets changes through at a limited rate; the others wait in the order of their arrival."""
 
-    def __init__(self, per_s: int = PER_S, wait_s: float = WAIT_S) -> None:
-        """Let `per_s` changes through each second; each waits at most `wait_s`."""
-        self._limiter = AsyncLimiter(max(1.0, per_s * BURST_S), max(1.0, per_s * BURST_S) / per_s)
+    def __init__(
+        self,
+        per_s: int = PER_S,
+        wait_s: float = WAIT_S,
+        busy_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """Let `per_s` changes through each second; each waits at most `wait_s`.
+
+        `busy_ns` counts for how long the loop's thread has worked, or waited for a processor.
+        """
+        burst = max(1.0, per_s * BURST_S)
+        self._limiter = AsyncLimiter(burst, burst / per_s)
+        self._rest_s = SLOWER_MAX / per_s
+        self._busy_ns = busy_ns or thread_busy_ns
+        self._last: tuple[int, int] | None = None
         self._next = asyncio.Lock()  # The limiter alone lets a late caller overtake waiting ones.
         self._per_s = per_s
         self._wait_s = wait_s
@@ -38,9 +67,31 @@ class ChangePace:
         try:
             async with asyncio.timeout(self._wait_s), self._next:
                 await self._limiter.acquire()
+                await self._rest()
         except TimeoutError:
             raise ResourceExhausted(
                 f"more than {self._per_s} changes of queues a second are wanted of this broker",
                 reason="QUEUE_CHANGES",
                 retry_after_ms=1000,
             ) from None
+
+    async def _rest(self) -> None:
+        """Wait until the loop has rested since the last change, but not for long."""
+        for _ in range(LOOKS):
+            now_ns, busy_ns = time.perf_counter_ns(), self._busy_ns()
+            if self._last is None:
+                break
+            passed_ns, worked_ns = now_ns - self._last[0], busy_ns - self._last[1]
+            if worked_ns <= BUSY_SHARE_MAX * passed_ns:
+                break
+            await asyncio.sleep(self._rest_s / LOOKS)
+        self._last = now_ns, busy_ns
+
+
+def thread_busy_ns() -> int:
+    """For how long the calling thread has worked, or waited for a processor where that is known."""
+    try:
+        waited_ns = int(_WAITED.read_bytes().split()[1])
+    except (OSError, IndexError):  # Not on Linux, or by a kernel that does not count it.
+        waited_ns = 0
+    return time.thread_time_ns() + waited_ns

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
-from services.broker.shard.change_pace import ChangePace
+from services.broker.shard import change_pace
+from services.broker.shard.change_pace import SLOWER_MAX, ChangePace, thread_busy_ns
 from slatemq.errors import ResourceExhausted
 
 
+def idle() -> int:
+    """As if the loop did nothing."""
+    return 0
+
+
 async def test_a_few_changes_come_at_once_and_the_others_in_the_order_of_their_calls() -> None:
-    pace, turns = ChangePace(per_s=200), list[int]()
+    pace, turns = ChangePace(per_s=200, busy_ns=idle), list[int]()
     began_s = asyncio.get_running_loop().time()
 
     async def change(number: int) -> None:
@@ -31,7 +38,7 @@ async def test_a_few_changes_come_at_once_and_the_others_in_the_order_of_their_c
 
 async def test_a_late_caller_does_not_pass_those_who_wait() -> None:
     # Given callers that wait, and a loop that then stands still for several turns
-    pace, turns = ChangePace(per_s=20), list[int]()
+    pace, turns = ChangePace(per_s=20, busy_ns=idle), list[int]()
 
     async def change(number: int) -> None:
         await pace.turn()
@@ -56,7 +63,7 @@ async def test_a_caller_who_would_wait_too_long_is_refused_and_takes_no_turn(
     # Given a clock that stands still
     now_s = [asyncio.get_running_loop().time()]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s[0])
-    pace = ChangePace(per_s=2, wait_s=0)
+    pace = ChangePace(per_s=2, wait_s=0, busy_ns=idle)
     await pace.turn()
 
     with pytest.raises(ResourceExhausted) as refusal:
@@ -66,3 +73,48 @@ async def test_a_caller_who_would_wait_too_long_is_refused_and_takes_no_turn(
 
     now_s[0] += 0.5
     await pace.turn()
+
+
+async def test_where_the_loop_is_busy_it_rests_behind_each_change() -> None:
+    # Given a loop with so much to do that it never rests
+    pace = ChangePace(per_s=100, busy_ns=time.perf_counter_ns)
+    await pace.turn()
+
+    # When more changes come than the limit alone holds back
+    began_s = time.perf_counter()
+    for _ in range(3):
+        await pace.turn()
+
+    # Then each waits, and comes at last
+    assert time.perf_counter() - began_s > 3 * SLOWER_MAX / 100 * 0.9
+
+
+async def test_changes_wait_until_the_loop_has_rested_for_as_long_as_it_was_busy() -> None:
+    # Given a loop that has worked for 10 ms since the last change, and then does nothing
+    worked_ns = [0]
+    pace = ChangePace(per_s=100, busy_ns=lambda: worked_ns[0])
+    await pace.turn()
+    began_s = time.perf_counter()
+    worked_ns[0] = 10_000_000
+
+    await pace.turn()
+    waited_s = time.perf_counter() - began_s
+
+    assert waited_s > 0.019
+
+
+@pytest.mark.parametrize("waited", ["1 5000000 9", "", None])
+def test_work_counts_as_busy_and_so_does_waiting_for_a_processor_where_that_is_known(
+    waited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "schedstat"
+    if waited is not None:
+        file.write_text(waited)
+    monkeypatch.setattr(change_pace, "_WAITED", file)
+
+    before_ns = time.thread_time_ns()
+    busy_ns = thread_busy_ns()
+    after_ns = time.thread_time_ns()
+
+    waited_ns = 5_000_000 if waited else 0
+    assert before_ns <= busy_ns - waited_ns <= after_ns
