@@ -70,18 +70,29 @@ async def _read(root: Root) -> dict[bytes, bytes | None]:
         await database.close()
 
 
-async def test_reads_that_are_broken_off_are_repeated(store: FaultyStore, root: Root) -> None:
+async def test_reads_of_a_database_that_are_broken_off_are_repeated(
+    store: FaultyStore, root: Root
+) -> None:
     rows = await _fill(root)
-    blobs = Blobs(root)
-    uri = await blobs.put(os.urandom(200_000))
-    payload = await blobs.get(uri)
     broken = Fault(Outcome.BREAK, method="GET", chance=0.3)
 
     store.set(broken)
 
     assert await _read(root) == rows
-    assert await blobs.get(uri) == payload
     assert broken.happened > 0
+
+
+async def test_a_payload_whose_read_is_broken_off_twice_is_read_again(
+    store: FaultyStore, root: Root
+) -> None:
+    blobs, payload = Blobs(root), os.urandom(200_000)
+    uri = await blobs.put(payload)
+    broken = Fault(Outcome.BREAK, method="GET", match="blobs/", times=2)
+
+    store.set(broken)
+
+    assert await blobs.get(uri) == payload
+    assert broken.happened == 2
 
 
 @pytest.mark.parametrize("folder", ["/wal/", "/manifest/", "/compacted/"])
