@@ -50,8 +50,11 @@ KEYS_AGE_S_MAX: Final = 600.0
 KEYS_OUTAGE_S_MAX: Final = 3600.0
 """How long keys stay in use while their issuer does not answer."""
 
-FETCH_AGAIN_S: Final = 10.0
-"""Between two fetches, however many tokens name a key that is not there."""
+FETCH_AGAIN_S: Final = 1.0
+"""Between two fetches, however many tokens name a key that is not there: so long they wait."""
+
+RETRY_S: Final = 10.0
+"""After a fetch that failed, so long no other one is tried."""
 
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+")]
 
@@ -185,13 +188,18 @@ class IssuerKeys:
         )
 
     async def _fetch(self, asked_s: float) -> None:
+        """Fetch the keys, if none were fetched since `asked_s`; not for a while after a failure."""
         if self._fetching is None:
             self._fetching = asyncio.Lock()
         async with self._fetching:
-            now = time.monotonic()
-            if self._fetched_s > asked_s or now - self._tried_s < FETCH_AGAIN_S:
+            since_s = time.monotonic() - self._tried_s
+            has_failed = self._tried_s > self._fetched_s
+            if self._tried_s >= asked_s or (has_failed and since_s < RETRY_S):
                 return
-            self._tried_s = now
+            if not has_failed:
+                # Refused at once, a good token would be called forged: its key may be a second old.
+                await asyncio.sleep(FETCH_AGAIN_S - since_s)
+            self._tried_s = time.monotonic()
             try:
                 keys = await asyncio.to_thread(fetch_keys, self._issuer)
             except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:

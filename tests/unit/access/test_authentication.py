@@ -393,9 +393,8 @@ async def test_a_bad_signed_token_is_refused(files: Files, issuer: KeyServer, fo
 
 
 async def test_a_new_key_is_fetched_and_a_withdrawn_one_ends(
-    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+    files: Files, issuer: KeyServer
 ) -> None:
-    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
     authenticator = accepting(files, issuer)
     await authenticator.prove(bearer(issuer.sign()))
 
@@ -414,11 +413,41 @@ async def test_unknown_keys_do_not_make_requests_without_end(
     await authenticator.prove(bearer(issuer.sign()))
     before = len(issuer.requests)
 
-    for number in range(20):
-        with pytest.raises(Unauthenticated):
+    answers = await asyncio.gather(
+        *(
+            authenticator.prove(bearer(issuer.sign(headers={"kid": f"k{number}"})))
+            for number in range(20)
+        ),
+        return_exceptions=True,
+    )
+
+    assert [type(answer) for answer in answers] == [Unauthenticated] * 20
+    assert len(issuer.requests) == 2 * before
+
+
+async def test_a_new_key_is_taken_also_right_after_a_look_for_another_one(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer)
+    with pytest.raises(Unauthenticated):
+        await authenticator.prove(bearer(issuer.sign(headers={"kid": "other"})))
+
+    issuer.add("two")
+
+    assert (await authenticator.prove(bearer(issuer.sign("two")))).made.name == "pod-1"
+
+
+async def test_an_issuer_that_is_down_is_not_asked_for_each_token(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer)
+    issuer.is_down = True
+
+    for number in range(3):
+        with pytest.raises(Unavailable, match="keys"):
             await authenticator.prove(bearer(issuer.sign(headers={"kid": f"k{number}"})))
 
-    assert len(issuer.requests) == before
+    assert len(issuer.requests) == 1
 
 
 async def test_an_issuer_that_is_down_is_no_refusal(files: Files, issuer: KeyServer) -> None:
@@ -473,7 +502,7 @@ async def test_known_keys_serve_while_their_issuer_is_down(
 async def test_a_key_that_may_be_new_is_no_refusal_while_its_issuer_is_down(
     files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(jwt_tokens, "RETRY_S", 0.0)
     authenticator = accepting(files, issuer)
     await authenticator.prove(bearer(issuer.sign()))
 
