@@ -172,6 +172,8 @@ class Peers:
         for channel in channels:
             await channel.close()
         await self._topology.close()
+        # Callbacks of tasks that have just ended refer to channels, and a fork may come next.
+        await asyncio.sleep(0)
 
     # --- Topology -----------------------------------------------------------
 

@@ -48,10 +48,13 @@ def fork():
 async def asynchronous():
     async with slatemq.connect(endpoint) as client:
         await client.publish("of the parent")
+        if parent == "asyncio":
+            fork()
+            await client.publish("of the parent")
+    if parent == "asyncio-closed":
         fork()
-        await client.publish("of the parent")
 
-if parent == "asyncio":
+if parent.startswith("asyncio"):
     asyncio.run(asynchronous())
 else:
     client = slatemq.sync.connect(endpoint)
@@ -105,8 +108,11 @@ async def test_a_child_that_never_connects_is_not_harmed(instance: Instance, par
     assert await run(instance, parent, "idle") == ["status 0"] * 5
 
 
-async def test_a_child_connects_when_its_parent_has_closed_its_client(instance: Instance) -> None:
-    assert await run(instance, "closed", "connect") == ["published", "status 0"] * 5
+@pytest.mark.parametrize("parent", ["closed", "asyncio-closed"])
+async def test_a_child_connects_when_its_parent_has_closed_its_client(
+    instance: Instance, parent: str
+) -> None:
+    assert await run(instance, parent, "connect") == ["published", "status 0"] * 5
     assert instance.ingest.stored == [b"of the parent"] + [b"of the child"] * 5
 
 
