@@ -79,6 +79,8 @@ def install(seed: str) -> None:
     os.urandom = urandom
     # What `secrets` and SystemRandom draw from.
     random._urandom = urandom  # type: ignore[attr-defined]
-    # The memory of this process says nothing of the world's machines.
+    # The memory of this process, and its processor, say nothing of the world's machines.
     memory: Any = import_module("libs.serving.process.memory")
     memory.resident_bytes = lambda: 0
+    change_pace: Any = import_module("services.broker.shard.change_pace")
+    change_pace.thread_busy_ns = lambda: 0

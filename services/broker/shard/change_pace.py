@@ -78,7 +78,7 @@ class ChangePace:
     async def _rest(self) -> None:
         """Wait until the loop has rested since the last change, but not for long."""
         for _ in range(LOOKS):
-            now_ns, busy_ns = time.perf_counter_ns(), self._busy_ns()
+            now_ns, busy_ns = time.monotonic_ns(), self._busy_ns()
             if self._last is None:
                 break
             passed_ns, worked_ns = now_ns - self._last[0], busy_ns - self._last[1]
