@@ -101,6 +101,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # Else its ports take objects of Java from every program of the machine, which run as they are
+    # read. Spark makes the secret itself.
+    "spark.authenticate": "true",
 }
 
 
@@ -112,9 +115,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session that knows `format("slatemq")`; stopped at the end.
 
-    A local master listens on the loopback only, and its driver, whose heap is `memory`, does the
-    work as well. `settings` are Spark's own, in place of ours. Raises Unavailable, also when no
-    master answers, which Spark notices after a minute.
+    A local master listens on the loopback only, where no other program gets an answer, and its
+    driver, whose heap is `memory`, does the work as well. `settings` are Spark's own, in place of
+    ours. Raises Unavailable, also when no master answers, which Spark notices after a minute.
     """
     os.environ.update(java_environment(os.environ))
     # Executors on this machine must find what this process has.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -56,6 +58,24 @@ def scanned_rows(frame: DataFrame) -> int:
 async def in_thread(work: Callable[[], Any]) -> Any:
     """Spark waits for its answers; the servers of the test go on meanwhile."""
     return await asyncio.to_thread(work)
+
+
+def answer_of(port: int, request: bytes) -> bytes:
+    """What a port of Spark's answers to a request (`RpcRequest` of its network library)."""
+    body = struct.pack(">bqi", 3, 1, len(request)) + request
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(struct.pack(">q", 8 + len(body)) + body)
+        (size,) = struct.unpack(">q", connection.recv(8, socket.MSG_WAITALL))
+        return connection.recv(size - 8, socket.MSG_WAITALL)
+
+
+def test_the_driver_reads_no_object_of_another_program(spark: SparkSession) -> None:
+    port = int(spark.sparkContext.getConf().get("spark.driver.port") or 0)
+
+    answer = answer_of(port, bytes(20))
+
+    assert b"Expected SaslMessage" in answer
+    assert b"ObjectInputStream" not in answer
 
 
 async def log_options(folder: Path) -> dict[str, str]:
