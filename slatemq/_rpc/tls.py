@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import grpc
 import grpc.aio
 
 from slatemq._file_status import FilesValue
 from slatemq._secrets import check_both_given, read_secret
+from slatemq.credentials import is_loopback
 from slatemq.errors import InvalidArgument
+
+_NO_PROXY: Final = ("grpc.enable_http_proxy", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,13 @@ class ChannelTls:
 def channel_to(
     address: str, options: Sequence[tuple[str, int]], tls: ChannelTls | None
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`; None: without TLS."""
+    """A channel to `host:port`; None: without TLS.
+
+    One to this machine goes through no proxy, whatever `http_proxy` says: a proxy elsewhere would
+    read the tokens that are sent on loopback without TLS.
+    """
+    if is_loopback(address):
+        options = (*options, _NO_PROXY)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.credentials, (*options, *tls.options))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 import slatemq
@@ -136,6 +139,30 @@ async def test_a_token_goes_to_another_machine_by_tls_alone() -> None:
 
     await client.close()
     assert "smq_secret" not in caught.value.message
+
+
+async def test_no_proxy_gets_what_is_sent_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        connection = connecting.Connecting(Credentials(token="smq_secret"))
+        channel = connection.open(f"127.0.0.1:{port}", ())
+        try:
+            call: Any = channel.unary_unary("/slatemq.v1.QueueService/ListQueues")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"", timeout=30)
+            with pytest.raises(BlockingIOError):
+                proxy.accept()
+        finally:
+            await channel.close()
+            await server.stop(None)
+
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # It has arrived.
 
 
 def test_a_missing_file_is_named_when_the_client_is_made(tmp_path: Path) -> None:
