@@ -120,6 +120,8 @@ def advice(error: SlateMQError) -> str:
             return "it may have happened all the same: check before you repeat it"
         case Unimplemented():
             return "the process at this address is another version, or not part of SlateMQ"
+        case DataLoss(reason="NOT_DECRYPTED"):
+            return "compare the key of this ID with the one that its sender has"
         case DataLoss():
             return "stored bytes are damaged: see the log of the service"
         case Internal():

@@ -1,0 +1,19 @@
+"""What the command advises after an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from slatemq.cli.failures import advice
+from slatemq.encryption import KeyRing, new_key
+from slatemq.errors import DataLoss
+
+
+def test_another_key_of_the_same_id_is_not_taken_for_damage_in_the_store() -> None:
+    payload, headers = KeyRing({"a": new_key()}, "a").seal(b"x")
+
+    with pytest.raises(DataLoss) as caught:
+        KeyRing({"a": new_key()}, "a").open(payload, headers, "")
+
+    assert advice(caught.value) == "compare the key of this ID with the one that its sender has"
+    assert advice(DataLoss("lost", reason="DAMAGED_DATA")).startswith("stored bytes are damaged")
