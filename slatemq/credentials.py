@@ -149,6 +149,11 @@ class TokenSource:
             file = Path(credentials.token_file).expanduser()
             self._of_file = FilesValue(lambda: _authorization(_read_token(file)), file)
 
+    @property
+    def version(self) -> int:
+        """Grows with each new token."""
+        return 0 if self._of_file is None else self._of_file.version
+
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """`authorization`, or nothing."""
         return self._metadata if self._of_file is None else self._of_file.value

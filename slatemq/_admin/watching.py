@@ -20,6 +20,7 @@ from slatemq.errors import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from slatemq.v1 import entry_pb2
@@ -59,6 +60,7 @@ class _PartitionWatch:
         self._position = position
         self._position_after = position
         self._call: Any = None
+        self._proof = self._peers.proof
         self._shard: int | None = None
         self._closed = False
         self._watch = OutageWatch(broker_of(queue_id))
@@ -138,6 +140,9 @@ class _PartitionWatch:
             if self._closed and task is not None and not task.cancelling():
                 raise Unavailable("the watch is closed", reason="WATCH_CLOSED") from None
             raise
+        except Unauthenticated as error:
+            self._drop()
+            raise self._peers.renewed(error, self._proof) from None
         except BaseException:
             self._drop()
             raise
@@ -151,6 +156,7 @@ class _PartitionWatch:
             self._position = answer.position
 
     async def _open(self) -> Any:
+        self._proof = self._peers.proof
         self._shard = await self._locations.shard_of(self.queue_id, self._partition)
         return DelayedServiceStub(await self._peers.broker(self._shard)).WatchDelayed(
             entry_pb2.WatchDelayedRequest(

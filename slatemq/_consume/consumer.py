@@ -35,6 +35,7 @@ from slatemq.errors import (
     NotFound,
     ResourceExhausted,
     SlateMQError,
+    Unauthenticated,
     Unavailable,
 )
 from slatemq.models import Duration, milliseconds, seconds
@@ -436,6 +437,7 @@ class _Stream(Part):
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
         self._answered_at_s = None
+        proof = self._peers.proof
         channel = await self._peers.broker(await self.locate(self._consumer))
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume(metadata=self._locations.naming(self.queue_id, self.index))
@@ -443,6 +445,8 @@ class _Stream(Part):
         self.is_streaming = True
         try:
             await self._receive_all(call)
+        except Unauthenticated as error:
+            raise self._peers.renewed(error, proof) from None
         finally:
             self.is_streaming = False
             self.ingests.close()

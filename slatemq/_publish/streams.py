@@ -103,7 +103,12 @@ class PublishStreams:
             return None
         shards = self._shards
         stream = self._streams[shard] = PublishStream(
-            channel, shard, self._on_ended, shards.liveness(shard), lambda: shards.are_several
+            self._peers,
+            channel,
+            shard,
+            self._on_ended,
+            shards.liveness(shard),
+            lambda: shards.are_several,
         )
         self._alive[stream] = None
         stream.reading.add_done_callback(lambda _: self._alive.pop(stream, None))
@@ -126,6 +131,7 @@ class PublishStream:
 
     def __init__(
         self,
+        peers: Peers,
         channel: grpc.aio.Channel,
         shard: int,
         on_ended: Callable[[PublishStream, SlateMQError | None], None],
@@ -138,6 +144,8 @@ class PublishStream:
         is proven: a request that was not written may go to another one.
         """
         self.shard = shard
+        self._peers = peers
+        self._proof = peers.proof
         self._on_ended = on_ended
         self._channel = channel
         self._liveness = liveness
@@ -231,7 +239,7 @@ class PublishStream:
                     self._answered(answer)
             self._end(None if self._is_over else error)
         except grpc.RpcError as broken:
-            error = translated(broken)
+            error = self._peers.renewed(translated(broken), self._proof)
             self._end(error)
         except asyncio.CancelledError:
             self._end(error)

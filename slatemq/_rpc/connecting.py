@@ -15,6 +15,9 @@ from slatemq._rpc.tls_probe import tls_mismatch
 from slatemq.credentials import Credentials, TokenSource, is_loopback
 from slatemq.errors import InvalidArgument
 
+Proof = tuple[int, int]
+"""A number each of certificate and token, which grows with each new one."""
+
 
 class Connecting:
     """Opens the channels of one client."""
@@ -35,9 +38,10 @@ class Connecting:
             )
             self._tls = ChannelTls(files, credentials.server_name)
         sources = [context] if context is not None else []
-        self._has_token = bool(credentials.token or credentials.token_file)
-        if self._has_token:
-            sources.append(TokenSource(credentials).metadata)
+        self._token: TokenSource | None = None
+        if credentials.token or credentials.token_file:
+            self._token = TokenSource(credentials)
+            sources.append(self._token.metadata)
         self._metadata: CallMetadata | None = None
         if len(sources) == 1:
             self._metadata = sources[0]
@@ -49,6 +53,11 @@ class Connecting:
         """Grows when certificates change: channels opened before it should be opened again."""
         return 0 if self._tls is None else self._tls.version
 
+    @property
+    def proof(self) -> Proof:
+        """Which token and which certificate calls that begin now have."""
+        return self.version, 0 if self._token is None else self._token.version
+
     async def mismatch(self, address: str) -> InvalidArgument | None:
         """The error about a server that speaks TLS and this client does not, or vice versa."""
         return await tls_mismatch(address, is_tls=self._tls is not None)
@@ -59,7 +68,7 @@ class Connecting:
         Raises:
             InvalidArgument: A token would be sent over a network without TLS.
         """
-        if self._tls is None and self._has_token and not is_loopback(address):
+        if self._tls is None and self._token is not None and not is_loopback(address):
             raise InvalidArgument(
                 "credentials", f"a token is sent to another machine by TLS alone, not to {address}"
             )

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from slatemq._rpc.connecting import Connecting
+from slatemq._rpc.connecting import Connecting, Proof
 from slatemq._rpc.forks import check_can_connect, inherited_client
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
 from slatemq._rpc.topology_cache import TopologyCache
@@ -24,6 +24,7 @@ from slatemq.errors import (
     DeadlineExceeded,
     ResourceExhausted,
     SlateMQError,
+    Unauthenticated,
     Unavailable,
 )
 from slatemq.models import Topology
@@ -87,6 +88,9 @@ SILENCE_S = PING_S + PING_ANSWER_S
 
 NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
 """Reasons of calls that cannot have taken effect."""
+
+PROOF_RENEWED = "PROOF_RENEWED"
+"""The reason of a stream's end where the client has another token or certificate by now."""
 
 HOPELESS = frozenset({"MESSAGE_TOO_LARGE", "SHARD_FULL"})
 """Bounds that the same request will meet again."""
@@ -253,6 +257,21 @@ class Peers:
 
     # --- Calls --------------------------------------------------------------
 
+    @property
+    def proof(self) -> Proof:
+        """Which token and which certificate calls that begin now have."""
+        return self._connecting.proof
+
+    def renewed(self, error: SlateMQError, proof: Proof) -> SlateMQError:
+        """The error of a stream, or Unavailable where another one will not be refused for this.
+
+        A stream is as long as the token or the certificate that it began with, `proof`, of which
+        the files may have new ones.
+        """
+        if isinstance(error, Unauthenticated) and proof != self.proof:
+            return Unavailable(error.message, reason=PROOF_RENEWED)
+        return error
+
     async def ask(
         self,
         channel: Callable[[], Awaitable[grpc.aio.Channel]],
@@ -358,6 +377,7 @@ class _Answers(AbstractAsyncContextManager[AsyncIterator[R]]):
 
     def __init__(self, peers: Peers, call: grpc.aio.UnaryStreamCall[Any, R]) -> None:
         self._peers = peers
+        self._proof = peers.proof
         self._call = call
 
     async def __aenter__(self) -> AsyncIterator[R]:
@@ -376,7 +396,7 @@ class _Answers(AbstractAsyncContextManager[AsyncIterator[R]]):
     ) -> None:
         self._call.cancel()
         if isinstance(error, grpc.RpcError):
-            raise translated(error) from None
+            raise self._peers.renewed(translated(error), self._proof) from None
 
 
 def pause_s(error: SlateMQError | None, backoff_s: float) -> float:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ import slatemq
 from libs.events.backends import open_backend
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.backend import SlatemqBackend
+from slatemq._file_status import LOOK_S
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq._tokens import NewToken, new_token
@@ -455,6 +456,63 @@ async def publish_for_ever(client: slatemq.Client) -> None:
     while True:
         await client.publish(b"x", {"queue": "of-lost"})
         await asyncio.sleep(0.1)
+
+
+async def test_streams_go_on_with_the_next_token_of_a_file(
+    secured: tuple[Secured, LocalStack], tmp_path: Path
+) -> None:
+    made, stack = secured
+    first, following = [await asyncio.to_thread(new_token, "ops") for _ in range(2)]
+    others = list(made.tokens.values())
+    made.write_tokens(*others, first, following)
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(first.token)
+    ca = made.certificates / "ca.crt"
+    in_file = slatemq.Credentials(ca=ca, token_file=file)
+    fixed = slatemq.Credentials(ca=ca, token=first.token)
+    async with asyncio.timeout(120), AsyncExitStack() as clients:
+        await until_it_is_known(stack, slatemq.Credentials(ca=ca, token=following.token))
+        client, refused = [
+            await clients.enter_async_context(slatemq.connect(stack.endpoint, credentials=one))
+            for one in (in_file, fixed)
+        ]
+        await client.create_queue("going-on")
+        await client.create_queue("going-on-later", default_delay=600)
+        watch = client.watch_delayed("going-on-later")
+        async with client.consume("going-on") as messages:
+
+            async def passes() -> None:
+                for queue in ("going-on", "going-on-later"):
+                    await client.publish(b"x", {"queue": queue})
+                await (await anext(messages)).ack()
+                await anext(watch)
+
+            await passes()
+            file.write_text(following.token)
+            await asyncio.sleep(LOOK_S)
+            made.write_tokens(*others, following)
+            with suppress(Unauthenticated):
+                while (await refused.get_queue("going-on")).queue_id:
+                    await asyncio.sleep(0.1)
+            for _ in range(3):
+                await passes()
+                await asyncio.sleep(0.5)
+        await watch.close()
+        for queue in ("going-on", "going-on-later"):
+            await client.delete_queue(queue)
+
+
+async def until_it_is_known(stack: LocalStack, credentials: slatemq.Credentials) -> None:
+    """Waits until all services have read the file that has this token."""
+    while True:
+        try:
+            async with slatemq.connect(stack.endpoint, credentials=credentials) as client:
+                await client.get_callers()
+                await client.publish(b"x", {"queue": "none"})
+                return
+        except Unauthenticated:
+            await asyncio.sleep(0.2)
 
 
 def test_the_command_takes_files_and_the_environment(
