@@ -10,8 +10,10 @@ connection.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -174,6 +176,26 @@ def identities(auth: AuthContext) -> frozenset[str]:
     """
     found = [*auth.get("x509_subject_alternative_name", ()), *auth.get("x509_common_name", ())]
     return frozenset(name.decode(errors="replace") for name in found)
+
+
+def expires_at_s(auth: AuthContext) -> float:
+    """When the certificate of a connection's client expires, in seconds since the Unix epoch.
+
+    Without one, never; of one that cannot be read, long ago.
+    """
+    sent = filter(None, auth.get("x509_pem_cert", ()))
+    return min(map(_expiry_s, sent), default=math.inf)
+
+
+@lru_cache(maxsize=1_000)
+def _expiry_s(pem: bytes) -> float:
+    # Loaded where there is TLS.
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    except ValueError:
+        return 0.0
 
 
 def is_old(auth: AuthContext) -> bool:

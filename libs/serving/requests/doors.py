@@ -13,14 +13,21 @@ Each call is a visit, which keeps who makes it: the headers are read, and the to
 once. A stream asks again only after a change of the files, or when its token ends; then its first
 request is judged again, too, since it says what the stream is about. The certificate of its
 connection is looked up in the lists of revoked ones, where there are such, likewise.
+
+TLS looks at the time in a handshake alone. So a client's certificate that has expired is refused
+here, as a token is, however old its connection. Connections of services last: these make new ones
+when their files change, and one whose files are late must not end the instance at that second.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import grpc.aio
 
@@ -30,7 +37,7 @@ from libs.access.methods import MethodAccess, access_of
 from libs.access.principals import Principal
 from libs.serving.limits import PROBE_PREFIXES
 from libs.serving.requests.auditing import Auditor
-from libs.serving.tls import identities, is_old
+from libs.serving.tls import expires_at_s, identities, is_old
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
 if TYPE_CHECKING:
@@ -134,15 +141,17 @@ class ClientDoor:
         revoked: Revocations | None = None,
         *,
         has_tls: bool = False,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
         """Judge calls by the policy of `callers`; without one, all clients may do everything.
 
         The acts of callers are recorded where there is a policy: without, no caller has a name.
-        With TLS, connections of an old version or with a revoked certificate are refused always.
+        With TLS, connections of an old version, or with a certificate that is revoked or has
+        expired by the clock, are refused always.
         """
         self._callers = callers
         self._auditor = auditor
-        self._certificates = Certificates(revoked)
+        self._certificates = Certificates(revoked, clock_s)
         self._by_connection = _ByConnection(self._certificates) if has_tls else None
 
     def judge_of(self, method: str) -> Judge | None:
@@ -158,42 +167,66 @@ class ClientDoor:
         return _ByPolicy(self._callers, self._certificates, self._auditor, method, access)
 
 
+class Certified(NamedTuple):
+    """What the certificate of a connection proves.
+
+    Attributes:
+        names: The names in it; empty without one.
+        version: That of the lists in which it was looked up.
+        until_s: When it expires, in seconds since the Unix epoch.
+    """
+
+    names: frozenset[str]
+    version: int
+    until_s: float
+
+
 class Certificates:
     """What the certificates of clients prove."""
 
-    def __init__(self, revoked: Revocations | None) -> None:
-        """`revoked`: the certificates that prove nothing."""
+    def __init__(
+        self, revoked: Revocations | None, clock_s: Callable[[], float] | None = None
+    ) -> None:
+        """`revoked`: the certificates that prove nothing; without a clock, none expires."""
         self._revoked = revoked
+        self._clock_s = clock_s
 
-    @property
-    def version(self) -> int:
-        """Grows whenever they may prove something else than before."""
-        return 0 if self._revoked is None else self._revoked.version
-
-    def names(self, context: Context) -> frozenset[str]:
-        """The names in the caller's certificate; empty without one.
+    def look(self, context: Context) -> Certified:
+        """Find out what the caller's certificate proves.
 
         Raises:
-            Unauthenticated: The certificate is revoked, or the connection is TLS before 1.3.
+            Unauthenticated: It is revoked, or has expired, or the connection is TLS before 1.3.
         """
+        version = 0 if self._revoked is None else self._revoked.version
         auth = context.auth_context()
         if is_old(auth):
             raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
         if self._revoked is not None:
             self._revoked.value.check(auth)
-        return identities(auth)
+        until_s = inf if self._clock_s is None else expires_at_s(auth)
+        if self._clock_s is not None and self._clock_s() >= until_s:
+            raise Unauthenticated(
+                "the certificate of this connection has expired: connect with a new one",
+                reason="CERTIFICATE_EXPIRED",
+            )
+        return Certified(identities(auth), version, until_s)
+
+    def look_again(self, context: Context, before: Certified) -> Certified:
+        """What it proves now; as `look`, where something may have changed."""
+        version = 0 if self._revoked is None else self._revoked.version
+        is_over = self._clock_s is not None and self._clock_s() >= before.until_s
+        return before if version == before.version and not is_over else self.look(context)
 
 
 class _CertifiedVisit(Visit):
     """A call whose connection has a good certificate, or needs none."""
 
-    __slots__ = ("_certificates", "_context", "_version")
+    __slots__ = ("_certificates", "_certified", "_context")
 
-    def __init__(self, certificates: Certificates, context: Context, version: int) -> None:
-        """`version` is that of the certificates when the caller's was looked at."""
+    def __init__(self, certificates: Certificates, context: Context, certified: Certified) -> None:
         self._certificates = certificates
         self._context = context
-        self._version = version
+        self._certified = certified
 
     async def judge(self, request: Any) -> None:
         self._look_again()
@@ -202,11 +235,8 @@ class _CertifiedVisit(Visit):
         self._look_again()
 
     def _look_again(self) -> None:
-        """Raise Unauthenticated once the certificate of the connection is revoked."""
-        version = self._certificates.version
-        if version != self._version:
-            self._certificates.names(self._context)
-            self._version = version
+        """Raise Unauthenticated once the certificate of the connection proves nothing more."""
+        self._certified = self._certificates.look_again(self._context, self._certified)
 
 
 class _ByConnection:
@@ -216,9 +246,7 @@ class _ByConnection:
         self._certificates = certificates
 
     async def enter(self, context: Context) -> Visit:
-        version = self._certificates.version
-        self._certificates.names(context)
-        return _CertifiedVisit(self._certificates, context, version)
+        return _CertifiedVisit(self._certificates, context, self._certificates.look(context))
 
 
 class _ByIdentity:
@@ -231,10 +259,10 @@ class _ByIdentity:
         self._method = method
 
     async def enter(self, context: Context) -> Visit:
-        version = self._certificates.version
         caller: Principal | None = None
         try:
-            names = self._certificates.names(context)
+            certified = self._certificates.look(context)
+            names = certified.names
             if self._identity not in names:
                 caller = Principal(min(names), "certificate") if names else None
                 raise PermissionDenied(
@@ -245,7 +273,7 @@ class _ByIdentity:
             if self._auditor is not None:
                 self._auditor.watch(context, self._method, (), (), caller)
             raise
-        return _CertifiedVisit(self._certificates, context, version)
+        return _CertifiedVisit(self._certificates, context, certified)
 
 
 class _ForServices:
@@ -285,10 +313,9 @@ class _ByPolicy:
 
     async def enter(self, context: Context) -> Visit:
         identity: Identity | None = None
-        version = self.certificates.version
         try:
-            names = self.certificates.names(context)
-            identity = await self._callers.identify(_authorization(context), names)
+            certified = self.certificates.look(context)
+            identity = await self._callers.identify(_authorization(context), certified.names)
             if self._access.caller == "service":
                 raise _for_services()
         except SlateMQError:
@@ -300,7 +327,7 @@ class _ByPolicy:
         if self._is_publish:
             caller.quota.admit_publish()
         place = None if self._place is None else caller.quota.place(self._place)
-        return _JudgedVisit(self, context, version, identity, place)
+        return _JudgedVisit(self, context, certified, identity, place)
 
     def check(self, context: Context, identity: Identity, request: Any) -> None:
         """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
@@ -334,11 +361,11 @@ class _JudgedVisit(_CertifiedVisit):
         self,
         judge: _ByPolicy,
         context: Context,
-        version: int,
+        certified: Certified,
         identity: Identity,
         place: AbstractContextManager[None] | None,
     ) -> None:
-        super().__init__(judge.certificates, context, version)
+        super().__init__(judge.certificates, context, certified)
         self._judge = judge
         self._identity = identity
         self._place = place

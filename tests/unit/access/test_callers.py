@@ -20,8 +20,9 @@ from libs.access.token_file import TokenFile
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
+from slatemq.cli.access.dev_certificates import Authority
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
-from slatemq.v1 import consumer_pb2, entry_pb2, janitor_pb2, queue_pb2, topology_pb2
+from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, janitor_pb2, queue_pb2, topology_pb2
 
 POLICY = """
 roles:
@@ -37,7 +38,8 @@ CLAIM = access_of(CLAIM_METHOD)
 ACK = access_of("/slatemq.v1.ConsumerService/Ack")
 PURGE = access_of("/slatemq.v1.QueueService/PurgeQueue")
 LIST = access_of("/slatemq.v1.QueueService/ListQueues")
-ASSIGN = "/slatemq.v1.AssignmentService/Assign"
+ASSIGNMENT = assignment_pb2.DESCRIPTOR.services_by_name["AssignmentService"]
+ASSIGN = f"/{ASSIGNMENT.full_name}/Assign"
 TOPOLOGY = access_of("/slatemq.v1.TopologyService/GetTopology")
 CHECK = "/grpc.health.v1.Health/Check"
 
@@ -104,11 +106,11 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
                 await judge.enter(call_with(authorization))
 
 
-def call_with(authorization: str, tls: bytes = b"TLSv1.3") -> Any:
-    """The context of a call with this header."""
+def call_with(authorization: str, tls: bytes = b"TLSv1.3", certificate: bytes = b"") -> Any:
+    """The context of a call with this header, on a connection with this certificate in PEM."""
     return SimpleNamespace(
         invocation_metadata=lambda: [("authorization", authorization)],
-        auth_context=lambda: {"ssl_tls_version": [tls]},
+        auth_context=lambda: {"ssl_tls_version": [tls], "x509_pem_cert": [certificate]},
         add_done_callback=lambda ended: None,
         peer=lambda: "ipv4:127.0.0.1:1",
     )
@@ -231,6 +233,31 @@ async def test_a_call_by_old_tls_is_refused_where_no_policy_asks_who_calls() -> 
 
     with pytest.raises(Unauthenticated, match="connect with TLS"):
         await judge.enter(call_with("", b"TLSv1.2"))
+
+
+@pytest.mark.parametrize("has_policy", [True, False])
+async def test_a_certificate_that_expires_ends_calls_and_streams_of_open_connections(
+    rig: Rig, *, has_policy: bool
+) -> None:
+    certificate, _ = Authority(days=1).sign("someone", ["someone"])
+    callers = rig.callers if has_policy else None
+    door = ClientDoor(callers, Auditor(lambda act: None), has_tls=True, clock_s=lambda: rig.now_s)
+    judge = door.judge_of("/slatemq.v1.QueueService/WatchQueues")
+    assert judge is not None
+    call = call_with(rig.worker, certificate=certificate)
+    with await judge.enter(call) as visit:
+        await visit.judge(queue_pb2.WatchQueuesRequest())
+        await visit.renew()
+
+        rig.now_s += timedelta(days=1).total_seconds() + 1
+
+        for refused in (visit.renew(), visit.judge(queue_pb2.WatchQueuesRequest())):
+            with pytest.raises(Unauthenticated) as caught:
+                await refused
+            assert caught.value.reason == "CERTIFICATE_EXPIRED"
+    with pytest.raises(Unauthenticated) as caught:
+        await judge.enter(call)
+    assert caught.value.reason == "CERTIFICATE_EXPIRED"
 
 
 async def test_a_name_that_the_policy_takes_from_certificates_ends_in_calls_too(rig: Rig) -> None:
