@@ -194,17 +194,18 @@ class _Gathering:
     async def _stream(self, index: int, until_s: float) -> None:
         """A stream of one partition until some has messages; opened again where it breaks."""
         while not self._found.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            peers = self._locations.peers
+            proof = peers.proof
             try:
                 with errors_translated():
                     await self._read(index, left_s)
-            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
-                self._problems[index] = error
-                if error.reason == "CLIENT_CLOSED":
-                    return
-                self._locations.peers.forget()
-            except SlateMQError as error:
-                self._problems[index] = error
-                if not await self._has_moved(index, error):
+            except SlateMQError as refused:
+                error = self._problems[index] = peers.renewed(refused, proof)
+                if isinstance(error, Unavailable | DeadlineExceeded | ResourceExhausted):
+                    if error.reason == "CLIENT_CLOSED":
+                        return
+                    peers.forget()
+                elif not await self._has_moved(index, error):
                     return
             else:
                 self._problems.pop(index, None)

@@ -90,7 +90,7 @@ NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
 """Reasons of calls that cannot have taken effect."""
 
 PROOF_RENEWED = "PROOF_RENEWED"
-"""The reason of a stream's end where the client has another token or certificate by now."""
+"""The reason of a call's end where the client has another token or certificate by now."""
 
 HOPELESS = frozenset({"MESSAGE_TOO_LARGE", "SHARD_FULL"})
 """Bounds that the same request will meet again."""
@@ -263,10 +263,10 @@ class Peers:
         return self._connecting.proof
 
     def renewed(self, error: SlateMQError, proof: Proof) -> SlateMQError:
-        """The error of a stream, or Unavailable where another one will not be refused for this.
+        """The error of a call, or Unavailable where another one will not be refused for this.
 
-        A stream is as long as the token or the certificate that it began with, `proof`, of which
-        the files may have new ones.
+        Streams, and calls that wait, end with the token or the certificate that they began with,
+        `proof`, of which the files may have new ones.
         """
         if isinstance(error, Unauthenticated) and proof != self.proof:
             return Unavailable(error.message, reason=PROOF_RENEWED)
@@ -324,9 +324,11 @@ class Peers:
         limit = until + wait_s
         backoff = BACKOFF_S
         said: Unavailable | None = None
+        problem: SlateMQError
         while True:
             began = time.monotonic()
             left = limit - began
+            proof = self.proof
             try:
                 with errors_translated():
                     return await self.unless_closed(attempt(max(min(attempt_s, left), 0.001)))
@@ -335,6 +337,10 @@ class Peers:
                 if self._closed or error.reason in HOPELESS or asked_ms is None:
                     raise
                 problem = error
+            except Unauthenticated as error:
+                problem = self.renewed(error, proof)
+                if isinstance(problem, Unauthenticated):
+                    raise
             if left < attempt_s and said is not None and isinstance(problem, DeadlineExceeded):
                 raise said
             if isinstance(problem, Unavailable) and problem.reason not in NOT_TAKEN:

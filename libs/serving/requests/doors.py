@@ -72,7 +72,7 @@ class Visit:
         """
 
     async def renew(self) -> None:
-        """Let one more response of a stream go.
+        """Let one more response of a stream go, or that of a claim.
 
         Raises as `enter` once its token has ended, and as `judge` once the policy forbids the call.
         """
@@ -82,7 +82,7 @@ UNJUDGED: Final = Visit()
 
 current_visit: ContextVar[Visit] = ContextVar("current_visit", default=UNJUDGED)
 """Of the call that a task serves. The guard renews it for each response of a stream; a handler that
-would have to undo a response does so before."""
+would have to undo a response does so before, as does one that has waited for it."""
 
 
 class Judge(Protocol):
@@ -336,8 +336,9 @@ class _ByPolicy:
         identity.caller.check(self._access, request)
 
     def named(self, request: Any) -> tuple[str, ...]:
-        """The queues that a stream is about, by its first request."""
-        return tuple(dict.fromkeys(self._access.queues(request))) if self._access.is_stream else ()
+        """The queues that a stream is about, by its first request, or a claim, which may wait."""
+        lasts = self._access.is_stream or self._access.is_claim
+        return tuple(dict.fromkeys(self._access.queues(request))) if lasts else ()
 
     def check_again(self, identity: Identity, queues: tuple[str, ...]) -> None:
         """Like `check`, of a stream's first request, which is not a second act."""

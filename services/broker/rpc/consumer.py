@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from google.rpc.status_pb2 import Status
 
 from libs.access.current import require_publish_any, require_pushes
+from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core.lease_table import lease_ended, lease_unknown
@@ -125,6 +126,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 raise Unavailable(
                     "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
                 )
+            # It may have waited for a minute; refused here, its messages go back.
+            await current_visit.get().renew()
             head = consumer_pb2.ClaimResponse(
                 consumer_id=claim.consumer,
                 awaited_ingest_shards=sorted(claim.awaited_shards),

@@ -666,6 +666,34 @@ async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forb
     assert "'orders-silent'" in (caught.value.details() or "")
 
 
+async def test_a_claim_that_waits_gets_no_message_once_the_policy_forbids_it(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    elsewhere = {"verbs": ["consume"], "queues": ["elsewhere"]}
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("shop")) as shop,
+    ):
+        await ops.create_queue("orders-awaited", lease=3600)
+        await shop.claim("orders-awaited")
+        waiting = asyncio.create_task(shop.claim("orders-awaited", wait=50))
+        made.write_policy({**POLICY, "roles": {**POLICY["roles"], "shop": [elsewhere]}})
+        try:
+            with suppress(PermissionDenied):
+                while not await shop.claim("orders-awaited"):
+                    await asyncio.sleep(0.1)
+            assert not waiting.done()
+            sent = await ops.publish(b"x", {"queue": "orders-awaited"})
+            with pytest.raises(PermissionDenied, match="orders-awaited"):
+                await waiting
+            (withheld,) = await ops.claim("orders-awaited", wait=30)
+            assert (withheld.message_id, withheld.attempts_count) == (sent.message_id, 1)
+        finally:
+            made.write_policy(POLICY)
+
+
 async def test_a_watch_shows_nothing_more_once_its_token_is_removed(
     secured: tuple[Secured, LocalStack],
 ) -> None:
