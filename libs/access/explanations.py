@@ -15,6 +15,7 @@ from libs.access.policy import Policy, Rule, facts_of
 from libs.access.principals import Attributes, Principal
 from libs.access.verbs import Verb
 from libs.documents import Document
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.filters import load_parser
 from libs.filters.conditions import key_of
 from libs.filters.syntax import Node
@@ -93,6 +94,9 @@ def _judged(
 ) -> tuple[Finding, str]:
     queues = ", ".join(rule.queue_patterns)
     if not rule.covers(verb, queue, headers):
+        if rule.covers(verb, queue):
+            named = " or ".join(BACKEND_HEADERS)
+            return "condition_false", f"no header {named}, unless it is for all queues without when"
         return "other_queues", queues
     if rule.condition is None:
         return "permits", queues

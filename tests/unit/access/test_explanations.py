@@ -11,6 +11,7 @@ from libs.access.policy import Policy
 from libs.access.principals import Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.models import AccessRule
 
 POLICY = Policy(
@@ -129,6 +130,16 @@ def test_an_explanation_decides_as_calls_are_judged(
     sent = {**headers, "queue": queue} if queue else headers
     assert found.is_permitted is POLICY.rights(principal).decide(verb, queue, sent).is_permitted
     assert found.is_permitted is any(one.finding == "permits" for one in found.rules)
+
+
+@pytest.mark.parametrize("header", BACKEND_HEADERS)
+def test_a_rule_that_is_not_for_what_event_queues_carry_says_so(header: str) -> None:
+    found = judged("shop-1", "publish", "orders", {header: "x", "tenant": "a"})
+
+    assert not found.is_permitted
+    (rule,) = found.rules
+    assert rule.finding == "condition_false"
+    assert header in rule.detail
 
 
 @pytest.mark.parametrize("queue", ["", "bills"])
