@@ -21,7 +21,8 @@ As in::
     certificates: ["shop", "*.workers.example.com"]
 
 Nothing is permitted but by a rule, and nothing limited but by a limit. A `*` in a pattern stands
-for any number of characters. `certificates` are the names in client certificates that become
+for any number of characters. Bindings have `anonymous`, a caller without a proof, by that name
+alone: `*` is all that are known. `certificates` are the names in client certificates that become
 principals; without it, all of them.
 
 What event queues on SlateMQ carry is published as messages with headers of their own: a forged task
@@ -38,7 +39,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from libs.access.principals import Principal
+from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
 from libs.events.slatemq.headers import BACKEND_HEADERS
@@ -174,6 +175,7 @@ class Binding:
         place: Where it is in the file, as in `bindings[0]`.
         line: Its line in the file.
         principals: The patterns of their names.
+        has_anonymous: Whether callers without a proof have them.
         roles: The names of the roles.
         rules: Those of all its roles.
     """
@@ -181,8 +183,15 @@ class Binding:
     place: str
     line: int
     principals: Pattern
+    has_anonymous: bool
     roles: tuple[str, ...]
     rules: tuple[Rule, ...]
+
+    def names(self, principal: Principal) -> bool:
+        """Whether the principal has them."""
+        if principal.name == ANONYMOUS.name:
+            return self.has_anonymous
+        return self.principals.matches(principal.name)
 
 
 class Policy:
@@ -215,7 +224,16 @@ class Policy:
             path = f"bindings[{number}]"
             rules = tuple(rule for role in binding.roles for rule in self._roles[role])
             names = Pattern(binding.principals)
-            self._bindings.append(Binding(path, document.line(path), names, binding.roles, rules))
+            self._bindings.append(
+                Binding(
+                    path,
+                    document.line(path),
+                    names,
+                    ANONYMOUS.name in binding.principals,
+                    binding.roles,
+                    rules,
+                )
+            )
         limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
         self._limits = [(Pattern(entry.principals), entry) for entry in limits]
 
@@ -241,7 +259,7 @@ class Policy:
 
     def bindings_of(self, principal: Principal) -> list[Binding]:
         """The bindings that have the principal's name."""
-        return [one for one in self._bindings if one.principals.matches(principal.name)]
+        return [one for one in self._bindings if one.names(principal)]
 
 
 class Rights:

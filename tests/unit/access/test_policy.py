@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.access.explanations import explain
 from libs.access.policy import Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
@@ -129,6 +130,25 @@ def test_who_is_not_bound_may_do_nothing(verb: Verb) -> None:
     for principal in (ANONYMOUS, Principal("stranger", "jwt")):
         assert not rights(principal).decide(verb, "receipts", {}).is_permitted
         assert not rights(principal).permits_some(verb)
+
+
+@pytest.mark.parametrize(
+    ("principals", "permitted"),
+    [(["*"], False), (["a*"], False), (["anonymous"], True), (["*", "anonymous"], True)],
+)
+def test_a_caller_without_a_proof_is_bound_by_its_name_alone(
+    principals: list[str], *, permitted: bool
+) -> None:
+    text = (
+        f"roles: {{all: [{{verbs: [inspect]}}]}}\n"
+        f"bindings: [{{principals: {json.dumps(principals)}, roles: [all]}}]\n"
+    )
+    policy = Policy(Document("policy.yaml", text))
+
+    assert policy.rights(ANONYMOUS).decide("inspect", "orders").is_permitted is permitted
+    assert explain(policy, ANONYMOUS, "inspect", "orders", {}).is_permitted is permitted
+    if "anonymous" not in principals:
+        assert policy.rights(Principal("alice", "jwt")).permits_some("inspect")
 
 
 CONDITIONS = [
