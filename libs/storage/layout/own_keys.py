@@ -66,7 +66,10 @@ DRAINING_KEY = key_head(RecordType.DRAINING)
 
 
 class RequestIdsKey(NamedTuple):
-    """The key of a request IDs row: minutes since 1970, and the commit's first sequence."""
+    """The key of a request IDs row: minutes since 1970, and the first sequence of its messages.
+
+    A row that begins with a publish without a new message has a number above 2^63 in its place.
+    """
 
     minute: int
     first_sequence: int

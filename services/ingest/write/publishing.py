@@ -19,7 +19,7 @@ from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.layout.keys import log_key, payload_key
-from libs.storage.layout.own_keys import ID_BLOCK_KEY
+from libs.storage.layout.own_keys import ID_BLOCK_KEY, RequestIdsKey
 from libs.storage.records.metadata import encode_log_columns
 from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.payloads import encode_uri
@@ -93,7 +93,7 @@ class PublisherLimits:
 class _Commit:
     """What to apply once a commit is durable."""
 
-    minute: int = 0
+    request_rows: list[RequestIdsKey] = field(default_factory=list)
     received_at_ms: int = 0
     entries: list[Recent] = field(default_factory=list)
     payloads: list[tuple[int, Accepted]] = field(default_factory=list)
@@ -317,7 +317,6 @@ class Publisher:
         commit: _Commit = _Commit(received_at_ms=now_ms)
         columns = Columns()
         payloads: list[bytes | None] = []
-        repeats: list[Waiting] = []
         for publish in waiting:
             if self.is_leaving and publish.push is not None:
                 self._refuse(publish, self._leaving())
@@ -327,7 +326,7 @@ class Publisher:
             if publish.duplicates is not None:
                 publish.leave_out(publish.duplicates, now_ms)
                 if not publish.accepted.payloads:
-                    repeats.append(publish)
+                    self._answer(commit, publish, now_ms)
                     continue
             self._take_ids_of(batch, publish, now_ms)
             if publish.refusal is None:
@@ -338,37 +337,25 @@ class Publisher:
                 self._answer(commit, publish, now_ms)
             elif publish.duplicates is not None:
                 publish.duplicates.release()
-        # Last, since those above must have their IDs in a row.
-        for publish in repeats:
-            self._put_repeat(batch, commit, publish, now_ms)
         if commit.payloads:
             size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
             self._put_messages(batch, commit, columns, payloads, size_bytes)
         batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
-        commit.minute = self._requests.put(batch, commit.answers, now_ms)
+        commit.request_rows = self._requests.put(batch, commit.answers, now_ms)
         self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
 
     def _answer(self, commit: _Commit, publish: Waiting, now_ms: int) -> None:
-        """Settle the answer of a publish that has its IDs, and its request ID."""
+        """Settle the answer of a publish that has its IDs or needs none, and its request ID."""
         if publish.duplicates is not None:
             commit.dedupe_keys += publish.duplicates.take(publish.first_id, now_ms)
             publish.duplicates.release()
         answered = publish.answer(now_ms)
         if publish.accepted.request_id:
             commit.answers.append((publish.accepted.request_id, answered))
-
-    def _put_repeat(self, batch: Batch, commit: _Commit, publish: Waiting, now_ms: int) -> None:
-        if publish.accepted.request_id:
-            # An ID without a message: it names the row of the request ID.
-            self._take_ids(batch, publish, 1)
-        if publish.refusal is None:
-            self._answer(commit, publish, now_ms)
-        elif publish.duplicates is not None:
-            publish.duplicates.release()
 
     def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
         if self.is_draining and publish.push is None:
@@ -443,7 +430,7 @@ class Publisher:
             self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:
             self._log.append(commit.entries)
-        self._requests.settle(commit.minute, commit.answers)
+        self._requests.settle(commit.request_rows, commit.answers)
         self._dedupe_keys.settle(commit.dedupe_keys)
         for then in commit.then:
             then()

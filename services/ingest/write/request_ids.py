@@ -46,6 +46,9 @@ DELETIONS_PER_COMMIT: Final = 8
 DELETIONS_WHEN_IDLE: Final = 1000
 """Rows deleted by a commit that has nothing else to do."""
 
+NAMES_FROM: Final = 1 << 63
+"""The names of rows that begin with a publish without a new message; above every message ID."""
+
 TABLES: Final = 64
 _MASK: Final = (1 << 64) - 1
 
@@ -54,7 +57,7 @@ class Answered(NamedTuple):
     """What a publish is answered.
 
     Attributes:
-        first_message_id: Of those that were stored, whose IDs stand in a row.
+        first_message_id: Of those that were stored, whose IDs stand in a row; 0 where none was.
         message_count: How many were published.
         duplicates: Places in the request, ascending, of those not stored, and the IDs they got.
         received_at_ms: When they were accepted; 0 = not known here, or none was stored.
@@ -142,6 +145,7 @@ class RequestIds:
         self._pending: dict[str, _Pending] = {}
         self._minutes: deque[_Minute] = deque()
         self._expired: deque[RequestIdsKey] = deque()
+        self._next_name = NAMES_FROM
 
     @property
     def has_expired(self) -> bool:
@@ -159,6 +163,7 @@ class RequestIds:
         async for rows in self._database.scan(*span):
             for key, value in rows:
                 at = parse_request_ids_key(key)
+                self._next_name = max(self._next_name, at.first_sequence + 1)
                 if at.minute < oldest:
                     self._expired.append(at)
                     continue
@@ -209,9 +214,11 @@ class RequestIds:
         if pending is not None:
             pending.outcome.set_result(None)
 
-    def put(self, batch: Batch, answers: list[tuple[str, Answered]], now_ms: int) -> int:
-        """Put the rows of one commit, and delete old ones. Returns the minute for `settle`."""
-        minute = now_ms // MINUTE_MS
+    def put(
+        self, batch: Batch, answers: list[tuple[str, Answered]], now_ms: int
+    ) -> list[RequestIdsKey]:
+        """Put the rows of one commit, and delete old ones. Returns these rows for `settle`."""
+        rows: list[RequestIdsKey] = []
         for part in _row_parts(answers):
             records = [
                 RequestIdRecord(
@@ -223,20 +230,22 @@ class RequestIds:
                 )
                 for request_id, answered in part
             ]
+            name = part[0][1].first_message_id
+            if not name:
+                name, self._next_name = self._next_name, self._next_name + 1
+            rows.append(RequestIdsKey(now_ms // MINUTE_MS, name))
             with encoding("request IDs"):
-                key = request_ids_key(minute, part[0][1].first_message_id)
-                batch.put(key, encode_request_ids(records))
+                batch.put(request_ids_key(*rows[-1]), encode_request_ids(records))
         self._expire(now_ms)
         for _ in range(DELETIONS_PER_COMMIT if len(batch) else DELETIONS_WHEN_IDLE):
             if not self._expired:
                 break
             batch.delete(request_ids_key(*self._expired.popleft()))
-        return minute
+        return rows
 
-    def settle(self, minute: int, answers: list[tuple[str, Answered]]) -> None:
-        """The commit with these request IDs is durable: resolve their waiters."""
-        for part in _row_parts(answers):
-            row = RequestIdsKey(minute, part[0][1].first_message_id)
+    def settle(self, rows: list[RequestIdsKey], answers: list[tuple[str, Answered]]) -> None:
+        """The commit with these rows of request IDs is durable: resolve their waiters."""
+        for row, part in zip(rows, _row_parts(answers), strict=True):
             self._add(row, (request_id for request_id, _ in part))
         for request_id, answered in answers:
             pending = self._pending.pop(request_id)

@@ -168,6 +168,29 @@ async def test_a_repeated_request_gets_its_ids_and_duplicates_again(
     assert [bool(answer.received_at_ms) for answer in first] == [True, False, False, True]
 
 
+async def test_a_request_that_stores_nothing_takes_no_message_id(root: str) -> None:
+    async with serving(root) as ingest:
+        (known,) = await ingest.publish(keyed("k"))
+        repeats = [await publish(ingest, keyed("k"), request_id=f"r{n}") for n in range(3)]
+        assert await ingest.publish(keyed("new")) == [known + 1]
+        # A repeat first in its commit beside one that stores: each keeps its answer.
+        for n in range(3):
+            (last,) = await ingest.publish(keyed(f"n{n}"), request_id=f"n{n}")
+            assert last == known + 2 + n
+            repeats.append(await publish(ingest, keyed("k"), request_id=f"m{n}"))
+    async with serving(root) as ingest:
+        names = [*(f"r{n}" for n in range(3)), *(f"m{n}" for n in range(3))]
+        assert [await publish(ingest, keyed("k"), request_id=name) for name in names] == repeats
+        # After the restart, too, no row of the same minute takes the place of another.
+        more = [await publish(ingest, keyed("k"), request_id=f"s{n}") for n in range(3)]
+    async with serving(root) as ingest:
+        names += [f"s{n}" for n in range(3)]
+        repeats += more
+        assert [await publish(ingest, keyed("k"), request_id=name) for name in names] == repeats
+        with pytest.raises(InvalidArgument):
+            await publish(ingest, keyed("other"), request_id="r0")
+
+
 async def test_requests_that_store_nothing_share_a_commit_with_others(root: str) -> None:
     async with serving(root) as ingest:
         (known,) = await ingest.publish(keyed("k"))

@@ -41,10 +41,10 @@ class Commits:
             answers.append((name, Answered(self.next_id, 2)))
             self.next_id += 2
         batch = Batch()
-        minute = self.requests.put(batch, answers, now_ms)
+        rows = self.requests.put(batch, answers, now_ms)
         if len(batch):
             await self.database.commit(batch)
-        self.requests.settle(minute, answers)
+        self.requests.settle(rows, answers)
         return [answered for _, answered in answers]
 
     async def rows(self) -> list[int]:

@@ -112,6 +112,21 @@ async def test_a_running_instance_is_verified_and_what_is_left_over_is_repaired(
             await made.client.create_queue(queue_id, filter="true")
 
 
+async def test_publishes_that_were_stored_already_leave_nothing_that_looks_lost(
+    tmp_path: Path,
+) -> None:
+    async with instance(tmp_path) as made:
+        await made.client.create_queue("orders", filter="true")
+        for n in range(3):
+            first = await made.client.publish("stored", dedupe_key=f"key {n}")
+            again = await made.client.publish("stored", dedupe_key=f"key {n}")
+            assert (again, again.duplicate) == (first, True)
+        await made.routed()
+        async with janitor(tmp_path, own_jobs=False) as there:
+            run = await verified(there, "verify")
+    assert (run["counts"]["messages"], run["findings"]) == (3, [])
+
+
 async def test_verify_takes_no_fields_of_other_jobs(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         code, _, err = await cli(there, "janitor", "run", "verify", "--queue", "orders")
