@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from slatemq.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -77,8 +79,10 @@ class FilesValue(Generic[T]):
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
-        with suppress(InvalidArgument):  # They are being replaced.
+        try:
             self._loaded.reload()
+        except InvalidArgument as error:  # Perhaps they are being replaced.
+            log.warning("keeping what was read before: %s", error.message)
 
 
 def _one(file: Path) -> tuple[int, ...] | None:

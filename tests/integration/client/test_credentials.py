@@ -98,7 +98,7 @@ def test_a_token_that_cannot_be_sent_is_refused(token: str) -> None:
 
 
 def test_a_token_file_is_read_again_when_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
     file = tmp_path / "token"
@@ -106,8 +106,13 @@ def test_a_token_file_is_read_again_when_it_changes(
     source = TokenSource(Credentials(token_file=file))
     assert source.metadata() == (("authorization", "Bearer one"),)
 
+    caplog.clear()
     file.write_text("")  # Half replaced.
-    assert source.metadata() == (("authorization", "Bearer one"),)
+    for _ in range(3):
+        assert source.metadata() == (("authorization", "Bearer one"),)
+    (line,) = caplog.messages
+    assert line.startswith("keeping what was read before: ")
+    assert str(file) in line
     file.write_text("three")
     assert source.metadata() == (("authorization", "Bearer three"),)
     file.unlink()
