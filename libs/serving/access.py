@@ -108,6 +108,11 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     client_tls = service_tls_ = None
     files = certificate_files(config)
     if files is not None:
+        if not config.service_identity:
+            # Else every client with a certificate could make the calls of services.
+            raise InvalidArgument(
+                "service_identity", "must be a name in all services' certificates"
+            )
         needs_certificate = config.client_certificates == "required"
         client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
         service_tls_ = ServerTls(files, needs_client_certificate=True)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from libs.serving.access import protection_of
 from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import FatalError
 from libs.serving.requests.auditing import Auditor
 from slatemq.cli.access.dev_access import make_access
 
 
-def test_a_policy_that_leaves_the_port_for_services_open_is_warned_about(tmp_path: Path) -> None:
-    folder = tmp_path / "access"
+def tls_of(folder: Path) -> dict[str, str]:
+    """The settings of TLS with the certificates of this folder, which are made."""
     make_access(folder)
-    tls = {
+    return {
         "tls_ca": str(folder / "ca.crt"),
         "tls_cert": str(folder / "service.crt"),
         "tls_key": str(folder / "service.key"),
     }
+
+
+def test_a_service_with_tls_and_no_name_of_services_does_not_start(tmp_path: Path) -> None:
+    settings: dict[str, Any] = tls_of(tmp_path / "access")
+    config = ServingConfig(root="memory:///", service_identity="", **settings)
+
+    with pytest.raises(FatalError, match="--service-identity: must be a name"):
+        protection_of(config, Auditor(lambda act: None))
+
+
+def test_a_policy_that_leaves_the_port_for_services_open_is_warned_about(tmp_path: Path) -> None:
+    folder = tmp_path / "access"
+    tls = tls_of(folder)
 
     def warning(policy: str, **settings: str) -> str:
         config = ServingConfig(root="memory:///", access_policy=policy, **settings)  # type: ignore[arg-type]
