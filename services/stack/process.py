@@ -118,7 +118,7 @@ class Supervised:
         self._lives_count = 0
         self._failed_count = 0  # of lives that a store that is down did not end
         self._has_served = False
-        self._log_offset = 0
+        self._log_offset = _size(program.log)
         self._stopping = asyncio.Event()
         self._process: Process | None = None
         self._run: asyncio.Task[None] | None = None
@@ -186,7 +186,7 @@ class Supervised:
     async def _live(self) -> tuple[int, float]:
         """Start it once, and wait for its end: the exit code, and how long it served, in s."""
         log = self._program.log
-        self._log_offset = log.stat().st_size if log is not None and log.exists() else 0
+        self._log_offset = _size(log)
         self._process = await self._spawn(log)
         self._lives_count += 1
         if self._stopping.is_set():  # Since before there was a process to signal.
@@ -243,6 +243,10 @@ async def until_serving(
     """Ask a server for its health until it says SERVING. Never gives up: cancel it."""
     while await asyncio.to_thread(ask, address, tls):  # noqa: ASYNC110
         await asyncio.sleep(HEALTH_LOOK_SECONDS)
+
+
+def _size(log: Path | None) -> int:
+    return log.stat().st_size if log is not None and log.exists() else 0
 
 
 def last_line(path: Path | None, since_bytes: int = 0) -> str:

@@ -32,10 +32,12 @@ EXIT_SIGNALLED = 128
 """Plus the signal's number, as in shells: 130 after Ctrl-C, 141 when the reader of the output has
 closed it."""
 
-_OPTIONS = {"delay", "visible_at", "retention", "created_at", "dedupe_key"}
-"""Fields of a message that are options of `publish`."""
+_OPTIONS = {"delay", "visible_at", "retention", "created_at", "dedupe_key", "start_from"}
+"""Fields that are options, beside the settings of a queue."""
 
-_FIELD = re.compile(r"(?:queue|message)\.(?P<name>\w+?)(?P<unit>_ms|_s)?")
+_FIELD = re.compile(
+    r"(?:(?:queue|message|draft)\.|(?=(?:filter|start_from_ms)$))(?P<name>\w+?)(?P<unit>_ms|_s)?"
+)
 
 _BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
 

@@ -213,7 +213,9 @@ def test_an_expression_is_tried_before_a_queue_has_it(cli: Cli) -> None:
 
     assert cli.ok(*tried, "--priority", "int(headers.rank)").out == b"matches with priority 7\n"
     assert cli.ok("explain", "--filter", "has(headers.rank)").out == b"does not match\n"
-    assert "draft.filter" in cli.run("explain", "--filter", "headers.rank ==").err
+    assert "slatemq: --filter: line 1" in cli.run("explain", "--filter", "headers.rank ==").err
+    late = cli.run("queue", "create", "late", "--start-from", "3000-01-01T00:00:00Z")
+    assert late.err.startswith("slatemq: --start-from: must be a time")
     assert cli.run(*tried, "--queue", "any").code == 2
 
 

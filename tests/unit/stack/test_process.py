@@ -47,6 +47,17 @@ async def watch(tmp_path: Path) -> AsyncIterator[Callable[[str], Watched]]:
         await each.it.stop(0, asyncio.Event())
 
 
+async def test_the_last_words_of_an_earlier_run_are_not_taken_for_those_of_this_one(
+    tmp_path: Path, watch: Callable[[str], Watched]
+) -> None:
+    (tmp_path / "it.log").write_text("stopped: SIGTERM\n")
+    watched = watch("serve")
+    assert watched.it.last_words == ""
+    with watched.log.open("a") as log:
+        log.write("serving\n")
+    assert watched.it.last_words == "\n    serving"
+
+
 async def test_a_killed_process_is_started_again_on_its_port(
     watch: Callable[[str], Watched],
 ) -> None:
