@@ -40,6 +40,9 @@ BYTES_MAX: Final = 1 << 20
 IDLE_S: Final = 30.0
 """A stream is ended when it was not used for this long, so that idle clients cost no call."""
 
+END_S: Final = 1.0
+"""How long a closing client waits for an ingest to end a stream."""
+
 AVOID_S: Final = 1.0
 """The time without a new stream after one broke."""
 
@@ -194,6 +197,12 @@ class PublishStream:
     async def close(self) -> None:
         """Ends the stream; requests without an answer are Unavailable."""
         self._end(None)
+        if self._is_connected and not self._unanswered:
+            # A cancelled call stays with gRPC for a while, and keeps a fork right after from
+            # connecting. One that the server ends is over.
+            await asyncio.wait([self._writing, self.reading], timeout=END_S)
+            if self.reading.done():
+                await self._call.code()
         self._call.cancel()
         self._writing.cancel()
         self.reading.cancel()
