@@ -110,7 +110,7 @@ async def served(answer: Answer) -> AsyncIterator[str]:
         try:
             await answer(reader, writer)
             await reader.read()  # Until the client hangs up.
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

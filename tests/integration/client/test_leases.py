@@ -225,6 +225,8 @@ async def test_many_silent_partitions_delay_a_claim_no_more_than_one(
     # Given twelve partitions of which one answers, and a claim that begins with one of them
     shards = range(12)
     monkeypatch.setattr(gathering, "random", SimpleNamespace(randrange=lambda count: first))
+    # On a busy machine one that answers takes its time, too.
+    monkeypatch.setattr(gathering, "REFUSED_S", refused_s := 3 * REFUSED_S)
     make: Any = SilentBroker
     async with Instance() as instance:
         brokers: list[Broker] = [
@@ -243,4 +245,4 @@ async def test_many_silent_partitions_delay_a_claim_no_more_than_one(
     assert message.payload == b"work"
     asked = sum(len(broker.claims) for broker in brokers)
     assert asked == (2 if serving == first else len(shards))
-    assert took_s < 8 * REFUSED_S  # one after the other: 11 of them
+    assert took_s < 8 * refused_s  # one after the other: 11 of them
