@@ -238,7 +238,11 @@ def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, A
         # Not sent on to where the answer redirects.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     https = urllib.request.HTTPSHandler(context=context)
-    opener = urllib.request.build_opener(https, _PrivateRedirects)
+    proxies = urllib.request.getproxies()
+    proxies.pop("http", None)  # Without TLS there is this machine alone: nothing else may read it.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler(proxies), https, _PrivateRedirects
+    )
     with opener.open(request, timeout=FETCH_TIMEOUT_S) as answer:
         data = answer.read(KEYS_BYTES_MAX + 1)
     if len(data) > KEYS_BYTES_MAX:

@@ -486,6 +486,19 @@ async def test_keys_are_followed_to_no_place_where_they_can_be_changed_on_the_wa
     assert "/moved" in issuer.requests
 
 
+async def test_no_proxy_sees_how_keys_of_this_machine_are_read(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    authenticator = accepting(files, issuer)
+
+    assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
+
+
 async def test_known_keys_serve_while_their_issuer_is_down(
     files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
