@@ -43,9 +43,20 @@ class EventStream:
     async def deliver(
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
+        await self._deliver_lost(types, handler)
+        note_up()
         while True:
             await self._deliver_some(types, handler)
             note_up()
+
+    async def _deliver_lost(self, types: frozenset[str], handler: Handler) -> None:
+        """Deliver what was read as a connection broke: it comes before all that is newer."""
+        after = b"0"
+        while entries := await self._group.own(after):
+            after = entries[-1].entry_id
+            held = set(self._held.values())
+            lost = [one for one in entries if one.fields and one.entry_id not in held]
+            await self._deliver_each(lost, types, handler)
 
     async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
         delay_ms = self._settings.retry_delay_ms
@@ -53,6 +64,11 @@ class EventStream:
         if not deliveries:
             block_ms = min(BLOCK_MS, delay_ms) if self._held else BLOCK_MS
             deliveries = await self._group.read(block_ms)
+        await self._deliver_each(deliveries, types, handler)
+
+    async def _deliver_each(
+        self, deliveries: Sequence[Delivery], types: frozenset[str], handler: Handler
+    ) -> None:
         waiting = {delivery.entry_id for delivery in deliveries}
         for delivery in deliveries:
             await self._group.keep(waiting)

@@ -92,10 +92,19 @@ class Group:
 
     async def read(self, block_ms: int = BLOCK_MS, count: int = READ_COUNT) -> list[Delivery]:
         """New entries, at most `count`; waits up to `block_ms` for the first."""
-        streams = {self._key: ">"}
+        return await self._read(b">", count, max(1, block_ms))
+
+    async def own(self, after: bytes) -> list[Delivery]:
+        """The next entries that this consumer has read and not finished, in their order.
+
+        Those that were removed from the stream have no fields. `deliveries` says 1 for all.
+        """
+        return await self._read(after, READ_COUNT)
+
+    async def _read(self, after: bytes, count: int, block_ms: int | None = None) -> list[Delivery]:
         try:
             answer = await self._client.xreadgroup(
-                self._group, self._consumer, streams, count=count, block=max(1, block_ms)
+                self._group, self._consumer, {self._key: after}, count=count, block=block_ms
             )
         except exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
@@ -104,7 +113,7 @@ class Group:
             await self.create("0")
             return []
         entries = answer[0][1] if isinstance(answer, list) and answer else _entries(answer)
-        return [Delivery(entry_id, fields, 1) for entry_id, fields in entries]
+        return [Delivery(entry_id, fields or {}, 1) for entry_id, fields in entries]
 
     async def reclaim(
         self, own_idle_ms: int | None = None, count: int = READ_COUNT
