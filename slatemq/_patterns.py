@@ -10,8 +10,22 @@ class Pattern:
     """Texts that a `*` may stand in for any number of characters of."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        parts = [".*".join(re.escape(part) for part in text.split("*")) for text in patterns]
-        self._matches = re.compile("|".join(parts), re.DOTALL).fullmatch
+        texts = tuple(patterns)
+        self._has_all = "*" in texts
+        self._matches = re.compile("|".join(map(_expression, texts)), re.DOTALL).fullmatch
 
     def matches(self, text: str) -> bool:
-        return self._matches(text) is not None
+        return self._has_all or self._matches(text) is not None
+
+
+def _expression(pattern: str) -> str:
+    """The regular expression of a pattern, whose time grows with the text, and not faster.
+
+    What stands between two `*` is looked for where it comes first, in an atomic group: no other
+    place is tried, since what follows fits behind the first one if it fits anywhere.
+    """
+    first, *others = map(re.escape, pattern.split("*"))
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>.*?{part})" for part in middle if part) + ".*" + last

@@ -63,6 +63,10 @@ DECISIONS_KEPT: Final = 4_096
 KEPT_CHARACTERS_MAX: Final = 256
 """In what a kept decision rests on: so all of them take a few megabytes at most."""
 
+QUEUE_LENGTH_MAX: Final = 255
+"""No queue has a longer name. One that a caller gives all the same is judged as no name: only a
+rule for all queues covers it."""
+
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
@@ -157,7 +161,7 @@ class Rule:
             return False
         if _is_of_event_queues(verb, headers):
             return self.condition is None and self.queues.matches("")
-        return verb == "operate" or self.queues.matches(queue)
+        return verb == "operate" or self.queues.matches(_possible(queue))
 
     def judge(self, headers: Mapping[str, str] | None, facts: Facts) -> Outcome:
         """Whether its condition is met; it counts as met where the headers are not known."""
@@ -287,7 +291,7 @@ class Rights:
             verb: What it wants to do.
             queue: The queue. When it publishes, the one that the header `queue` names; empty for a
                 message without that header, which any queue's filter may take: only the pattern `*`
-                matches it.
+                matches it, as for a name that is too long.
             headers: Of the published messages, for the conditions. None, where they are not known:
                 a rule with a condition counts as one that permits.
         """
@@ -363,10 +367,18 @@ def _is_of_event_queues(verb: Verb, headers: Mapping[str, str] | None) -> bool:
     return any(name in headers for name in BACKEND_HEADERS)
 
 
+def _possible(queue: str) -> str:
+    """The name, or none where no queue can have it."""
+    return queue if len(queue) <= QUEUE_LENGTH_MAX else ""
+
+
 def _object(verb: Verb, queue: str) -> str:
     """The queue behind a verb, in a sentence."""
     if not queue:
         return ""
+    if not _possible(queue):
+        of = " to" if verb == "publish" else ""
+        return f"{of} a queue whose name has more than {QUEUE_LENGTH_MAX} characters"
     return f" to {queue!r}" if verb == "publish" else f" {queue!r}"
 
 

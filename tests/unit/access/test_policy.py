@@ -199,6 +199,37 @@ def test_patterns_match_as_a_shell_does_with_the_star_alone(pattern: str, text: 
     assert Pattern([pattern]).matches(text) == fnmatchcase(text, pattern)
 
 
+def test_a_text_that_nearly_matches_at_every_place_is_looked_at_once() -> None:
+    # A way that tries all places for each part has 10^20 of them to try.
+    near = Pattern(["*a*a*a*a*b", "*-eu-*-eu-*-eu-*-dlq", "a*a*a*a*ab*b"])
+
+    assert not near.matches("a" * 100_000)
+    assert not near.matches("-eu-" * 100_000)
+    assert near.matches("-eu-" * 100_000 + "-dlq")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "publish"])
+def test_a_name_that_no_queue_can_have_needs_a_rule_for_all_queues(verb: Verb) -> None:
+    text = """
+roles:
+  some: [{verbs: [inspect, publish], queues: ["orders-*", "*-eu-*-dlq"]}]
+  every: [{verbs: [inspect, publish]}]
+bindings:
+  - {principals: [some], roles: [some]}
+  - {principals: [every], roles: [every]}
+"""
+    some, every = (rights(Principal(name, "token"), text) for name in ("some", "every"))
+    longest, too_long = ("orders-".ljust(length, "x") for length in (255, 256))
+
+    for headers in (None, {"queue": too_long}):
+        assert some.decide(verb, longest, headers).is_permitted
+        assert every.decide(verb, too_long, headers).is_permitted
+        refused = some.decide(verb, too_long, headers)
+        assert not refused.is_permitted
+        assert "a queue whose name has more than 255 characters" in refused.reason
+        assert too_long not in refused.reason
+
+
 @pytest.mark.parametrize(
     ("text", "field", "line"),
     [
