@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Final
+
+_NOTHING: Final = "(?!)"
 
 
 class Pattern:
@@ -12,7 +15,8 @@ class Pattern:
     def __init__(self, patterns: Iterable[str]) -> None:
         texts = tuple(patterns)
         self._has_all = "*" in texts
-        self._matches = re.compile("|".join(map(_expression, texts)), re.DOTALL).fullmatch
+        expression = "|".join(map(_expression, texts)) if texts else _NOTHING
+        self._matches = re.compile(expression, re.DOTALL).fullmatch
 
     def matches(self, text: str) -> bool:
         return self._has_all or self._matches(text) is not None

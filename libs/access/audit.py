@@ -22,6 +22,9 @@ AUDIT_LOGGER: Final = "slatemq.audit"
 SUBJECTS_MAX: Final = 20
 """Queues that an act names, and details: a request can have thousands."""
 
+READ_MAX: Final = 1_000
+"""Of them that are read: many may be the same one."""
+
 NAME_CHARACTERS_MAX: Final = 255
 """Of each of them: that in a refused request is of any length."""
 
@@ -55,5 +58,9 @@ class Act:
 
 def subjects_of(texts: Iterable[str]) -> tuple[str, ...]:
     """The first of these queues or details, each once, and not too long."""
-    distinct = dict.fromkeys(text[:NAME_CHARACTERS_MAX] for text in texts)
-    return tuple(islice(distinct, SUBJECTS_MAX))
+    distinct: dict[str, None] = {}
+    for text in islice(texts, READ_MAX):
+        distinct[text[:NAME_CHARACTERS_MAX]] = None
+        if len(distinct) == SUBJECTS_MAX:
+            break
+    return tuple(distinct)

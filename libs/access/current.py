@@ -25,7 +25,7 @@ ALL_QUEUES = ""
 def may(verb: Verb, queue: str) -> bool:
     """Whether the caller may do this on a queue, for those that a listing leaves out."""
     caller = current_caller.get()
-    return caller is None or caller.rights.decide(verb, queue).is_permitted
+    return caller is None or caller.rights.permits(verb, queue)
 
 
 def may_some(verbs: Iterable[Verb], queue: str) -> bool:

@@ -25,6 +25,7 @@ class MethodAccess:
         caller: Who may call: services, who proves who it is, anyone; or the verb that must be
             permitted.
         readers: Read the IDs of queues from a request.
+        queues_field: The field that has the first of them.
         detail_readers: Read what else the audit has of it, as `run_id=ab12`.
         is_stream: Whether a call lasts for as long as its caller or the service likes.
         is_claim: Whether a call may wait for messages.
@@ -32,6 +33,7 @@ class MethodAccess:
 
     caller: Caller
     readers: tuple[Reader, ...] = ()
+    queues_field: str = ""
     is_stream: bool = False
     is_claim: bool = False
     detail_readers: tuple[Reader, ...] = ()
@@ -85,7 +87,8 @@ def access_of(method: str) -> MethodAccess:
         word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
     is_stream = described.client_streaming or described.server_streaming
     is_claim = not is_stream and "wait_ms" in described.input_type.fields_by_name
-    return MethodAccess(cast("Caller", word), readers, is_stream, is_claim, detail_readers)
+    field = option.queues[0].split(".")[0] if option.queues else ""
+    return MethodAccess(cast("Caller", word), readers, field, is_stream, is_claim, detail_readers)
 
 
 def _reader(message: Descriptor, path: Sequence[str]) -> Reader:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from libs.access.callers import Caller, Callers
+from libs.access.callers import NAMED_MAX, Caller, Callers
 from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
@@ -21,7 +21,7 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.cli.access.dev_certificates import Authority
-from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
+from slatemq.errors import InvalidArgument, PermissionDenied, SlateMQError, Unauthenticated
 from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, janitor_pb2, queue_pb2, topology_pb2
 
 POLICY = """
@@ -42,6 +42,8 @@ ASSIGNMENT = assignment_pb2.DESCRIPTOR.services_by_name["AssignmentService"]
 ASSIGN = f"/{ASSIGNMENT.full_name}/Assign"
 TOPOLOGY = access_of("/slatemq.v1.TopologyService/GetTopology")
 CHECK = "/grpc.health.v1.Health/Check"
+FIND = "EntryService/FindMessage"
+SETTLE = "DeadLetterService/SettleDeadLetters"
 
 
 class Rig:
@@ -86,6 +88,24 @@ async def test_a_call_is_judged_by_the_queue_that_it_names(rig: Rig) -> None:
     assert caught.value.metadata == {"verb": "consume", "queue": "bills"}
     with pytest.raises(PermissionDenied):
         worker.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
+
+
+async def test_a_request_that_names_too_many_queues_is_refused_before_they_are_judged(
+    rig: Rig,
+) -> None:
+    worker = await rig.find(rig.worker)
+    find, settle = (access_of(f"/slatemq.v1.{method}") for method in (FIND, SETTLE))
+    settlement = entry_pb2.DeadLetterSettlement(handle="bills/1/f0")
+    settlements = entry_pb2.SettleDeadLettersRequest(settlements=[settlement] * (NAMED_MAX + 1))
+
+    worker.check(find, entry_pb2.FindMessageRequest(queue_ids=["orders"] * NAMED_MAX))
+    for method, request, field in (
+        (find, entry_pb2.FindMessageRequest(queue_ids=["orders"] * (NAMED_MAX + 1)), "queue_ids"),
+        (settle, settlements, "settlements"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            worker.check(method, request)
+        assert (caught.value.field, caught.value.reason) == (field, "TOO_MANY_ITEMS")
 
 
 async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:

@@ -64,6 +64,15 @@ def test_a_principal_may_do_what_a_rule_permits_and_nothing_else(
     assert rights(SHOP).decide(verb, queue, headers).is_permitted is permitted
 
 
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", ["shop-1", "shop-lead", "stranger"])
+def test_what_has_no_headers_is_permitted_as_it_is_decided(name: str, verb: Verb) -> None:
+    judged = rights(Principal(name, "token", {"tenant": "a"}))
+
+    for queue in ("", "orders", "orders-eu", "receipts", "other", "orders-".ljust(256, "x")):
+        assert judged.permits(verb, queue) is judged.decide(verb, queue).is_permitted
+
+
 def test_the_patterns_of_a_verb_are_those_of_all_rules_that_have_it() -> None:
     lead = rights(Principal("shop-lead", "token"))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from libs.access.audit import AUDIT_LOGGER, SUBJECTS_MAX, Act, subjects_of
+from libs.access.audit import AUDIT_LOGGER, READ_MAX, SUBJECTS_MAX, Act, subjects_of
 from libs.serving.process.logs import REPEAT_S, REPEATS_MAX, RepeatLimit
 from libs.serving.requests.auditing import Auditor
 from tests.manual_clock import ManualSeconds
@@ -141,3 +141,11 @@ def test_an_act_names_a_bounded_number_of_bounded_queues() -> None:
     assert len(named) == SUBJECTS_MAX
     assert max(map(len, named)) == 255
     assert subjects_of(["b", "a", "b"]) == ("b", "a")
+
+
+@pytest.mark.parametrize(("distinct", "read"), [(READ_MAX, SUBJECTS_MAX), (1, READ_MAX)])
+def test_no_more_of_a_request_is_read_than_its_act_can_name(distinct: int, read: int) -> None:
+    texts = iter([str(number % distinct) for number in range(2 * READ_MAX)])
+
+    assert len(subjects_of(texts)) == min(distinct, SUBJECTS_MAX)
+    assert len(list(texts)) == 2 * READ_MAX - read
