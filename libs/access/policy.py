@@ -413,8 +413,8 @@ def _rules(document: Document, name: str, rules: object) -> list[Rule]:
                 condition = Filter(rule.when, VARIABLES)
             except FilterError as error:
                 raise document.error(f"{place}.when", str(error)) from error
-        if set(rule.verbs) == {"operate"} and rule.queues != ("*",):
-            problem = "`operate` is about the whole instance: leave out the queues"
+        if "operate" in rule.verbs and rule.queues != ("*",):
+            problem = "`operate` is about the whole instance: give it a rule without queues"
             raise document.error(f"{place}.queues", problem)
         made.append(
             Rule(

@@ -248,6 +248,7 @@ bindings:
         ("roles:\n  r:\n    - verbs: [publish]\n      when: nothing", "roles.r[0].when", 4),
         ("roles:\n  r:\n    - verbs: [consume]\n      when: 'true'", "roles.r[0].when", 4),
         ("roles:\n  r:\n    - {verbs: [operate], queues: [q]}", "roles.r[0].queues", 3),
+        ("roles:\n  r:\n    - {verbs: [inspect, operate], queues: [q]}", "roles.r[0].queues", 3),
         ("roles:\n  r:\n    - {verbs: [operate], queue: q}", "roles.r[0]", 3),
         ("bindings:\n  - {principals: [p], roles: [absent]}", "bindings[0].roles[0]", 2),
         ("roles: []", "roles", 1),
