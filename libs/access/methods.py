@@ -28,14 +28,14 @@ class MethodAccess:
         queues_field: The field that has the first of them.
         detail_readers: Read what else the audit has of it, as `run_id=ab12`.
         is_stream: Whether a call lasts for as long as its caller or the service likes.
-        is_claim: Whether a call may wait for messages.
+        waits: Whether a call may wait, as a claim does for messages.
     """
 
     caller: Caller
     readers: tuple[Reader, ...] = ()
     queues_field: str = ""
     is_stream: bool = False
-    is_claim: bool = False
+    waits: bool = False
     detail_readers: tuple[Reader, ...] = ()
 
     def details(self, request: Any) -> Iterator[str]:
@@ -86,9 +86,10 @@ def access_of(method: str) -> MethodAccess:
     if which == "verb":
         word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
     is_stream = described.client_streaming or described.server_streaming
-    is_claim = not is_stream and "wait_ms" in described.input_type.fields_by_name
     field = option.queues[0].split(".")[0] if option.queues else ""
-    return MethodAccess(cast("Caller", word), readers, field, is_stream, is_claim, detail_readers)
+    return MethodAccess(
+        cast("Caller", word), readers, field, is_stream, option.waits, detail_readers
+    )
 
 
 def _reader(message: Descriptor, path: Sequence[str]) -> Reader:

@@ -91,7 +91,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         principals: The patterns of the names that have these limits.
         publish_messages_per_s: Published messages a second; a burst may have one second's.
         publish_bytes_per_s: Bytes of published payloads and headers a second, likewise.
-        waiting_claims: Calls at once that claim messages, whether they find some or wait.
+        waiting_claims: Calls at once that claim messages, whether they find some or wait, or that
+            wait for tasks.
         open_streams: Streams at once, of all kinds: those that claim count here alone.
         queues: Queues that are its own: those whose filter or priority it was the last to set, as
             who creates a queue does.

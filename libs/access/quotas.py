@@ -45,7 +45,7 @@ once."""
 
 _ADVICE: Final = {
     "open_streams": "close one first",
-    "waiting_claims": "claim more messages at once, with fewer calls",
+    "waiting_claims": "claim more messages, or wait for fewer tasks, at once",
     "queues": "delete one first",
     "filter_cost": "simplify the filter or the priority",
     "filter_cost_sum": "simplify filters and priorities, or delete queues",

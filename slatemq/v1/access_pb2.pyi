@@ -72,12 +72,15 @@ class Access(_message.Message):
     VERB_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
     """Every caller that proves who it is: the RPC gives nothing that a policy protects, or judges itself what the caller may see."""
     verb: Global___Verb.ValueType
     """Callers that may do this."""
+    waits: _builtins.bool
+    """Whether a call may wait for something to come. It counts as a waiting claim among the limits of its caller."""
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where the request has the IDs of the queues that the verb is about: paths of fields, with dots; a queue ID, or a handle,
@@ -99,10 +102,11 @@ class Access(_message.Message):
         verb: Global___Verb.ValueType = ...,
         queues: _abc.Iterable[_builtins.str] | None = ...,
         audited: _abc.Iterable[_builtins.str] | None = ...,
+        waits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "caller", b"caller", "service", b"service", "verb", b"verb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "queues", b"queues", "service", b"service", "verb", b"verb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "queues", b"queues", "service", b"service", "verb", b"verb", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_caller: _TypeAlias = _typing.Literal["service", "authenticated", "verb"]  # noqa: Y015
     _WhichOneofArgType_caller: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015

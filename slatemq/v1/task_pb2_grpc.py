@@ -85,9 +85,10 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WaitTask(self, request, context):
-        """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
+        """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
+        it is then. To wait longer, call again.
 
-        Errors: as of GetTask.
+        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

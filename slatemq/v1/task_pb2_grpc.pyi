@@ -45,9 +45,10 @@ class TaskServiceStub:
     metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
     """
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]
-    """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
+    """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
+    it is then. To wait longer, call again.
 
-    Errors: as of GetTask.
+    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
     """
     ListFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]
     """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
@@ -85,9 +86,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
     """
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]  # type: ignore[assignment]
-    """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
+    """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
+    it is then. To wait longer, call again.
 
-    Errors: as of GetTask.
+    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
     """
     ListFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]  # type: ignore[assignment]
     """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
@@ -134,9 +136,10 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.WaitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.WaitTaskResponse, _abc.Awaitable[_task_pb2.WaitTaskResponse]]:
-        """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
+        """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
+        it is then. To wait longer, call again.
 
-        Errors: as of GetTask.
+        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
         """
 
     @_abc_1.abstractmethod

@@ -305,7 +305,7 @@ class _ByPolicy:
         self._place: Place | None = None
         if access.is_stream:
             self._place = "open_streams"
-        elif access.is_claim:
+        elif access.waits:
             self._place = "waiting_claims"
         self.answers_publishes = access.caller == "publish"
         # On a stream each publish is answered for itself.
@@ -336,8 +336,8 @@ class _ByPolicy:
         identity.caller.check(self._access, request)
 
     def named(self, request: Any) -> tuple[str, ...]:
-        """The queues that a stream is about, by its first request, or a claim, which may wait."""
-        lasts = self._access.is_stream or self._access.is_claim
+        """The queues that a stream is about, by its first request, or a call that may wait."""
+        lasts = self._access.is_stream or self._access.waits
         return tuple(dict.fromkeys(self._access.queues(request))) if lasts else ()
 
     def check_again(self, identity: Identity, queues: tuple[str, ...]) -> None:

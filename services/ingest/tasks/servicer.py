@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.write.request_ids import Answered
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
 if TYPE_CHECKING:
@@ -22,11 +22,18 @@ LISTED_DEFAULT: Final = 100
 ANSWER_S: Final = 1.0
 """A call that waits is answered this long before its deadline."""
 
+WAIT_S_MAX: Final = 60.0
+"""The longest wait of a call, as of a claim; it may be for a task that there is not."""
+
+WAITING_MAX: Final = 5_000
+"""Calls that wait at once: half of those that a process serves, so that others have room."""
+
 
 class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     def __init__(self, tasks: Tasks | None) -> None:
         """`tasks` is None in direct mode."""
         self._ledger = tasks
+        self._waiting_count = 0
 
     async def GetTask(  # noqa: N802 - the RPC's name
         self, request: task_pb2.GetTaskRequest, context: Any
@@ -36,7 +43,19 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     async def WaitTask(  # noqa: N802 - the RPC's name
         self, request: task_pb2.WaitTaskRequest, context: Any
     ) -> task_pb2.WaitTaskResponse:
-        known = await self._tasks.wait(request.task_id, seconds_to_wait(context))
+        tasks, left_s = self._tasks, seconds_to_wait(context)
+        if self._waiting_count >= WAITING_MAX:
+            raise ResourceExhausted(
+                f"{WAITING_MAX} calls wait for tasks",
+                reason="TOO_MANY_WAITING_TASKS",
+                retry_after_ms=1000,
+            )
+        self._waiting_count += 1
+        try:
+            wait_s = WAIT_S_MAX if left_s is None else min(left_s, WAIT_S_MAX)
+            known = await tasks.wait(request.task_id, wait_s)
+        finally:
+            self._waiting_count -= 1
         return task_pb2.WaitTaskResponse(task=_task_of(known))
 
     async def ListFailedTasks(  # noqa: N802 - the RPC's name

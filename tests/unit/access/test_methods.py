@@ -40,11 +40,21 @@ def rpcs() -> list[MethodDescriptor]:
 
 @pytest.mark.parametrize("rpc", rpcs(), ids=lambda rpc: rpc.full_name)
 def test_an_rpc_says_who_may_call_it(rpc: MethodDescriptor) -> None:
-    service, _, name = rpc.full_name.rpartition(".")
-
-    access = access_of(f"/{service}/{name}")
+    access = access_of(_path(rpc))
 
     assert list(access.queues(GetMessageClass(rpc.input_type)())) in ([], [""], ["", ""])
+
+
+def test_calls_that_wait_say_so() -> None:
+    waiting = {rpc.name for rpc in rpcs() if access_of(_path(rpc)).waits}
+    asking = {rpc.name for rpc in rpcs() if "wait_ms" in rpc.input_type.fields_by_name}
+
+    assert waiting == asking | {"WaitTask"}
+    assert not any(rpc.server_streaming for rpc in rpcs() if rpc.name in waiting)
+
+
+def _path(rpc: MethodDescriptor) -> str:
+    return f"/{rpc.containing_service.full_name}/{rpc.name}"
 
 
 def test_a_request_gives_its_queues() -> None:

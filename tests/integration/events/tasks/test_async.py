@@ -8,13 +8,17 @@ import logging
 import os
 from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 from redis import asyncio as aioredis
 
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from services.ingest.tasks import servicer
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS
 from services.ingest.tasks.consumer import TaskConsumer
@@ -318,6 +322,39 @@ async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
         assert elsewhere.value.metadata["shard"] == "7"
         with pytest.raises(InvalidArgument):
             await ingest.task(waiting[:-1] + ("0" if waiting[-1] != "0" else "1"))
+
+
+async def test_waits_for_tasks_end_and_leave_room_for_other_calls(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        applied = await ingest.send_task(b"x")
+        task = await ingest.wait(applied)
+        absent = task_pb2.WaitTaskRequest(task_id=TaskIds(0).make(int(task.ended_at_ms)))
+
+        # Also without a deadline
+        monkeypatch.setattr(servicer, "WAIT_S_MAX", 0.01)
+        assert (await ingest.tasks.WaitTask(absent)).task.state == PENDING
+
+        monkeypatch.setattr(servicer, "WAIT_S_MAX", 3600)
+        monkeypatch.setattr(servicer, "WAITING_MAX", 1)
+        waiting = asyncio.create_task(_code_of(ingest.tasks.WaitTask(absent)))
+        refused = asyncio.create_task(_code_of(ingest.tasks.WaitTask(absent)))
+        # One of them waits, whichever came first.
+        (done,), (other,) = await asyncio.wait(
+            [waiting, refused], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert done.result() is StatusCode.RESOURCE_EXHAUSTED
+        other.cancel()
+        await asyncio.wait([other])
+
+
+async def _code_of(call: Any) -> StatusCode:
+    try:
+        await call
+    except AioRpcError as error:
+        return error.code()
+    return StatusCode.OK
 
 
 async def test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back(
