@@ -137,6 +137,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument(

@@ -147,7 +147,9 @@ class SettingsReader:
         self.sources: dict[str, str] = {}
         self._environ = environ
         self._fields = [one for group, _ in groups for one in group]
-        self._parser = argparse.ArgumentParser(prog=program, description=config_type.__doc__)
+        self._parser = argparse.ArgumentParser(
+            prog=program, description=config_type.__doc__, allow_abbrev=False
+        )
         for group, scope in groups:
             for one in group:
                 is_switch = kind_of(one) is bool

@@ -72,12 +72,13 @@ class ReplayStarts:
                 start_ms = 0
             case _:
                 return None
-        if not 0 <= start_ms <= now_ms + AHEAD_MS_MAX:
-            raise InvalidArgument(
-                "start_from_ms",
-                f"must be a time from 0 up to now ({now_ms}), in ms since 1970, not {start_ms}",
-                reason="OUT_OF_RANGE",
-            )
+        problem = ""
+        if start_ms < 0:
+            problem = f"must be 0 or more, in ms since 1970, not {start_ms}"
+        elif (ahead_ms := start_ms - now_ms) > AHEAD_MS_MAX:
+            problem = f"must not lie in the future: it is {ahead_ms / 1000:,.1f} s ahead"
+        if problem:
+            raise InvalidArgument("start_from_ms", problem, reason="OUT_OF_RANGE")
         return max(start_ms, now_ms - self._window_s * 1000) if self._window_s else start_ms
 
     async def find(self, request: queue_pb2.CreateQueueRequest, now_ms: int) -> Starts | None:

@@ -45,7 +45,7 @@ setting backup_schedule. SLATEMQ_ROOT and SLATEMQ_BACKUP_ROOT stand in for --roo
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
     backup = parser.add_subparsers(dest="command", required=True).add_parser(
         "backup",
         description="Backups of an instance, and instances made from them.",

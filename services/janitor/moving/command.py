@@ -30,7 +30,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
     move = parser.add_subparsers(dest="command", required=True).add_parser(
         "move-wals",
         description="Move the write-ahead logs of a stopped instance to a store of their own.",

@@ -76,7 +76,7 @@ class Question:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     sql = commands.add_parser(
         "sql",

@@ -52,7 +52,7 @@ class Arguments:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser(
         "verify",

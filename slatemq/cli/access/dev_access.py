@@ -110,7 +110,9 @@ def make_for_containers(
 
 def main(arguments: Sequence[str]) -> None:
     """Raises SystemExit: 2 for arguments that are wrong, 1 where a folder cannot be made."""
-    parser = argparse.ArgumentParser(prog="python -m slatemq.cli.access.dev_access")
+    parser = argparse.ArgumentParser(
+        prog="python -m slatemq.cli.access.dev_access", allow_abbrev=False
+    )
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("console", metavar="CONSOLE_DIR", type=Path)
     parser.add_argument("--host", dest="hosts", metavar="NAME", action="append", default=[])

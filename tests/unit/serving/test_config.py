@@ -52,6 +52,7 @@ def test_a_config_cannot_be_changed() -> None:
         (ROOT, {"SLATEMQ_LEASE_MS": "1s"}, "SLATEMQ_LEASE_MS: must be a whole number, not '1s'"),
         ([*ROOT, "--log-format", "xml"], {}, "--log-format: must be one of text, json"),
         ([*ROOT, "--leese-ms", "1"], {}, "unrecognized arguments"),
+        ([*ROOT, "--lease", "1"], {}, "unrecognized arguments: --lease"),
     ],
 )
 def test_a_wrong_setting_ends_with_2_and_names_itself(

@@ -30,6 +30,7 @@ def test_the_store_of_the_logs_is_taken_from_the_environment_too() -> None:
     [
         ([], "--data"),
         (["--data", "d", "--store", "s3://b"], "not allowed"),
+        (["--data", "d", "--port", "9000"], "unrecognized arguments: --port"),
         (["--data", "d", "--ports", "65534"], "--ports"),
         (["--data", "d", "--ports", "0"], "--ports"),
         (["--data", "d", "--ports", "many"], "--ports"),
