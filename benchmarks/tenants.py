@@ -51,6 +51,7 @@ A_QUEUE: Final = "flooded"
 TIMES: Final = 10
 BATCH: Final = 100
 LIMITS: Final = {"publish_messages_per_s": 1000, "waiting_claims": 10, "open_streams": 10}
+"""Tenant A's, unless the arguments say otherwise."""
 FLOODERS: Final = 32
 WARM_UP: Final = 100
 PER_SECOND: Final = 50
@@ -65,7 +66,7 @@ BEGUN: Final = "begun"
 class Secured:
     """The files of a stack with two tenants."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
         make_certificates(folder / "certs")
         made = {name: new_token(name) for name in ("a", "b")}
         self.tokens = {name: one.token for name, one in made.items()}
@@ -73,7 +74,7 @@ class Secured:
         policy = {
             "roles": {"all": [{"verbs": VERBS}]},
             "bindings": [{"principals": ["a", "b"], "roles": ["all"]}],
-            "limits": [{"principals": ["a"], **LIMITS}],
+            "limits": [{"principals": ["a"], **limits}],
         }
         (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
         tokens = {"tokens": [one.entry for one in made.values()]}
@@ -132,7 +133,9 @@ class Calls:
             self.counts[f"{name} {error.reason}"] += 1
 
 
-def attack_by_client(calls: Calls, client: slatemq.Client) -> list[Awaitable[None]]:
+def attack_by_client(
+    calls: Calls, client: slatemq.Client, limits: Mapping[str, int]
+) -> list[Awaitable[None]]:
     """The loops of a client that waits as it is asked to."""
     batch = [slatemq.OutgoingMessage(b"x" * 100, {"queue": A_QUEUE})] * BATCH
 
@@ -146,11 +149,11 @@ def attack_by_client(calls: Calls, client: slatemq.Client) -> list[Awaitable[Non
             async for message in messages:
                 await message.ack()
 
-    per_s = TIMES * LIMITS["publish_messages_per_s"] / BATCH
+    per_s = TIMES * limits["publish_messages_per_s"] / BATCH
     return [
         calls.steadily("publish", per_s, lambda: client.publish_batch(batch)),
-        *(calls.loop("claim", claim) for _ in range(TIMES * LIMITS["waiting_claims"])),
-        *(calls.loop("stream", consume) for _ in range(TIMES * LIMITS["open_streams"])),
+        *(calls.loop("claim", claim) for _ in range(TIMES * limits["waiting_claims"])),
+        *(calls.loop("stream", consume) for _ in range(TIMES * limits["open_streams"])),
     ]
 
 
@@ -160,6 +163,7 @@ def attack_by_calls(
     broker: grpc.aio.Channel,
     token: str,
     kind: str,
+    limits: Mapping[str, int],
 ) -> list[Awaitable[None]]:
     """The loops of one that calls again at once, whatever the answer says."""
     proof = {"metadata": (("authorization", f"Bearer {token}"),)}
@@ -189,19 +193,19 @@ def attack_by_calls(
             pass
 
     times = 1 if kind == "within" else TIMES
-    per_s = times * LIMITS["publish_messages_per_s"] / BATCH
+    per_s = times * limits["publish_messages_per_s"] / BATCH
     if kind == "flood":
         publishes = [calls.loop("publish", publish) for _ in range(FLOODERS)]
     else:
         publishes = [calls.steadily("publish", per_s, publish)]
     return [
         *publishes,
-        *(calls.loop("claim", claim) for _ in range(times * LIMITS["waiting_claims"])),
-        *(calls.loop("stream", stream) for _ in range(times * LIMITS["open_streams"])),
+        *(calls.loop("claim", claim) for _ in range(times * limits["waiting_claims"])),
+        *(calls.loop("stream", stream) for _ in range(times * limits["open_streams"])),
     ]
 
 
-async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
+async def attack(kind: str, given: dict[str, Any], ca: bytes) -> None:
     """Tenant A, until its input ends; prints what became of its calls."""
     calls = Calls()
     secret = grpc.ssl_channel_credentials(ca)
@@ -212,9 +216,9 @@ async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
         slatemq.connect(given["endpoint"], credentials=credentials) as client,
     ):
         if kind == "client":
-            loops = attack_by_client(calls, client)
+            loops = attack_by_client(calls, client, given["limits"])
         else:
-            loops = attack_by_calls(calls, ingest, broker, given["token"], kind)
+            loops = attack_by_calls(calls, ingest, broker, given["token"], kind, given["limits"])
         tasks = [asyncio.ensure_future(loop) for loop in loops]
         print(BEGUN, flush=True)
         ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
@@ -345,6 +349,8 @@ def main() -> int:
     parser.add_argument("--attack", choices=ATTACKS, nargs="+", default=ATTACKS)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20, help="of a turn")
+    for name, limit in LIMITS.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=limit, metavar="N")
     parser.add_argument("--ratio-max", type=float, default=1.5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.add_argument("--as-tenant-a", type=Path, help=argparse.SUPPRESS)
@@ -356,7 +362,8 @@ def main() -> int:
         asyncio.run(attack(given.attack[0], files, Path(files["ca"]).read_bytes()))
         return 0
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        made = Secured(Path(folder))
+        limits = {name: getattr(given, name) for name in LIMITS}
+        made = Secured(Path(folder), limits)
         with servers.slatemq(Path(folder), made.environ) as server:
             endpoints = json.loads((server.folder / "ready.json").read_text())["endpoints"]
             tenant_a = {
@@ -365,6 +372,7 @@ def main() -> int:
                 "broker": endpoints["broker"],
                 "ca": str(made.ca),
                 "token": made.tokens["a"],
+                "limits": limits,
             }
             (server.folder / "tenant-a.json").write_text(json.dumps(tenant_a))
             results = asyncio.run(measure(server, made, given))
