@@ -29,7 +29,7 @@ from slatemq._consume.commands import (
     flat,
     token_of,
 )
-from slatemq._consume.delivered import LeaseKeeper
+from slatemq._consume.delivered import LeaseKeeper, Origin
 from slatemq._rpc.queue_locations import Calls, QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -247,12 +247,11 @@ class CommandCalls(Calls):
             self._keeper,
             seconds(hold, "hold"),
             self._execute,
-            self._encryption,
         )
         store = MessageStore(
             refs,
             self._locations,
-            self._keeper.finisher,
+            Origin(queue_id, self._keeper.finisher, encryption=self._encryption),
             timeout,
             lease=lease,
             consumer_id=consumer_id,

@@ -20,23 +20,19 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._checks import check_kind, wrong
 from slatemq._commands.ref_set import ItemLease, QueueView, RefSet, RefToken, Slot, used
 from slatemq._consume.batches import claim_request
-from slatemq._consume.claims import claim
 from slatemq._consume.commands import Command, CommandResult, Extend
-from slatemq._consume.delivered import Claimed, Lease, LeaseKeeper, seconds_from_claim
-from slatemq._consume.finishing import Finisher
+from slatemq._consume.delivered import Lease, LeaseKeeper, Origin, Received, seconds_from_claim
+from slatemq._consume.gathering import claim_from_all
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, milliseconds, seconds
-
-if TYPE_CHECKING:
-    from slatemq.encryption import KeyRing
 
 T = TypeVar("T")
 Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
@@ -45,21 +41,11 @@ Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
 class ClaimedItem(Slot[T]):
     """A message that was claimed, whose payload is decoded when it is wanted."""
 
-    def __init__(self, claimed: Claimed, codec: Codec[T], encryption: KeyRing | None) -> None:
-        (self.run,) = claimed.runs
-        (self.lease_token,) = claimed.lease_tokens
-        (payload,) = claimed.payloads
-        message_id = self.run.message_ids[0]
-        headers = self.run.common.headers
-
-        def decoded() -> T:
-            if encryption is None:
-                return codec.decode(payload)
-            return codec.decode(encryption.open(payload, headers, f"message {message_id}"))
-
-        super().__init__(message_id, decoded)
+    def __init__(self, message: Received, codec: Codec[T]) -> None:
+        super().__init__(message.message_id, lambda: codec.decode(message.payload))
+        self.message = message
         self.claimed_at_s = time.monotonic()
-        self.ends_at_s = self.claimed_at_s + self.run.lease_ms / 1000
+        self.ends_at_s = self.claimed_at_s + message.lease_ms / 1000
         self.kept: Lease | None = None
         self.used = False
 
@@ -72,7 +58,7 @@ class ClaimedItem(Slot[T]):
 
     def extended(self, deadline_ms: int) -> None:
         """Its lease ends then, by the broker's clock."""
-        self.ends_at_s = self.claimed_at_s + seconds_from_claim(self.run, deadline_ms)
+        self.ends_at_s = self.claimed_at_s + seconds_from_claim(self.message, deadline_ms)
         if self.kept is not None:
             self.kept.extended(self.ends_at_s)
 
@@ -94,17 +80,17 @@ class MessageToken(RefToken[T]):
     @property
     def message_id(self) -> int:
         """The item's message."""
-        return self._claimed.run.message_ids[0]
+        return self._claimed.message.message_id
 
     @property
     def lease_token(self) -> str:
         """Proves the claim."""
-        return self._claimed.lease_token
+        return self._claimed.message.lease_token
 
     @property
     def attempts_count(self) -> int:
         """How often the item was claimed from this queue, this time included."""
-        return self._claimed.run.attempts_count
+        return self._claimed.message.attempts_count
 
     @property
     def ended(self) -> bool:
@@ -146,7 +132,7 @@ class MessageLease(ItemLease[T]):
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of its message."""
-        return dict(self._claimed.run.common.headers)
+        return dict(self._claimed.message.headers)
 
     @property
     def lost(self) -> bool:
@@ -158,7 +144,9 @@ class MessageLease(ItemLease[T]):
         self.token.check()
         if self._claimed.kept is not None:
             raise FailedPrecondition("LEASE_OPEN", "there is an open lease on this item")
-        kept = self._keeper.hold(self.token.lease_token, self._claimed.run.lease_ms, self._hold_s)
+        kept = self._keeper.hold(
+            self.token.lease_token, self._claimed.message.lease_ms, self._hold_s
+        )
         kept.buffered = False
         self._claimed.kept = kept
 
@@ -180,21 +168,18 @@ class MessageRefs(RefSet[T]):
         keeper: LeaseKeeper,
         hold_s: float,
         execute: Execute,
-        encryption: KeyRing | None = None,
     ) -> None:
         super().__init__()
-        self._encryption = encryption
         self.queue_id = queue_id
         self._codec = codec
         self._keeper = keeper
         self._hold_s = hold_s
         self._execute = execute
 
-    def add_claimed(self, claimed: Claimed) -> int:
+    def add_claimed(self, message: Received) -> int:
         """Puts a claimed message in, in place of an earlier claim of it; returns its ID."""
-        item = ClaimedItem(claimed, self._codec, self._encryption)
-        self._slots[item.item_id] = item
-        return item.run.message_ids[0]
+        self._slots[message.message_id] = ClaimedItem(message, self._codec)
+        return message.message_id
 
     def upgrade(self, item_id: Hashable) -> MessageToken[T] | None:
         """One more reference to a claimed message; None when it is not in the set any more."""
@@ -231,7 +216,7 @@ class MessageStore(Generic[T]):
         self,
         refs: MessageRefs[T],
         locations: QueueLocations,
-        finisher: Finisher,
+        origin: Origin,
         timeout: Duration,
         *,
         lease: Duration | None,
@@ -240,7 +225,7 @@ class MessageStore(Generic[T]):
         self.queue_id = refs.queue_id
         self._refs = refs
         self._locations = locations
-        self._finisher = finisher
+        self._origin = origin
         self._timeout_s = seconds(timeout, "timeout")
         self._request = claim_request(self.queue_id, 1, lease=lease, consumer_id=consumer_id)
 
@@ -251,15 +236,18 @@ class MessageStore(Generic[T]):
     async def pop(self) -> int | None:
         """Claims the next message; None when there is none, or the queue is paused.
 
-        Raises NotFound; Unavailable or DeadlineExceeded after the view's `timeout`.
+        Raises NotFound; Unavailable or DeadlineExceeded after the view's `timeout`, and at once
+        where all messages left wait for an ingest that is down.
         """
         try:
-            claimed = await claim(self._locations, self._finisher, self._request, self._timeout_s)
+            messages = await claim_from_all(
+                self._locations, self._request, self._origin, self._timeout_s
+            )
         except FailedPrecondition as error:
             if error.reason != "QUEUE_PAUSED":
                 raise
             return None
-        return self._refs.add_claimed(claimed) if claimed.payloads else None
+        return self._refs.add_claimed(messages[0]) if messages else None
 
 
 class MessageView(QueueView[T]):

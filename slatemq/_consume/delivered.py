@@ -177,7 +177,7 @@ class Lease:
             over.set()
 
 
-def seconds_from_claim(claimed: ClaimedRun, deadline_ms: int) -> float:
+def seconds_from_claim(claimed: ClaimedMessage, deadline_ms: int) -> float:
     """How long a lease that ends then runs: all by the broker's clock, which is another one."""
     return (deadline_ms - claimed.lease_deadline_ms + claimed.lease_ms) / 1000
 
@@ -474,7 +474,7 @@ class Received(ClaimedMessage):
             if isinstance(result, SlateMQError):
                 raise result
             if self._lease is not None:
-                length_s = seconds_from_claim(self._run, result)
+                length_s = seconds_from_claim(self, result)
                 self._lease.extended(self._lease.held_at_s + length_s)
         return result
 

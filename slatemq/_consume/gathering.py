@@ -48,14 +48,15 @@ async def claim_from_all(
 ) -> list[Received]:
     """Up to `max_messages` of a queue, whichever partitions have them.
 
-    Raises as a claim does; where brokers do not answer and the others have nothing, Unavailable
-    (INCOMPLETE).
+    What does not answer is waited for as long as `call_s`, beyond the wait, or shorter where others
+    may have some. Raises as a claim does; where brokers do not answer and the others have nothing,
+    Unavailable (INCOMPLETE).
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
         claimed = await claim(locations, origin.finisher, request, call_s, raise_ingest_away)
         return received(claimed, origin)
-    gathering = _Gathering(locations, request, origin, shards)
+    gathering = _Gathering(locations, request, origin, shards, min(REFUSED_S, call_s / 2))
     until_s = time.monotonic() + request.wait_ms / 1000
     try:
         await gathering.take_present()
@@ -73,6 +74,8 @@ class _Gathering:
     _request: consumer_pb2.ClaimRequest
     _origin: Origin
     _shards: tuple[int, ...]
+    _silence_s: float
+    """How long it waits for partitions that do not answer: twice, where another is silent, too."""
     messages: list[Received] = field(default_factory=list, init=False)
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
@@ -112,7 +115,7 @@ class _Gathering:
             request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
         claiming = self._begin(self._claim(request, index), index)
         try:
-            await asyncio.wait([claiming], timeout=REFUSED_S)
+            await asyncio.wait([claiming], timeout=self._silence_s)
         finally:
             self._origin.finisher.keep(claiming)
         if not claiming.done():

@@ -13,6 +13,7 @@ import pytest
 
 import slatemq
 from libs.storage.layout.partitions import partition_of_value
+from slatemq import codecs
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -137,6 +138,18 @@ async def test_batches_and_waiting_claims_gather_from_all_partitions(made: Insta
             if len(got) == 500:
                 break
     assert got == Counter(dict.fromkeys(ids, 1))
+
+
+async def test_a_view_takes_the_items_of_all_partitions(made: Instance) -> None:
+    await create(made, "q")
+    ids = await made.publish("q", 30)
+    await made.routed()
+    view = made.client.queue_view("q", codecs.BYTES)
+    assert await view.len() == 30
+    tokens = [await view.try_next() for _ in range(30)]
+    assert sorted(token.message_id for token in tokens if token is not None) == sorted(ids)
+    assert await view.try_next() is None
+    assert await view.len() == 0
 
 
 async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
@@ -404,6 +417,8 @@ async def test_a_partition_whose_broker_is_away_holds_up_no_other_and_is_named(
     with pytest.raises(Unavailable) as refused:
         await client.claim("q", 10)
     assert refused.value.metadata["broker_shards"] == str(away)
+    with pytest.raises(Unavailable):
+        await client.queue_view("q", codecs.BYTES, timeout=0.2).try_next()
 
     # What the others do not have comes once it is back.
     async with client.consume("q") as messages, asyncio.timeout(120):

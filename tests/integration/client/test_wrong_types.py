@@ -23,7 +23,7 @@ import slatemq.sync
 from slatemq import codecs
 from slatemq._admin.queue_models import QueueSettings
 from slatemq._admin.task_ids import TaskIds
-from slatemq._consume.delivered import Claimed, received
+from slatemq._consume.delivered import Claimed, Received, received
 from slatemq._requests import message_of
 from slatemq.encryption import KeyRing
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
@@ -341,10 +341,14 @@ def claimed() -> Claimed:
     return Claimed([run], [0], [LEASE], [b"1"], [])
 
 
+def delivered(client: slatemq.Client) -> Received:
+    (message,) = received(claimed(), client._origin("q"))
+    return message
+
+
 def of_message(name: str) -> Make:
     def make(client: slatemq.Client) -> Callable[..., Any]:
-        (message,) = received(claimed(), client._origin("q"))
-        return getattr(message, name)  # type: ignore[no-any-return]
+        return getattr(delivered(client), name)  # type: ignore[no-any-return]
 
     return make
 
@@ -360,7 +364,7 @@ def of_batch(name: str) -> Make:
 def of_refs(name: str) -> Make:
     def make(client: slatemq.Client) -> Callable[..., Any]:
         refs = client.queue_view("q", JSON).refs
-        token = refs.upgrade(refs.add_claimed(claimed()))
+        token = refs.upgrade(refs.add_claimed(delivered(client)))
         return lambda **given: getattr(refs, name)(**{"token": token, **given})
 
     return make
@@ -372,7 +376,7 @@ def of_commands(name: str) -> Make:
     def make(client: slatemq.Client) -> Callable[..., Any]:
         refs = client.queue_view("q", JSON).refs
         commands = client.queue_commands("q", JSON)
-        token = commands.complete([refs.upgrade(refs.add_claimed(claimed()))])  # type: ignore[list-item]
+        token = commands.complete([refs.upgrade(refs.add_claimed(delivered(client)))])  # type: ignore[list-item]
         of_token = {"token": token} if name == "push" else {}
         return lambda **given: client.execute([getattr(commands, name)(**{**of_token, **given})])
 
