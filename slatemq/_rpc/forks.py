@@ -29,11 +29,13 @@ class _State:
     Attributes:
         opened: A channel was opened, and gRPC was not seen to have ended since.
         running: gRPC ran at the last fork.
+        others_run: It ran then though every client was closed: the program has channels of its own.
         refused: This process was forked beside a gRPC that ran.
     """
 
     opened: bool = False
     running: bool = False
+    others_run: bool = False
     refused: bool = False
 
 
@@ -44,7 +46,7 @@ _inherited: list[Any] = []
 
 
 _ADVICE = (
-    "close every client before the fork, or start the process with "
+    "close every client and channel before the fork, or start the process with "
     'multiprocessing.get_context("spawn") or subprocess, and connect there'
 )
 
@@ -53,14 +55,15 @@ def note_channel(channel: Any) -> None:
     """A gRPC channel was opened: while it exists, gRPC runs in this process."""
     _open.add(channel)
     _state.opened = True
+    _state.others_run = False
 
 
 def check_can_connect() -> None:
-    """Raises RuntimeError in a child that was forked while its parent had a client open."""
+    """Raises RuntimeError in a child that was forked while gRPC ran in its parent."""
     if _state.refused:
         raise RuntimeError(
-            "this process was forked while its parent had a SlateMQ client open, and gRPC does not "
-            f"survive that: {_ADVICE}"
+            "this process was forked while its parent had a SlateMQ client or another gRPC channel "
+            f"open, and gRPC does not survive that: {_ADVICE}"
         )
 
 
@@ -74,11 +77,12 @@ def _before_fork() -> None:
         return
     # Channels that were closed may lie in cycles, and gRPC runs until they are freed.
     gc.collect()
-    until = time.monotonic() + SHUTDOWN_S
+    until = time.monotonic() + (0 if _state.others_run else SHUTDOWN_S)
     while not _open and _grpc_threads() and time.monotonic() < until:
         time.sleep(0.001)
     _state.running = bool(_open) or _grpc_threads()
     _state.opened = _state.running
+    _state.others_run = _state.running and not _open
 
 
 def _after_fork_in_child() -> None:

@@ -70,7 +70,8 @@ class ChangePace:
                 await self._rest()
         except TimeoutError:
             raise ResourceExhausted(
-                f"more than {self._per_s} changes of queues a second are wanted of this broker",
+                f"this broker makes at most {self._per_s} changes of queues a second, and fewer "
+                "while it is busy: no turn came in time",
                 reason="QUEUE_CHANGES",
                 retry_after_ms=1000,
             ) from None

@@ -29,13 +29,16 @@ LOOKUPS_MAX = 20
 async def check_queue(client: Client, queue: str) -> None:
     """Raises NotFound, with what to do, where the brokers say in time that no such queue exists.
 
-    A caller that may publish but not inspect publishes unchecked.
+    A caller that may publish but not inspect publishes unchecked. Where they say nothing, a note
+    does.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
             await client.get_queue(queue)
-    except (Unavailable, DeadlineExceeded, PermissionDenied, TimeoutError):
+    except PermissionDenied:
         return
+    except (Unavailable, DeadlineExceeded, TimeoutError):
+        note(f"no broker says whether the queue {queue!r} exists: publishing unchecked")
     except NotFound as error:
         raise NotFound(
             "queue",

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import asyncio, os, sys, time, warnings
-import slatemq, slatemq.sync
+import grpc, slatemq, slatemq.sync
 
 warnings.simplefilter("ignore")
 endpoint, parent, work = sys.argv[1:]
@@ -37,9 +37,13 @@ def child():
     except RuntimeError as error:
         print(f"refused: {error}", flush=True)
 
+naps, waits = [], []
+
 def fork():
     for _ in range(5):
+        before = len(naps)
         pid = os.fork()
+        waits.append(len(naps) > before)
         if pid == 0:
             child()
             os._exit(0)
@@ -63,6 +67,13 @@ else:
         if parent == "open":
             fork()
             client.publish("of the parent")
+    if parent == "channel":
+        channel = grpc.insecure_channel(endpoint)
+        grpc.channel_ready_future(channel).result()
+        sleep = time.sleep
+        time.sleep = lambda seconds: (naps.append(seconds), sleep(seconds))
+        fork()
+        print("waits", waits, flush=True)
     if parent == "closed":
         fork()
 """
@@ -97,7 +108,7 @@ async def test_a_child_of_a_program_with_an_open_client_is_refused_with_what_to_
     assert lines[1::2] == ["status 0"] * 5
     for line in lines[::2]:
         assert line.startswith("refused: ")
-        assert "close every client before the fork" in line
+        assert "close every client and channel before the fork" in line
         assert "spawn" in line
     # The parent goes on unharmed
     assert instance.ingest.stored == [b"of the parent"] * 2
@@ -114,6 +125,17 @@ async def test_a_child_connects_when_its_parent_has_closed_its_client(
 ) -> None:
     assert await run(instance, parent, "connect") == ["published", "status 0"] * 5
     assert instance.ingest.stored == [b"of the parent"] + [b"of the child"] * 5
+
+
+async def test_another_channel_of_the_program_is_named_and_waited_for_once(
+    instance: Instance,
+) -> None:
+    *lines, waits = await run(instance, "channel", "connect")
+    assert waits == "waits [True, False, False, False, False]"
+    assert lines[1::2] == ["status 0"] * 5
+    for line in lines[::2]:
+        assert line.startswith("refused: ")
+        assert "another gRPC channel" in line
 
 
 async def test_a_client_that_is_pickled_says_what_to_do_instead(instance: Instance) -> None:
