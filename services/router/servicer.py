@@ -30,6 +30,9 @@ from slatemq.v1 import queue_pb2, router_pb2, router_pb2_grpc
 QUEUES_STEP: Final = 4
 """Queues that judge in one step of the event loop: each may take some milliseconds."""
 
+ROUTES_STEP: Final = 1_000
+"""Routes that one step of the event loop tells: a log has one to each broker shard."""
+
 
 class Explainer:
     """Judges messages by the current queues of all broker shards; nothing is stored."""
@@ -144,12 +147,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """How far each log is routed. Raises Unavailable before any log or broker is known."""
         if not (self._router.logs and self._router.links):
             raise Unavailable("no log or no broker is known yet", reason="TOPOLOGY_UNKNOWN")
-        return router_pb2.GetRoutingStatusResponse(
-            routes=[
-                router_pb2.RouteProgress(**progress._asdict())
-                for progress in self._router.progress()
-            ]
-        )
+        response = router_pb2.GetRoutingStatusResponse()
+        for progress in self._router.progress():
+            response.routes.add(**progress._asdict())
+            if len(response.routes) % ROUTES_STEP == 0:
+                await asyncio.sleep(0)
+        return response
 
 
 def _judged_by_draft(draft: queue_pb2.Queue, message: Facts) -> QueueOutcome:

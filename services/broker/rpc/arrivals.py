@@ -10,7 +10,7 @@ from libs.storage.records.move_records import MoveRecord, MoveStage
 from services.broker.moves.arrivals import Arrivals
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
-from slatemq.errors import Unavailable
+from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import move_pb2, move_pb2_grpc
 
 NUMBER_MAX: Final = (1 << 63) - 1
@@ -26,7 +26,10 @@ class ArrivalServicer(move_pb2_grpc.ArrivalServiceServicer):
     ) -> move_pb2.CheckArrivalResponse:
         self._check_meant(request.to_broker_shard)
         queue_id = checked_id(request.queue_id, "queue_id")
-        cursors = {}
+        cursors: dict[int, int] = {}
+        if len(request.cursors) > MAX_SHARD + 1:
+            problem = f"at most {MAX_SHARD + 1}, one of each log, not {len(request.cursors)}"
+            raise InvalidArgument("cursors", problem)
         for place, cursor in enumerate(request.cursors):
             field = f"cursors[{place}]"
             log = within(f"{field}.ingest_shard", cursor.ingest_shard, 0, MAX_SHARD)
