@@ -18,6 +18,7 @@ A failure that is not the broker's is a fault of ours: it ends the router, inste
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from libs.serving.peers.calls import (
     PeerHealth,
     PeerLate,
     PeerRefused,
+    PeerUnstorable,
     peer_failures,
 )
 from libs.serving.peers.channels import Connection
@@ -56,6 +58,10 @@ calls; over this many, pieces that are ready gather and go together."""
 
 RETRY_S = 0.5
 """When a range is sent again that a broker cannot take yet."""
+
+UNSTORABLE_WAIT_S = 60.0
+"""How long a log waits at most after a broker ended over its messages. Half of it at least: each
+log another time, so that one that only had the same commit gets past the other."""
 
 ASSIGN_SECONDS = 30.0
 """A broker that has not answered an assignment by then counts as down: slow stores take seconds."""
@@ -109,6 +115,7 @@ class BrokerLink:
         self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
         self._reserve = Reserve()
+        self._suspects: dict[int, float] = {}
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -241,7 +248,7 @@ class BrokerLink:
             shard = next(iter(self._to_judge))
             del self._to_judge[shard]
             log, subscriber = self._lanes[shard]
-            if self._is_in_reserve(shard):
+            if self._is_in_reserve(shard) or self._waits(shard):
                 continue
             route = subscriber.route
             route.refresh_held(self.rules, self._pace.limits)
@@ -279,6 +286,8 @@ class BrokerLink:
             pieces: list[tuple[int, Piece]] = []
             room = self._pace.limits
             for shard in [*self._ready, *company]:
+                if pieces and shard in self._suspects:
+                    continue
                 route = self._lanes[shard][1].route
                 self._ready.pop(shard, None)
                 self._held.pop(shard, None)
@@ -295,7 +304,7 @@ class BrokerLink:
                     self._to_judge[shard] = None  # A long piece had no room for what is next.
                 pieces.append((shard, piece))
                 room = room.less(piece)
-                if room.are_used_up:
+                if room.are_used_up or shard in self._suspects:
                     break
             if pieces:
                 call = asyncio.create_task(self._call(pieces))
@@ -332,6 +341,9 @@ class BrokerLink:
             self._presence.mark_down(failure)
             await asyncio.sleep(self._backoff.next_seconds())
             self._take_back(pieces)
+        except PeerUnstorable as failure:
+            self._suspect(shard for shard, _ in pieces)
+            self._failure = PeerFailed(f"{failure}; its messages wait for up to a minute")
         except PeerFailed as failure:
             if isinstance(failure, PeerLate):
                 self._pace.was_too_much()
@@ -341,6 +353,20 @@ class BrokerLink:
             self._failure = failure
         finally:
             self._wake.set()
+
+    def _suspect(self, ingest_shards: Iterable[int]) -> None:
+        """These logs wait, and go by themselves then: the broker ended over one of them.
+
+        Sent at once, it would end the next broker process too, and all that others do there.
+        """
+        loop = asyncio.get_running_loop()
+        for shard in ingest_shards:
+            wait_s = random.uniform(0.5, 1.0) * UNSTORABLE_WAIT_S
+            self._suspects[shard] = loop.time() + wait_s
+            loop.call_later(wait_s, self._look_at, shard)
+
+    def _waits(self, ingest_shard: int) -> bool:
+        return asyncio.get_running_loop().time() < self._suspects.get(ingest_shard, 0)
 
     def _take_back(self, pieces: Pieces) -> None:
         """What these pieces hold is judged and sent again."""
@@ -372,6 +398,7 @@ class BrokerLink:
             elif result.cursor == piece.previous:
                 raise PeerFailed(f"a piece of log {shard} was refused without a reason")
             else:
+                self._suspects.pop(shard, None)
                 route.answered(result.cursor)
                 if not result.applied:
                     self._reserve.moved(shard)

@@ -42,6 +42,10 @@ class CallTooLarge(PeerFailed):
     """A call is larger than the peer, or gRPC, accepts: split it."""
 
 
+class PeerUnstorable(PeerFailed):
+    """A peer cannot write what a call leads to, and ended over it: repeat it seldom."""
+
+
 @contextmanager
 def peer_failures() -> Iterator[None]:
     """Turn every failure of a call by its peer into PeerFailed.
@@ -54,8 +58,7 @@ def peer_failures() -> Iterator[None]:
     except grpc.RpcError as error:
         problem = from_rpc_error(error)
         kind = _KINDS.get(type(problem), PeerFailed)
-        if problem.reason == "MESSAGE_TOO_LARGE":
-            kind = CallTooLarge
+        kind = _KINDS_BY_REASON.get(problem.reason, kind)
         raise kind(f"{problem.reason}: {problem.message}") from error
     except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
         raise PeerFailed(f"{type(error).__name__}: {error}") from error
@@ -70,6 +73,11 @@ _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
     InvalidArgument: PeerRefused,
     ResourceExhausted: PeerBusy,
     DeadlineExceeded: PeerLate,
+}
+
+_KINDS_BY_REASON: dict[str, type[PeerFailed]] = {
+    "MESSAGE_TOO_LARGE": CallTooLarge,
+    "UNSTORABLE_RECORD": PeerUnstorable,
 }
 
 
