@@ -31,7 +31,7 @@ QUEUES_STEP: Final = 4
 """Queues that judge in one step of the event loop: each may take some milliseconds."""
 
 ROUTES_STEP: Final = 1_000
-"""Routes that one step of the event loop tells: a log has one to each broker shard."""
+"""Routes that one step of the event loop lists: a log has one to each broker shard."""
 
 
 class Explainer:
