@@ -66,7 +66,8 @@ def hash_token(token: str, salt: bytes, parameters: tuple[int, int, int]) -> byt
     """The hash, with this cost, block size and parallelism.
 
     Raises:
-        ValueError: scrypt cannot have these parameters, or they take too much memory.
+        ValueError, TypeError, OverflowError: scrypt cannot have these parameters, or they take too
+            much memory.
     """
     cost, block, parallel = parameters
     return hashlib.scrypt(

@@ -61,6 +61,9 @@ class ReloadedFile(LoadedFiles[T]):
             problem = error.message
             log.error("keeping the version before: %s", problem, extra={"file": str(self.file)})
             return False
+        except Exception:  # a fault of ours: without this, no later version would be read
+            log.exception("keeping the version before", extra={"file": str(self.file)})
+            return False
         if is_new:
             self.loaded_at_ms = _now_ms()
             log.info("read again", extra={"file": str(self.file), "version": self.version})

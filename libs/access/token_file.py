@@ -106,7 +106,7 @@ def _checked(document: Document, path: str, entry: _Entry) -> TokenEntry:
         if parameters[0] < COST or parameters[0] > COST_MAX:
             raise ValueError
         _try_out(parameters)
-    except (ValueError, MemoryError):
+    except (ValueError, TypeError, OverflowError, MemoryError):
         problem = (
             f"must be scrypt:COST:BLOCK:PARALLEL:SALT:HASH, with a cost from {COST} to {COST_MAX}; "
             f"make one with `slatemq access token`"

@@ -184,6 +184,8 @@ async def test_a_flood_of_forged_tokens_waits_within_bounds(
         ({"hash": "scrypt:2:8:1:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
         ({"hash": "scrypt:99999999:8:1:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
         ({"hash": "scrypt:16384:8:999999:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
+        ({"hash": "scrypt:16384:-8:1:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
+        ({"hash": f"scrypt:16384:8:{10**23}:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
         ({"id": "UPPER"}, "tokens[0].id"),
         ({"principal": ""}, "tokens[0].principal"),
         ({"secret": "x"}, "tokens[0]"),
@@ -579,6 +581,23 @@ def test_a_bad_new_version_leaves_the_one_before(
     files.write(made, new_token("other"))
     assert reloaded.reload()
     assert len(reloaded.value) == 2
+
+
+def test_a_new_version_that_breaks_its_reader_is_logged_and_the_next_one_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "number"
+    file.write_text("10")
+    reloaded = ReloadedFile(file, lambda path: 100 // int(path.read_text()))
+
+    file.write_text("0")
+
+    assert not reloaded.reload()
+    assert reloaded.value == 10
+    assert "ZeroDivisionError" in caplog.text
+    file.write_text("100")
+    assert reloaded.reload()
+    assert reloaded.value == 1
 
 
 async def test_files_and_tokens_are_looked_at_while_other_threads_are_busy(
