@@ -11,10 +11,12 @@ import sys
 from importlib import import_module
 
 from libs.serving.main import main
+from libs.storage.objects.durability import write_privately
 from services.janitor.config import JanitorConfig
 from services.janitor.service import JanitorProcess
 
 if __name__ == "__main__":
+    write_privately()
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
         sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))

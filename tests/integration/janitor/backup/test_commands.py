@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,14 +103,26 @@ async def test_an_instance_is_made_again_from_the_command_line(
         published = await made.publish("orders", 20, payload=b"x" * 70_000)
         await made.routed()
 
-    def run(*arguments: str) -> list[dict[str, Any]]:
-        assert main(["backup", *arguments, "--json"], {"SLATEMQ_BACKUP_ROOT": backups}) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    def run(*arguments: str) -> dict[str, Any]:
+        ended = subprocess.run(
+            [sys.executable, "-m", "services.janitor", "backup", *arguments, "--json"],
+            env={**os.environ, "SLATEMQ_BACKUP_ROOT": backups},
+            umask=0o022,
+            capture_output=True,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(ended.stdout)
+        return answer
 
-    (created,) = await asyncio.to_thread(run, "create", "--root", root)
-    assert await asyncio.to_thread(run, "ls") == [created]
+    created = await asyncio.to_thread(run, "create", "--root", root)
+    listed = ["backup", "ls", "--json"]
+    assert await asyncio.to_thread(main, listed, {"SLATEMQ_BACKUP_ROOT": backups}) == 0
+    assert json.loads(capsys.readouterr().out) == created
     new = tmp_path / "new"
-    (restored,) = await asyncio.to_thread(run, "restore", "--root", (new / "data").as_uri())
+    restored = await asyncio.to_thread(run, "restore", "--root", (new / "data").as_uri())
+    # Written for their user alone, as services write
+    copies = [one for folder in ("backups", "new") for one in (tmp_path / folder).rglob("*")]
+    assert {oct(one.stat().st_mode & 0o777) for one in copies} == {"0o600", "0o700"}
     assert restored["queues"] == 1
     assert restored["backup_id"] == created["backup_id"]
     async with instance(new) as made:
