@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,9 @@ from slatemq.errors import InvalidArgument
 T = TypeVar("T")
 
 DOCUMENT_BYTES_MAX = 4 << 20
+
+_NAME = re.compile(r"\b(alias|tag|handle|anchor) ['\"].*", re.DOTALL)
+"""Names that the library's errors quote: a password that begins with `*` or `!` is read as one."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
 """What the library raises; the last two for a value that its tag does not fit: `!!bool maybe`."""
@@ -43,13 +47,15 @@ class Document:
         self._name = name
         self._lines: dict[str, int] = {}
         self._seen: set[yaml.Node] = set()
+        node = None
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             self._collect(node, "")
             values = yaml.safe_load(text)
         except NOT_YAML as error:
-            problem = " ".join(str(error).split())
-            raise InvalidArgument(field, f"{name} is not YAML: {problem}") from error
+            problem = _problem(error, text, node)
+            # Without the library's error, which quotes the line: it may have a password.
+            raise InvalidArgument(field, f"{name} is not YAML: {problem}") from None
         if values is None and may_be_empty:
             values = {}
         if not isinstance(values, dict):
@@ -69,7 +75,8 @@ class Document:
         try:
             return cls(str(file), data.decode(), field, may_be_empty=may_be_empty)
         except UnicodeDecodeError as error:
-            raise InvalidArgument(field, f"{file} is not UTF-8: {error}") from error
+            problem = f"{error.reason} at byte {error.start}"
+            raise InvalidArgument(field, f"{file} is not UTF-8: {problem}") from None
 
     def convert(self, path: str, value: object, kind: type[T]) -> T:
         """The value at `path` (`issuers[2]`), as this type.
@@ -115,3 +122,50 @@ class Document:
                 raise InvalidArgument(name, f"{problem} of {self._name}")
             self._lines[name] = line
             self._collect(value, name)
+
+
+def _problem(error: Exception, text: str, node: yaml.Node | None) -> str:
+    """What is wrong, and where, without a word of the text.
+
+    Args:
+        error: One of NOT_YAML.
+        text: What was parsed.
+        node: Its structure, where the values alone are wrong.
+    """
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n"), len(before.rpartition("\n")[2])
+        return f"a character that does not print{_place(line, column)}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, yaml.YAMLError) and node is not None:
+        mark = next((one.start_mark for one in _scalars(node) if not _has_value(one)), None)
+    problem = getattr(error, "problem", None) or "a value is not what its form or tag says"
+    return _NAME.sub(r"\1", problem) + (_place(mark.line, mark.column) if mark is not None else "")
+
+
+def _place(line: int, column: int) -> str:
+    """Both count from 0 here, and from 1 in what is said."""
+    return f" (line {line + 1}, column {column + 1})"
+
+
+def _scalars(node: yaml.Node) -> Iterator[yaml.Node]:
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, yaml.CollectionNode):
+            yield one
+            continue
+        is_mapping = isinstance(one, yaml.MappingNode)
+        below = [part for pair in one.value for part in pair] if is_mapping else one.value
+        waiting.extend(part for part in reversed(below) if part not in seen)
+        seen.update(below)
+
+
+def _has_value(scalar: yaml.Node) -> bool:
+    try:
+        yaml.constructor.SafeConstructor().construct_document(scalar)
+    except NOT_YAML:
+        return False
+    return True

@@ -93,8 +93,13 @@ class KeyRing:
             words = line.partition("#")[0].split()
             if not words:
                 continue
-            if len(words) != 2 or words[0] in keys:
-                problem = "must be `ID KEY`" if len(words) != 2 else f"{words[0]} stands twice"
+            # Without the words of the line: where they are swapped, the first one is the key.
+            problem = ""
+            if len(words) != 2 or not _is_key(words[1]):
+                problem = f"must be `ID KEY`, with a key of {KEY_BYTES} bytes in base64"
+            elif words[0] in keys:
+                problem = "has the ID of an earlier line"
+            if problem:
                 raise InvalidArgument("encryption", f"line {number} of {file}: {problem}")
             keys[words[0]] = words[1]
         if not keys:
@@ -232,13 +237,18 @@ def _framed(data: bytes) -> bytes:
 
 
 def _key(key_id: str, text: str) -> bytes:
+    if not _is_key(text):
+        # An ID that is a key was given in its place.
+        place = "keys" if _is_key(key_id) else f"keys[{key_id}]"
+        raise InvalidArgument(place, f"must be {KEY_BYTES} bytes in base64")
+    return base64.b64decode(text)
+
+
+def _is_key(text: str) -> bool:
     try:
-        data = base64.b64decode(text, validate=True)
+        return len(base64.b64decode(text, validate=True)) == KEY_BYTES
     except ValueError:
-        data = b""
-    if len(data) != KEY_BYTES:
-        raise InvalidArgument(f"keys[{key_id}]", f"must be {KEY_BYTES} bytes in base64")
-    return data
+        return False
 
 
 def _damaged(key_id: str) -> DataLoss:

@@ -96,13 +96,22 @@ def test_a_ring_is_read_from_a_file(tmp_path: Path) -> None:
     assert ring.decrypt(KeyRing({"old": OLD}, "old").encrypt(b"x"), "old") == b"x"
 
 
-@pytest.mark.parametrize("text", ["", "a", "a b", "a OLD\na NEW", "a OLD c"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a b", "a OLD\na NEW", "a OLD c", "OLD a", "a NEW\nOLD b", "OLD"]
+)
 def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text.replace("OLD", OLD).replace("NEW", NEW))
 
     with pytest.raises(InvalidArgument) as caught:
         KeyRing.from_file(file)
+
+    assert OLD not in caught.value.message
+
+
+def test_a_key_in_the_place_of_its_id_is_not_quoted() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        KeyRing({OLD: "a"}, "a")
 
     assert OLD not in caught.value.message
 
