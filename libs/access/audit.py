@@ -16,9 +16,6 @@ AUDITED: Final = frozenset({"edit", "administer", "operate", "service"})
 REFUSALS: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 """The outcomes of acts that the caller may not do."""
 
-AUDIT_LOGGER: Final = "slatemq.audit"
-"""The name of the logger, for those who send its lines elsewhere."""
-
 SUBJECTS_MAX: Final = 20
 """Queues that an act names, and details: a request can have thousands."""
 

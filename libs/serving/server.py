@@ -46,6 +46,7 @@ from libs.serving.process.health import (
     Health,
     owner_health,
 )
+from libs.serving.process.logs import AUDIT_LOGGER
 from libs.serving.process.memory import collect_in_steps, keep_for_good, return_memory
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.process_measures import measure_serving
@@ -237,7 +238,7 @@ class RunningService:
         await self._peer_port.start()
         log.info("listening", extra=self._addresses)
         if self._protection.warning:
-            log.warning("%s", self._protection.warning)
+            logging.getLogger(AUDIT_LOGGER).warning("%s", self._protection.warning)
 
     async def _stop_servers(self, grace: float) -> None:
         await asyncio.gather(self._port.stop(grace), self._peer_port.stop(grace))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import grpc
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from libs.serving.process.logs import AUDIT_LOGGER
 from libs.serving.process.process_config import ProcessConfig
 from slatemq._file_status import LoadedFiles
 from slatemq._rpc.tls import CertificateFiles
@@ -68,7 +69,7 @@ def require_tls(config: ProcessConfig, page: str) -> None:
             f"other machines can reach {config.host}, and there is no TLS: set --tls-cert, "
             f"--tls-key and --tls-ca ({page}), listen on 127.0.0.1, or say --insecure",
         )
-    log.warning("open to other machines without TLS")
+    logging.getLogger(AUDIT_LOGGER).warning("open to other machines without TLS")
 
 
 def expiring_files(config: ProcessConfig) -> list[Path]:

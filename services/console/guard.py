@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from libs.serving.process.logs import AUDIT_LOGGER
 from services.console.sessions import Session, SessionSeal
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def _trace_of_act(scope: Scope) -> Iterator[None]:
     host, port = scope.get("client") or ("", 0)
     request_id = trace.format_trace_id(context.trace_id)
     facts = {"path": scope["path"], "peer": f"{host}:{port}", "request_id": request_id}
-    log.info("act", extra=facts)
+    logging.getLogger(AUDIT_LOGGER).info("act", extra=facts)
     with trace.use_span(trace.NonRecordingSpan(context)):
         yield
 

@@ -15,11 +15,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Hashable
-from typing import TextIO
+from typing import Final, TextIO
 
 from opentelemetry import trace
 
 from slatemq._secrets import redacted
+
+AUDIT_LOGGER: Final = "slatemq.audit"
+"""The name of the logger of acts, for those who send its lines elsewhere."""
 
 REPEATS_MAX = 5
 """Warnings alike that pass before they are held back."""
@@ -41,7 +44,7 @@ def configure(
 
     Args:
         service: Name of the process, on every line.
-        level: Least severity: debug, info, warning or error.
+        level: Least severity: debug, info, warning or error; the logger of acts logs all of them.
         form: `text` for people, `json` for collectors.
         stream: Where to write.
     """
@@ -52,6 +55,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

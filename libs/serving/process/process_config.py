@@ -78,7 +78,8 @@ class ProcessConfig:
         "How long calls in flight may go on after SIGTERM, in ms.", default=10_000, minimum=0
     )
     log_level: str = setting(
-        "Least severity that is logged.",
+        "Least severity that is logged; acts (logger slatemq.audit) and the warning of an open "
+        "process are logged at each level.",
         default="info",
         choices=("debug", "info", "warning", "error"),
     )

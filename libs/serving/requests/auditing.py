@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 from opentelemetry import trace
 
-from libs.access.audit import AUDIT_LOGGER, REFUSALS, Act
+from libs.access.audit import REFUSALS, Act
 from libs.access.principals import Principal
-from libs.serving.process.logs import Repeats
+from libs.serving.process.logs import AUDIT_LOGGER, Repeats
 from libs.serving.telemetry import extract
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -321,7 +321,7 @@ def test_the_console_logs_the_browser_of_each_act_that_the_audit_has(console: Co
         found = [line for line in lines if word in line and all(fact in line for fact in facts)]
         return {line.partition("request_id=")[2].partition(" ")[0] for line in found}
 
-    acts = request_ids("services.console.guard", "peer=127.0.0.1:", "path=/queue/do/pause")
+    acts = request_ids("slatemq.audit: act ", "peer=127.0.0.1:", "path=/queue/do/pause")
     pauses = request_ids("slatemq.audit", "PauseQueue", f"subjects={queue}", "principal=ops")
     assert acts
     assert pauses <= acts

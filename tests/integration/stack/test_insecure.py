@@ -35,6 +35,7 @@ class Ingest:
                     *COMMAND,
                     *("--insecure", "true", "--root", (folder / "data").as_uri()),
                     *("--ready-file", str(self._ready)),
+                    *("--log-level", "error"),
                 ],
                 stderr=said,
                 env=self._environ,
@@ -72,7 +73,7 @@ def test_it_says_so_in_its_log_and_in_the_status(ingest: Ingest) -> None:
     shown = ingest.status()
     found: Any = json.loads(ingest.status("--json").stdout)
 
-    assert "WARNING ingest" in ingest.said
+    assert "WARNING ingest slatemq.audit" in ingest.said
     assert "open to other machines without TLS and policy" in ingest.said
     assert "INSECURE: other machines can reach these without TLS and policy: ingest 0" in (
         shown.stderr

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from libs.serving.process.logs import AUDIT_LOGGER
 from services.console.config import LOOPBACK_NAMES, ConsoleConfig
 from services.console.guard import BODIES_MAX, BODY_BYTES_MAX, FORM_TOKEN, LARGE_BYTES, Guard
 from services.console.service import check
@@ -366,7 +367,9 @@ def test_it_is_not_open_to_other_machines_without_tls(caplog: pytest.LogCaptureF
     assert not caplog.messages
 
     check(ConsoleConfig(host="0.0.0.0", insecure=True))
-    assert caplog.messages == ["open to other machines without TLS"]
+    assert caplog.record_tuples == [
+        (AUDIT_LOGGER, logging.WARNING, "open to other machines without TLS")
+    ]
 
 
 def test_behind_a_proxy_its_name_is_taken() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from libs.access.audit import AUDIT_LOGGER, READ_MAX, SUBJECTS_MAX, Act, subjects_of
-from libs.serving.process.logs import REPEAT_S, REPEATS_MAX, RepeatLimit
+from libs.access.audit import READ_MAX, SUBJECTS_MAX, Act, subjects_of
+from libs.serving.process.logs import AUDIT_LOGGER, REPEAT_S, REPEATS_MAX, RepeatLimit
 from libs.serving.requests.auditing import Auditor
 from tests.manual_clock import ManualSeconds
 

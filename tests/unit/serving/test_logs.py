@@ -15,6 +15,7 @@ def _restored_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    logging.getLogger(logs.AUDIT_LOGGER).setLevel(logging.NOTSET)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -77,6 +78,15 @@ def test_what_is_below_the_level_is_left_out() -> None:
     logging.getLogger("x").info("idle")
 
     assert stream.getvalue() == ""
+
+
+def test_acts_are_logged_at_each_level() -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "error", "text", stream)
+
+    logging.getLogger("slatemq.audit").info("audit", extra={"principal": "ops"})
+
+    assert stream.getvalue().endswith(" INFO broker slatemq.audit: audit principal=ops\n")
 
 
 def test_a_reader_that_leaves_its_stream_is_no_news_but_other_errors_of_grpc_are() -> None:
