@@ -23,12 +23,14 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeGuard
 
 import jwt
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from libs.access.principals import NAME_LENGTH_MAX, Principal
 from libs.documents import Document
@@ -55,6 +57,9 @@ FETCH_AGAIN_S: Final = 1.0
 
 RETRY_S: Final = 10.0
 """After a fetch that failed, so long no other one is tried."""
+
+Key = jwt.PyJWK | RSAPublicKey
+"""One of RSA that does not say its algorithm is for each of them: a PyJWK would be for RS256."""
 
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+")]
 
@@ -122,7 +127,7 @@ class JwtTokens:
         try:
             # Only to find the keys; nothing of it is believed before the signature is checked.
             claimed = jwt.decode(token, options={"verify_signature": False})
-            key_id = jwt.get_unverified_header(token).get("kid", "")
+            key_id = jwt.get_unverified_header(token).get("kid")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise _refused(
                 "is neither a JSON Web Token nor one that `slatemq access token` makes (smq_…): "
@@ -159,28 +164,32 @@ class IssuerKeys:
 
     def __init__(self, issuer: Issuer) -> None:
         self._issuer = issuer
-        self._keys: dict[str, jwt.PyJWK] = {}
+        self._keys: dict[str | None, Key] = {}
         self._fetched_s = self._tried_s = -KEYS_OUTAGE_S_MAX
         self._fetching: asyncio.Lock | None = None
 
-    async def get(self, key_id: str) -> jwt.PyJWK:
-        """The key of this ID.
+    async def get(self, key_id: str | None) -> Key:
+        """The key of this ID; None: the token names none, and the issuer may have one alone.
 
         Raises:
             Unauthenticated: The issuer has no such key.
             Unavailable: Its keys cannot be read.
         """
         now = time.monotonic()
-        if key_id not in self._keys or now - self._fetched_s > KEYS_AGE_S_MAX:
+        if self._find(key_id) is None or now - self._fetched_s > KEYS_AGE_S_MAX:
             await self._fetch(now)
         if now - self._fetched_s > KEYS_OUTAGE_S_MAX:
             raise self._down()
-        key = self._keys.get(key_id)
+        key = self._find(key_id)
         if key is None and self._tried_s > self._fetched_s:
             raise self._down()  # It may be a new one.
         if key is None:
             raise _refused("is signed with a key that its issuer does not have")
         return key
+
+    def _find(self, key_id: str | None) -> Key | None:
+        has_ids = self._keys.keys() != {None}
+        return self._keys.get(key_id if has_ids else None)
 
     def _down(self) -> Unavailable:
         return Unavailable(
@@ -208,8 +217,11 @@ class IssuerKeys:
             self._keys, self._fetched_s = keys, time.monotonic()
 
 
-def fetch_keys(issuer: Issuer) -> dict[str, jwt.PyJWK]:
+def fetch_keys(issuer: Issuer) -> dict[str | None, Key]:
     """The keys of an issuer that are for signatures, by ID. Blocks.
+
+    Where there is one alone, it is that of None, too, since a token need not name it: an ID is
+    optional (RFC 7517, section 4.5), and so is the algorithm (section 4.4).
 
     Raises:
         OSError: They cannot be read.
@@ -223,12 +235,30 @@ def fetch_keys(issuer: Issuer) -> dict[str, jwt.PyJWK]:
         url = _read_json(issuer, place, context).get("jwks_uri")
         if not isinstance(url, str) or not _is_private(url):
             raise ValueError(f"{place} has no `jwks_uri` that begins with https://")
-    found = jwt.PyJWKSet.from_dict(_read_json(issuer, url, context)).keys
-    return {
-        key.key_id: key
-        for key in found
-        if key.key_id and key.key_type != "oct" and key.public_key_use in (None, "sig")
-    }
+    listed = _read_json(issuer, url, context).get("keys")
+    found = [*_usable(listed if isinstance(listed, list) else [])]
+    keys: dict[str | None, Key] = {key_id: key for key_id, key in found if key_id is not None}
+    if len(found) == 1:
+        keys[None] = found[0][1]
+    if not keys:
+        raise ValueError(f"{url} has no usable key; of several, each needs an ID (`kid`)")
+    return keys
+
+
+def _usable(listed: Sequence[object]) -> Iterator[tuple[str | None, Key]]:
+    """Those of keys as in RFC 7517 that are for signatures, with their IDs."""
+    for fields in listed:
+        if not isinstance(fields, dict):
+            continue
+        try:
+            key = jwt.PyJWK(fields)
+        except jwt.PyJWTError:  # of a kind that is not supported
+            continue
+        if key.key_type == "oct" or key.public_key_use not in (None, "sig"):
+            continue
+        is_for_all = isinstance(key.key, RSAPublicKey) and not fields.get("alg")
+        key_id = fields.get("kid")
+        yield key_id if isinstance(key_id, str) else None, key.key if is_for_all else key
 
 
 def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, Any]:

@@ -257,14 +257,18 @@ class KeyServer:
         numbers = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
         self.published[key_id] = numbers | {"kid": key_id, "use": "sig", "alg": "RS256"}
 
-    def sign(self, key_id: str = "one", *, headers: Any = None, **claims: Any) -> str:
+    def sign(
+        self, key_id: str = "one", *, headers: Any = None, algorithm: str = "RS256", **claims: Any
+    ) -> str:
         now = time.time()
         whole = {"iss": self.url, "aud": AUDIENCE, "sub": "pod-1", "exp": now + 600, "iat": now}
         whole |= claims
-        whole = {name: value for name, value in whole.items() if value is not None}
-        return jwt.encode(
-            whole, self.private[key_id], "RS256", headers={"kid": key_id} | (headers or {})
+        head = {"kid": key_id} | (headers or {})
+        whole, head = (
+            {name: value for name, value in one.items() if value is not None}
+            for one in (whole, head)
         )
+        return jwt.encode(whole, self.private[key_id], algorithm, headers=head)
 
 
 @pytest.fixture
@@ -329,6 +333,70 @@ async def test_a_signed_token_proves_its_subject(files: Files, issuer: KeyServer
     assert (principal.name, principal.method) == ("k8s:pod-1", "jwt")
     assert principal.attributes == {"tenant": "a", "groups": ["x", "y"]}
     assert issuer.requests == ["/.well-known/openid-configuration", "/keys"]
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "RS512", "PS256"])
+async def test_a_key_that_states_no_algorithm_is_for_all_that_its_issuer_may_use(
+    files: Files, issuer: KeyServer, algorithm: str
+) -> None:
+    authenticator = accepting(files, issuer, algorithms=["RS512", "PS256"])
+    del issuer.published["one"]["alg"]
+    token = issuer.sign(algorithm=algorithm)
+
+    if algorithm == "RS256":
+        with pytest.raises(Unauthenticated, match="is not valid"):
+            await authenticator.prove(bearer(token))
+    else:
+        assert (await authenticator.prove(bearer(token))).made.name == "pod-1"
+
+
+async def test_a_key_that_states_its_algorithm_is_for_no_other_one(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer, algorithms=["RS256", "RS512"])
+
+    with pytest.raises(Unauthenticated, match="is not valid"):
+        await authenticator.prove(bearer(issuer.sign(algorithm="RS512")))
+
+
+@pytest.mark.parametrize("headers", [{"kid": None}, {"kid": "any"}])
+async def test_the_only_key_of_an_issuer_needs_no_id(
+    files: Files, issuer: KeyServer, headers: Any
+) -> None:
+    authenticator = accepting(files, issuer)
+    del issuer.published["one"]["kid"]
+
+    proof = await authenticator.prove(bearer(issuer.sign(headers=headers)))
+
+    assert proof.made.name == "pod-1"
+    with pytest.raises(Unauthenticated, match="is not valid"):
+        await authenticator.prove(bearer(by_another_key(issuer)))
+
+
+async def test_a_token_need_not_name_the_only_key(files: Files, issuer: KeyServer) -> None:
+    authenticator = accepting(files, issuer)
+
+    token = issuer.sign(headers={"kid": None})
+    assert (await authenticator.prove(bearer(token))).made.name == "pod-1"
+
+    issuer.add("two")
+    again = accepting(files, issuer)
+    with pytest.raises(Unauthenticated, match="signed with a key that its issuer does not have"):
+        await again.prove(bearer(token))
+
+
+async def test_several_keys_without_an_id_are_none(
+    files: Files, issuer: KeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    authenticator = accepting(files, issuer)
+    issuer.add("two")
+    for key in issuer.published.values():
+        del key["kid"]
+
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
+
+    assert "needs an ID" in str(vars(caplog.records[-1]))
 
 
 def unsigned(issuer: KeyServer, **claims: Any) -> str:
