@@ -47,7 +47,12 @@ def read_secret(file: Path) -> bytes:
 
     Raises OSError.
     """
+    warn_if_readable(file)
+    return file.read_bytes()
+
+
+def warn_if_readable(file: Path) -> None:
+    """Warn once where every user of the machine can read a file. Raises OSError."""
     if file.stat().st_mode & stat.S_IROTH and file not in _warned:
         _warned.add(file)
         log.warning("every user of this machine can read %s: chmod 600 %s", file, file)
-    return file.read_bytes()

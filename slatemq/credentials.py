@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from slatemq._checks import check_flag, check_kind, check_text
 from slatemq._file_status import FilesValue
-from slatemq._secrets import check_both_given, read_secret
+from slatemq._secrets import check_both_given, read_secret, warn_if_readable
 from slatemq.errors import InvalidArgument
 
 __all__ = ["Credentials"]
@@ -200,6 +200,8 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
         import tomllib  # Only where there is a file.
 
         profiles = tomllib.loads(text)
+        if any(isinstance(one, dict) and "token" in one for one in profiles.values()):
+            warn_if_readable(file)
     except FileNotFoundError:
         if named or stated:
             raise InvalidArgument("profile", f"there is no file {file}") from None

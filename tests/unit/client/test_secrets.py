@@ -10,6 +10,7 @@ import pytest
 from libs.serving.process.logs import JsonLines, TextLines
 from libs.storage.database.addresses import parse_root
 from slatemq._secrets import read_secret, redacted
+from slatemq.credentials import Credentials
 
 
 @pytest.mark.parametrize(
@@ -84,4 +85,18 @@ def test_a_file_that_all_users_can_read_is_warned_about_once(
 
     (record,) = caplog.records
     assert str(file) in record.getMessage()
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize(("part", "warnings"), [("token", 1), ("token_file", 0)])
+def test_profiles_that_all_users_can_read_are_warned_about_if_one_has_a_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str, warnings: int
+) -> None:
+    file = tmp_path / "profiles.toml"
+    file.write_text(f'[default]\nca = "ca.crt"\n[other]\n{part} = "SECRET"\n')
+    file.chmod(0o644)
+
+    Credentials.load(environ={"SLATEMQ_PROFILES": str(file)})
+
+    assert [str(file) in text for text in caplog.messages] == [True] * warnings
     assert "SECRET" not in caplog.text
