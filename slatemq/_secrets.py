@@ -23,6 +23,7 @@ _SECRET: Final = re.compile(
     r"[?&;][\w.-]*(?:secret|password|token|signature|credential|(?:access|api|account)_?key)[\w.-]*="
     r"|[?&;]sig="  # the signature of a URL of Azure
     r"|\bbearer(?:\s|%20)+"
+    r"|\bauthorization\W{1,4}basic(?:\s|%20)+"
     r")[^\s@&;\"']+"
     r"|\bsmq_[a-z0-9]+_[\w-]+"
     r"|\beyJ[\w-]+\.eyJ[\w-]+\.[\w-]*",  # a JSON Web Token

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -49,7 +50,10 @@ _TOO_MANY: Final = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many
 
 
 REFUSAL_LENGTH_MAX: Final = 200
-"""Of an error that quotes a request, as it is logged."""
+"""Of an error of a request that is no HTTP, as it is logged."""
+
+_QUOTE: Final = re.compile(r":?\s+b?['\"].*", re.DOTALL)
+"""What such an error quotes of the request, which may be a header with a login."""
 
 
 class _Refusals(logging.Filter):
@@ -61,7 +65,7 @@ class _Refusals(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
-            what = " ".join(error.message.split())[:REFUSAL_LENGTH_MAX]
+            what = " ".join(_QUOTE.sub("", error.message).split())[:REFUSAL_LENGTH_MAX]
             record.msg, record.args = "a request is not valid HTTP: %s", (what,)
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.exc_info = None

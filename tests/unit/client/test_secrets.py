@@ -26,6 +26,9 @@ from slatemq.credentials import Credentials
         "the token eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.SECRET is unknown",
         "authorization: Bearer SECRET",
         "authorization=Bearer%20SECRET",
+        r"Authorization: Basic SECRET==\x01",
+        "'authorization': 'Basic SECRET'",
+        "authorization=Basic%20SECRET",
         "the token smq_abc23_SECRET is unknown",
     ],
 )
@@ -42,6 +45,7 @@ def test_a_text_is_shown_without_its_secret(text: str) -> None:
         "http://host/path?shard=1&design=2",
         "listening on [::1]",
         "http://h:1/0 a@b",
+        "the basic settings of authorization are basic",
     ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:

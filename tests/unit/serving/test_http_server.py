@@ -292,7 +292,14 @@ async def test_a_request_that_is_no_http_is_logged_as_one_line_of_the_kind_that_
 ) -> None:
     server = HttpServer(Health([]), None, HttpParts())
     host, port = (await server.start("127.0.0.1", 0)).split(":")
-    heads = (b"x\x00: y", b"no colon", b"x: " + b"y" * 100_000, b"Content-Length: -1")
+    login = b"Authorization: Basic SECRET"
+    heads = (
+        b"x\x00: y",
+        b"no colon",
+        b"Content-Length: -1",
+        login + b"\x01",
+        login + b"y" * 100_000,
+    )
     try:
         for head in heads:
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -305,6 +312,8 @@ async def test_a_request_that_is_no_http_is_logged_as_one_line_of_the_kind_that_
 
     records = [record for record in caplog.records if record.name.startswith("libs.serving.http")]
     assert len(records) == len(heads)
+    assert "SECRET" not in caplog.text
+    assert "Invalid header value char" in caplog.text
     # Warnings alike: of these the log has the first five, and one every half minute.
     assert {(one.levelname, one.msg, one.exc_info) for one in records} == {
         ("WARNING", "a request is not valid HTTP: %s", None)
