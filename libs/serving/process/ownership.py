@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.healthprobe import NO_TLS, probe
+from libs.serving.process.store_watch import A_READ
 from libs.storage.errors import Fenced, StorageError
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ class Commits(Protocol):
 
     def overdue_ms(self) -> int:
         """Age of the oldest commit in flight."""
+
+    def reading_ms(self) -> int:
+        """Age of the oldest read of the database."""
 
 
 class Announcement:
@@ -151,9 +155,13 @@ class Ownership(Announcement):
         await super().announce()
 
     def waits_ms(self) -> Mapping[str, int]:
-        """How long the oldest commit has waited for the store; 0 when none waits."""
+        """How long the oldest of each has waited for the store; 0 when none waits."""
         asked = 0 if self._asked_at is None else int((time.monotonic() - self._asked_at) * 1000)
-        return {"a commit": self._commits.overdue_ms(), "a read of the topology": asked}
+        return {
+            "a commit": self._commits.overdue_ms(),
+            "a read of the topology": asked,
+            A_READ: self._commits.reading_ms(),
+        }
 
     async def _may_replace(self, found: Peer | None) -> bool:
         """Always, once ownership is proven. Raises Fenced."""

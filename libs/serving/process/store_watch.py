@@ -27,6 +27,9 @@ HUNG_MS: Final = 10_000
 """From here on the process is not serving, unless it can do without the store: calls between
 services have ended by their deadlines."""
 
+A_READ: Final = "a read of the database"
+"""Holds up its own callers alone: with nothing but that, the process serves on."""
+
 SAY_AGAIN_S: Final = 30.0
 """How often the log repeats that the store is still silent."""
 
@@ -79,7 +82,9 @@ class StoreWatch:
             log.warning("%s", said)
         if self._waiting_ms < HUNG_MS:
             return
-        if self._serves_without():
+        if self._serves_without() or not any(
+            ms >= HUNG_MS for one, ms in waits_ms.items() if one != A_READ
+        ):
             await self._serve_again()
         else:
             if not self._is_hung:

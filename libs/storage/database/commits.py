@@ -168,6 +168,10 @@ class GroupCommit:
             return 0
         return int((time.monotonic() - self._in_flight[0].started_at) * 1000)
 
+    def reading_ms(self) -> int:
+        """For how long the database's oldest read has waited for the store; 0: none does."""
+        return self._database.reading_ms()
+
     @property
     def uncommitted_bytes(self) -> int:
         """Bytes gathered or in flight, not durable yet: the measure for back-pressure."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, Final
 
 from slatedb.uniffi import (
@@ -226,6 +226,8 @@ class Database:
         self._handle: Any = None  # of the newest write
         self._thread: CommitThread | None = None
         self._closed = False
+        self._reads: dict[int, float] = {}
+        self._read_numbers = count()
         self.name = name
         self.uncompacted_tables_max = uncompacted_tables_max
         """Sorted tables that may wait to be compacted: with as many, writes wait."""
@@ -235,8 +237,13 @@ class Database:
     async def get(self, key: bytes, durable: bool = False) -> bytes | None:
         """The value of `key`, or None; `durable` hides what a crash would undo."""
         options = _READ_DURABLE if durable else READ_MEMORY
-        with self._reading(f"reading from {self.name}"):
+        with self._reading(f"reading from {self.name}"), self._waiting():
             return await CALLS.get(self._db, key, options)
+
+    def reading_ms(self) -> int:
+        """For how long the oldest read has waited for the store, in milliseconds; 0: none does."""
+        began_s = next(iter(self._reads.values()), None)
+        return 0 if began_s is None else int((time.monotonic() - began_s) * 1000)
 
     async def written_ms(self, key: bytes) -> int | None:
         """When `key` was last put, by SlateDB's own clock (its tick), in ms; None if absent.
@@ -271,13 +278,15 @@ class Database:
         options = scan_options(durable=durable, short=short, descending=descending)
         left = limit
         with self._reading(f"scanning {self.name}"):
-            iterator = await CALLS.scan(self._db, start, end, options)
+            with self._waiting():
+                iterator = await CALLS.scan(self._db, start, end, options)
             while left is None or left > 0:
-                count = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
-                rows = await CALLS.next_rows(iterator, count)
+                wanted = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
+                with self._waiting():
+                    rows = await CALLS.next_rows(iterator, wanted)
                 if rows:
                     yield rows
-                if len(rows) < count:
+                if len(rows) < wanted:
                     return
                 if left is not None:
                     left -= len(rows)
@@ -415,6 +424,16 @@ class Database:
                 raise translate(error, f"closing {self.name}") from error
             else:
                 raise StoreFailed(f"syncing {self.name} at its close: {error}") from error
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A read of the store: see `reading_ms`."""
+        number = next(self._read_numbers)
+        self._reads[number] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._reads[number]
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:

@@ -7,20 +7,20 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.serving.process.health import Health
-from libs.serving.process.store_watch import HUNG_MS, StoreWatch
+from libs.serving.process.store_watch import A_READ, HUNG_MS, StoreWatch
 
 
 class Watched:
     """A watch whose store and whose other backend a test lets hang."""
 
     def __init__(self) -> None:
-        self.waiting_ms = 0
+        self.waiting_ms = self.reading_ms = 0
         self.can_do_without = True
         self.health = Health(["slatemq.v1.IngestService"])
         self._reader = InMemoryMetricReader()
         self._watch = StoreWatch(
             self.health,
-            lambda: {"a commit": self.waiting_ms},
+            lambda: {"a commit": self.waiting_ms, A_READ: self.reading_ms},
             MeterProvider([self._reader]).get_meter("test"),
             lambda: self.can_do_without,
         )
@@ -45,6 +45,26 @@ async def test_the_metric_of_a_store_that_hangs_rises_and_falls() -> None:
         watched.waiting_ms = waiting_ms
         await watched.look()
         assert watched.metric_ms() == waiting_ms
+
+
+async def test_a_read_that_hangs_is_reported_and_stops_no_other_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    watched.can_do_without = False
+    await watched.health.serving()
+    watched.reading_ms = HUNG_MS
+    assert await watched.look()
+    assert f"has not answered for 10 s: {A_READ} waits" in caplog.text
+    assert watched.metric_ms() == HUNG_MS
+
+    watched.waiting_ms = HUNG_MS
+    assert not await watched.look()
+    watched.waiting_ms = 0
+    assert await watched.look()
+    watched.reading_ms = 0
+    await watched.look()
+    assert "the object store answers again" in caplog.text
 
 
 async def test_a_process_that_can_do_without_its_store_serves_while_that_hangs(
