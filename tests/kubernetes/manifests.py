@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+PAGE = FOLDER.parents[1] / "docs/how-to/kubernetes.md"
 
 WITH_KEDA = "s3 with keda"
 """The overlay for S3 with the component that scales workers."""
@@ -27,6 +30,9 @@ WITH_STANDBYS = "azure with standbys, metrics"
 """The one that labels pods, with two pods for each shard."""
 
 LAPTOP_WITH_STANDBYS = "laptop with standbys"
+
+OF_AN_OPERATOR = {"images", "patches", "replicas"}
+"""The parts of a kustomization that name a registry, a bucket, a role and a size."""
 
 Manifest = dict[str, Any]
 
@@ -51,13 +57,12 @@ def _rendered(overlay: str) -> list[Manifest]:
 
 
 def _over(folder: Path, overlay: str, components: Sequence[str]) -> Path:
-    """A folder with a kustomization over these, as an operator writes it."""
+    """A folder with the kustomization that the page has one write, over these."""
     base = os.path.relpath(FOLDER, folder.resolve())
-    kustomization = {
-        "namespace": "slatemq",
-        "resources": [f"{base}/overlays/{overlay}"],
-        "components": [f"{base}/components/{one}" for one in components],
-    }
+    (page, *_) = kustomizations(PAGE)
+    kustomization = {name: value for name, value in page.items() if name not in OF_AN_OPERATOR}
+    kustomization["resources"] = [f"{base}/overlays/{overlay}"]
+    kustomization["components"] = [f"{base}/components/{one}" for one in components]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return folder
 
@@ -67,6 +72,15 @@ def built(folder: Path) -> list[Manifest]:
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def kustomizations(page: Path) -> list[Manifest]:
+    """What a page has one write into a `kustomization.yaml`: its YAML blocks, in order."""
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL)
+    loaded = [yaml.safe_load(dedent(block)) for _, block in blocks]
+    return [
+        one for one in loaded if one.keys() & {"resources", "components", "patches", "replicas"}
+    ]
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:

@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import tomllib
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import kubernetes_validate
@@ -41,12 +40,14 @@ from slatemq.variables import KNOWN
 from tests.kubernetes.manifests import (
     FOLDER,
     OVERLAYS,
+    PAGE,
     WITH_KEDA,
     WITH_METRICS,
     WITH_STANDBYS,
     Manifest,
     built,
     containers,
+    kustomizations,
     named,
     of_kind,
     rendered,
@@ -64,7 +65,6 @@ STANDBYS_FROM = "1.31"
 
 COMPONENT = "app.kubernetes.io/component"
 
-PAGE = FOLDER.parents[1] / "docs/how-to/kubernetes.md"
 DEV_ACCESS = "slatemq.cli.access.dev_access"
 
 CERTIFICATES = "cert-manager.io/v1"
@@ -127,6 +127,18 @@ def test_a_misspelt_field_and_a_wrong_type_are_found() -> None:
         broker["spec"][path] = value
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(broker, VERSIONS[-1], strict=True)
+
+
+def test_every_object_of_a_namespace_is_in_that_of_the_page(manifests: list[Manifest]) -> None:
+    (first, *_) = kustomizations(PAGE)
+    assert namespaces(manifests) == {first["namespace"]}
+    (own,) = of_kind(manifests, "Namespace")
+    assert own["metadata"]["name"] == first["namespace"]
+
+
+def namespaces(manifests: list[Manifest]) -> set[str]:
+    """Those of all objects that have to be in one; empty for an object that names none."""
+    return {one["metadata"].get("namespace", "") for one in manifests if one["kind"] != "Namespace"}
 
 
 def test_every_container_is_restricted(manifests: list[Manifest]) -> None:
@@ -480,7 +492,7 @@ def _files(words: list[str]) -> dict[str, Path]:
     return {name or Path(path).name: Path(path) for name, _, path in named_files}
 
 
-def test_the_kustomization_of_the_page_reaches_all_of_its_images_and_shards(tmp_path: Path) -> None:
+def test_the_kustomization_of_the_pages_reaches_all_images_and_shards(tmp_path: Path) -> None:
     # Given the folder that the page for a cloud has one write, beside a checkout
     (mine := tmp_path / "my-slatemq").mkdir()
     (tmp_path / "slatemq").symlink_to(FOLDER.parents[1])
@@ -498,11 +510,17 @@ def test_the_kustomization_of_the_page_reaches_all_of_its_images_and_shards(tmp_
     assert "example-bucket" not in text
     assert "111122223333" not in text
 
-    # And what it is changed to later holds
+    # And what it is changed to later holds, by the page on KEDA, too
+    more += kustomizations(PAGE.parent / "autoscale.md")
     for part in more:
-        changed = first | part | {"patches": first["patches"] + part.get("patches", [])}
+        added = {name: first[name] + part.get(name, []) for name in ("images", "patches")}
+        changed = first | part | added
         (mine / "kustomization.yaml").write_text(yaml.safe_dump(changed))
         manifests = built(mine)
+        assert namespaces(manifests) == {first["namespace"]}
+        for workload in workloads(manifests):
+            for container in containers(workload):
+                assert container["image"].startswith("registry.example.com/slatemq-")
         for one in changed["replicas"]:
             scaled = named(manifests, "StatefulSet", one["name"])
             assert scaled["spec"]["replicas"] == one["count"]
@@ -527,15 +545,6 @@ def test_the_client_of_the_page_for_a_cloud_has_the_image_and_the_secrets_that_i
     assert set(re.findall(r" get secret (\S+)", page)) <= made
     (volume,) = pod["spec"]["volumes"]
     assert f"create secret generic {volume['secret']['secretName']} " in page
-
-
-def kustomizations(page: Path) -> list[Manifest]:
-    """What a page has one write into a `kustomization.yaml`: its YAML blocks, in order."""
-    blocks = re.findall(r"^( *)```yaml\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL)
-    loaded = [yaml.safe_load(dedent(block)) for _, block in blocks]
-    return [
-        one for one in loaded if one.keys() & {"resources", "components", "patches", "replicas"}
-    ]
 
 
 @pytest.mark.parametrize("page", ["kubernetes.md", "backup.md"])
