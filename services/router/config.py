@@ -16,8 +16,8 @@ class RouterConfig(ServingConfig):
     """The SlateMQ router: judges published messages by the queues' filters."""
 
     shard: int = setting(
-        "Number of this router; two of the same number replace each other's "
-        "address in the topology, and harm nothing.",
+        "Number of this router, by which routers divide the logs. Two of the same number harm "
+        "nothing, but do the work of one, and replace each other's address in the topology.",
         default=0,
         minimum=0,
         maximum=SHARDS_MAX - 1,

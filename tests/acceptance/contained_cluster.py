@@ -38,6 +38,7 @@ CLIENT = "slatemq-client"
 HOSTS = [
     "*.slatemq-ingest.slatemq.svc",
     "*.slatemq-broker.slatemq.svc",
+    "*.slatemq-router.slatemq.svc",
     "slatemq-router.slatemq.svc",
     "slatemq-janitor.slatemq.svc",
 ]
@@ -293,6 +294,7 @@ class ContainedCluster:
 
 
 def _hosts(pod: Pod) -> list[str]:
-    """The names under which the cluster's DNS has a pod."""
+    """The names under which the cluster's DNS has a pod: its own, and that of its Service."""
     names = ("SLATEMQ_ADVERTISED_ADDRESS", "SLATEMQ_PEER_ADDRESS")
-    return sorted({pod.environ[name].rpartition(":")[0] for name in names if name in pod.environ})
+    hosts = {pod.environ[name].rpartition(":")[0] for name in names if name in pod.environ}
+    return sorted(hosts | {host.removeprefix(f"{pod.name}.") for host in hosts})

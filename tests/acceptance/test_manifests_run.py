@@ -1,9 +1,9 @@
 """What the manifests say, as processes: no cluster is needed to see that they serve, and go on
 under load while pods are replaced, a node dies, and certificates are renewed.
 
-The laptop's overlay, with a second shard of each owner: command, environment and probes as they
-stand there. Only what a machine without a cluster lacks is replaced: an address of the loopback
-network stands for each pod's own, and its name; folders stand for the volumes.
+The laptop's overlay, with a second shard of each owner and a second router: command, environment
+and probes as they stand there. Only what a machine without a cluster lacks is replaced: an address
+of the loopback network stands for each pod's own, and its name; folders stand for the volumes.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from tests.kubernetes.pods import Pod, pods_of
 from tests.kubernetes.volumes import Volume
 from tests.ready_process import popen
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Seven pods, which are processes.
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Eight pods, which are processes.
 
 
 SERVICES, CONSOLE = "slatemq-service-tls", "slatemq-console-tls"
@@ -189,8 +189,9 @@ class Cluster:
         environ["SLATEMQ_HOST"] = addresses[pod.name]
         for name in ("SLATEMQ_ADVERTISED_ADDRESS", "SLATEMQ_PEER_ADDRESS", "SLATEMQ_ENDPOINT"):
             if name in environ:
-                host, _, port = environ[name].rpartition(":")
-                environ[name] = f"{_address(host, addresses)}:{port}"
+                named_hosts = (one.rpartition(":") for one in environ[name].split(","))
+                found = [f"{_address(host, addresses)}:{port}" for host, _, port in named_hosts]
+                environ[name] = ",".join(found)
         return environ
 
     def of(self, service: str) -> list[RunningPod]:
@@ -304,7 +305,7 @@ def _address(host: str, addresses: dict[str, str]) -> str:
 @pytest.fixture(scope="module")
 def manifests() -> list[Manifest]:
     manifests = deepcopy(rendered("laptop"))
-    for name in ("slatemq-ingest", "slatemq-broker"):
+    for name in ("slatemq-ingest", "slatemq-broker", "slatemq-router"):
         named(manifests, "StatefulSet", name)["spec"]["replicas"] = 2
     return manifests
 
@@ -399,7 +400,7 @@ async def test_a_node_dies_under_load_and_nothing_is_lost(cluster: Cluster, roun
     cluster.wait_ready()
     async with cluster.load(f"moved-{rounds}-0", f"moved-{rounds}-1") as load:
         for number in range(rounds):
-            # With a shard of each kind, and the only router
+            # With a shard of each kind, and both routers
             lost = [cluster.of(service)[number % -2] for service in ("ingest", "broker")]
             lost += cluster.of("router")
             for pod in lost:

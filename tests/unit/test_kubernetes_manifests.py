@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from services.ingest.config import IngestConfig
 from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
+from services.router.reserve import is_first
 from services.scaler.config import ScalerConfig
 from services.scaler.triggers import trigger_of
 from slatemq.cli.access.dev_access import main as make_dev_access
@@ -212,11 +214,31 @@ def test_each_service_accepts_its_settings(manifests: list[Manifest]) -> None:
 def test_a_pod_without_its_ordinal_does_not_take_a_shard(
     manifests: list[Manifest], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broker = next(pod for pod in pods(manifests) if pod.service == "broker")
-    with pytest.raises(SystemExit) as ended:
-        load(BrokerConfig, "broker", [], {**broker.environ, "SLATEMQ_SHARD": ""})
-    assert ended.value.code == 2
-    assert "SLATEMQ_SHARD" in capsys.readouterr().err
+    for service in ("broker", "ingest", "router"):
+        first = next(pod for pod in pods(manifests) if pod.service == service)
+        with pytest.raises(SystemExit) as ended:
+            load(CONFIGS[service], service, [], {**first.environ, "SLATEMQ_SHARD": ""})
+        assert ended.value.code == 2
+        assert "SLATEMQ_SHARD" in capsys.readouterr().err
+
+
+def test_every_router_has_a_number_and_addresses_of_its_own_and_they_divide_the_logs(
+    manifests: list[Manifest],
+) -> None:
+    # Given more of them than there are
+    (given,) = (one for one in workloads(manifests) if one["metadata"]["name"] == "slatemq-router")
+    router = given | {"spec": given["spec"] | {"replicas": 3}}
+
+    routers = [load(RouterConfig, "router", [], pod.environ) for pod in pods_of(manifests, router)]
+
+    numbers = [one.shard for one in routers]
+    assert numbers == [0, 1, 2]
+    assert len({one.advertised_address for one in routers}) == len(routers)
+    assert len({one.peer_address for one in routers}) == len(routers)
+    for ingest_shard in range(16):
+        assert sum(is_first(number, numbers, ingest_shard) for number in numbers) == 1
+    # And one that is stuck holds up no other
+    assert router["spec"]["podManagementPolicy"] == "Parallel"
 
 
 def test_nothing_starts_without_a_store(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,6 +276,31 @@ def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]
             assert first == ([pod.name] if service["spec"].get("clusterIP") == "None" else [])
             ports = {one["name"]: one["port"] for one in service["spec"]["ports"]}
             assert ports[door] == int(port)
+
+
+def test_who_only_looks_for_the_others_asks_pods_that_have_the_name_in_their_certificate(
+    manifests: list[Manifest],
+) -> None:
+    of_the_page = [words for words in map(shlex.split, commands(PAGE)) if DEV_ACCESS in words]
+    (made,) = of_the_page
+    names = [{value for option, value in pairwise(made) if option == "--host"}]
+    names += [
+        set(one["spec"]["dnsNames"])
+        for one in of_kind(manifests, "Certificate")
+        if one["metadata"]["name"] == "slatemq-service"
+    ]
+    for pod in pods(manifests):
+        if pod.service not in OWN_CONFIGS:
+            continue
+        addresses = pod.environ["SLATEMQ_ENDPOINT"].split(",")
+        for host, _, port in (address.rpartition(":") for address in addresses):
+            *first, name, namespace, svc = host.split(".")
+            service = named(manifests, "Service", name)
+            assert (namespace, svc) == (service["metadata"]["namespace"], "svc")
+            assert first in ([], [f"{name}-0"])
+            assert int(port) in [one["port"] for one in service["spec"]["ports"]]
+            for of_certificate in names:
+                assert {host, "*." + host.partition(".")[2]} & of_certificate
 
 
 def test_metrics_are_where_a_monitor_scrapes_them() -> None:
