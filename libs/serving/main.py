@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from libs.serving import telemetry
 from libs.serving.access import refuse_exposure
 from libs.serving.process import logs, parent
-from libs.serving.process.config import ServingConfig, load
+from libs.serving.process.config import OwnerConfig, ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
 from libs.serving.process.instance import Instance, join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
@@ -90,10 +90,10 @@ async def _serve(
     watchdog: Watchdog | None,
     exposition: Exposition | None,
 ) -> ExitCause:
-    instance = f"{name}-{os.getpid()}"
+    has_standbys = isinstance(config, OwnerConfig) and config.standby
     recorder = telemetry.configure(
         name,
-        instance,
+        telemetry.instance_id(name, getattr(config, "shard", None), has_standbys=has_standbys),
         config.otlp_endpoint,
         config.trace_sample_percent,
         [exposition.reader] if exposition is not None else [],

@@ -9,7 +9,7 @@ from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExp
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
@@ -62,13 +62,15 @@ def _meters(service: str, instance: str, readers: Sequence[MetricReader]) -> Met
 
 
 def _resource(service: str, instance: str) -> Resource:
-    return Resource.create(
+    own = Resource.create(
         {
             "service.name": f"slatemq-{service}",
             "service.namespace": "slatemq",
             "service.instance.id": instance,
         }
     )
+    # Last, since an operator knows better: OTEL_RESOURCE_ATTRIBUTES.
+    return own.merge(OTELResourceDetector().detect())
 
 
 class _Redacting(SpanProcessor):

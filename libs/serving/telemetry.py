@@ -7,6 +7,8 @@ wrapped, so that the cost is none.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, aclosing
@@ -193,6 +195,23 @@ class _TracedCall:
         self._method.record(self._began_s, failed=error is not None)
 
 
+def instance_id(service: str, shard: int | None = None, *, has_standbys: bool = False) -> str:
+    """What distinguishes a process from all others of its service, as `service.instance.id`.
+
+    ::
+
+        slatemq-ingest-0/ingest-0     the host, which is the pod or the container, and the shard
+        slatemq-console-x7/console-1  without a shard: with the process, as numbered on its host
+        db3/broker-0-4711             with standbys, of which one host may have two for a shard
+    """
+    parts = [service]
+    if shard is not None:
+        parts.append(str(shard))
+    if shard is None or has_standbys:
+        parts.append(str(os.getpid()))
+    return f"{socket.gethostname()}/{'-'.join(parts)}"
+
+
 def configure(
     service: str,
     instance: str,
@@ -204,7 +223,7 @@ def configure(
 
     Args:
         service: Name of the service, e.g. `broker`.
-        instance: Distinguishes processes of one service, such as `broker-3`.
+        instance: Distinguishes processes of one service: see `instance_id`.
         otlp_endpoint: URL of an OTLP/gRPC collector; `http://` means without TLS.
         sample_percent: Share of new traces to record; a caller's decision is always followed.
         readers: What reads the metrics beside the collector.

@@ -115,7 +115,7 @@ async def _serve(
     readers = [exposition.reader] if exposition is not None else []
     recorder = telemetry.configure(
         "console",
-        f"console-{os.getpid()}",
+        telemetry.instance_id("console"),
         config.otlp_endpoint,
         config.trace_sample_percent,
         readers,

@@ -125,7 +125,7 @@ async def _serve(
     readers = [exposition.reader] if exposition is not None else []
     recorder = telemetry.configure(
         "scaler",
-        f"scaler-{os.getpid()}",
+        telemetry.instance_id("scaler"),
         config.otlp_endpoint,
         config.trace_sample_percent,
         readers,

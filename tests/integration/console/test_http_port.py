@@ -47,6 +47,7 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
         ("GET", "none", "404"): "1.0",
         ("_OTHER", "/login", "404"): "2.0",
     }
+    assert re.search(rf'service_instance_id="{socket.gethostname()}/console-\d+"', text)
     assert re.search(r"^slatemq_serving 1\.0$", text, re.M)
     assert re.search(r"^process_memory_usage_bytes [1-9]", text, re.M)
     assert re.search(r"^slatemq_console_streams 0\.0$", text, re.M)

@@ -30,6 +30,7 @@ async def test_every_service_shows_its_health_and_its_metrics(tmp_path: Path, na
                 text = await answer.text()
         assert service.http_address.startswith("127.0.0.1:")
         assert f'service_name="slatemq-{name}"' in text
+        assert f'service_instance_id="{socket.gethostname()}/{name}-0"' in text
         assert re.search(r"^slatemq_serving 1\.0$", text, re.MULTILINE)
         if name in ("ingest", "broker"):
             assert re.search(r"^slatemq_store_waiting_milliseconds \d", text, re.MULTILINE)

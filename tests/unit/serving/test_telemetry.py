@@ -1,3 +1,5 @@
+import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +19,54 @@ def recorded() -> Iterator[telemetry.Telemetry]:
     )
     yield made
     made.shutdown()
+
+
+def test_each_process_has_an_id_of_its_own_although_each_container_numbers_its_own_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    found = []
+    for host in ("slatemq-broker-0", "slatemq-broker-standby-0", "slatemq-console-x7"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        found += [
+            telemetry.instance_id("broker", 0),
+            telemetry.instance_id("broker", 1),
+            telemetry.instance_id("console"),
+        ]
+
+    assert len({*found}) == len(found)
+    assert found[0] == "slatemq-broker-0/broker-0"
+    assert found[-1] == "slatemq-console-x7/console-1"
+
+
+def test_two_processes_of_one_shard_on_one_host_are_not_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = set()
+    for process in (4711, 4712):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        found.add(telemetry.instance_id("broker", 0, has_standbys=True))
+
+    assert len(found) == 2
+
+
+def test_attributes_of_the_environment_replace_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=mine,deployment.environment=test"
+    )
+    spans = InMemorySpanExporter()
+    made = recording("broker", "host/broker-0", SimpleSpanProcessor(spans), InMemoryMetricReader())
+    with made.tracer.start_as_current_span("publish"):
+        pass
+    made.shutdown()
+
+    (span,) = spans.get_finished_spans()
+    has = span.resource.attributes
+    assert has["service.instance.id"] == "mine"
+    assert has["deployment.environment"] == "test"
+    assert has["service.name"] == "slatemq-broker"
 
 
 def test_nothing_is_recorded_or_wrapped_without_an_endpoint() -> None:
