@@ -87,6 +87,11 @@ def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
     return [one for one in manifests if one["kind"] in kinds]
 
 
+def namespaces(manifests: list[Manifest]) -> set[str]:
+    """Those of all objects that have to be in one; empty for an object that names none."""
+    return {one["metadata"].get("namespace", "") for one in manifests if one["kind"] != "Namespace"}
+
+
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     (found,) = (one for one in of_kind(manifests, kind) if one["metadata"]["name"] == name)
     return found

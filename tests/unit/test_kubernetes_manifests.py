@@ -7,17 +7,12 @@ what is tested here is known to be right.
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
 import tomllib
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from cryptography import x509
 
 from libs.access.policy import Policy
 from libs.access.principals import Principal
@@ -37,7 +32,6 @@ from services.router.config import RouterConfig
 from services.router.reserve import is_first
 from services.scaler.config import ScalerConfig
 from services.scaler.triggers import trigger_of
-from slatemq.cli.access.dev_access import main as make_dev_access
 from slatemq.variables import KNOWN
 from tests.kubernetes.manifests import (
     FOLDER,
@@ -47,17 +41,16 @@ from tests.kubernetes.manifests import (
     WITH_METRICS,
     WITH_STANDBYS,
     Manifest,
-    built,
     containers,
     kustomizations,
     named,
+    namespaces,
     of_kind,
     rendered,
     workloads,
 )
 from tests.kubernetes.pods import Pod, pods_of
 from tests.memory_bounds import STATED, bytes_of
-from tests.unit.test_docs import commands
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
@@ -66,8 +59,6 @@ STANDBYS_FROM = "1.31"
 """The oldest that keeps the two pods of a shard apart."""
 
 COMPONENT = "app.kubernetes.io/component"
-
-DEV_ACCESS = "slatemq.cli.access.dev_access"
 
 CERTIFICATES = "cert-manager.io/v1"
 MONITORS = "monitoring.coreos.com/v1"
@@ -136,11 +127,6 @@ def test_every_object_of_a_namespace_is_in_that_of_the_page(manifests: list[Mani
     assert namespaces(manifests) == {first["namespace"]}
     (own,) = of_kind(manifests, "Namespace")
     assert own["metadata"]["name"] == first["namespace"]
-
-
-def namespaces(manifests: list[Manifest]) -> set[str]:
-    """Those of all objects that have to be in one; empty for an object that names none."""
-    return {one["metadata"].get("namespace", "") for one in manifests if one["kind"] != "Namespace"}
 
 
 def test_every_container_is_restricted(manifests: list[Manifest]) -> None:
@@ -281,10 +267,7 @@ def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]
 def test_who_only_looks_for_the_others_asks_pods_that_have_the_name_in_their_certificate(
     manifests: list[Manifest],
 ) -> None:
-    of_the_page = [words for words in map(shlex.split, commands(PAGE)) if DEV_ACCESS in words]
-    (made,) = of_the_page
-    names = [{value for option, value in pairwise(made) if option == "--host"}]
-    names += [
+    names = [
         set(one["spec"]["dnsNames"])
         for one in of_kind(manifests, "Certificate")
         if one["metadata"]["name"] == "slatemq-service"
@@ -479,132 +462,6 @@ def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Man
         if "usages" in spec:
             assert "client auth" in spec["usages"]
             assert "server auth" in spec["usages"] or spec["secretName"] == "slatemq-keda-tls"
-
-
-def test_the_certificates_of_the_page_have_the_names_that_laptop_pods_advertise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given what the page for a laptop makes, and the Secrets that it makes of it
-    words = [shlex.split(line) for line in commands(PAGE)]
-    (made,) = (one for one in words if one[:3] == ["python", "-m", DEV_ACCESS])
-    monkeypatch.chdir(tmp_path)
-    make_dev_access(made[3:])
-    secrets = {
-        name: files
-        for line in words
-        if (name := _secret(line)) and (files := _files(line)) and "tls.crt" in files
-    }
-    laptop = rendered("laptop")
-    keys = set()
-    for workload in workloads(laptop):
-        (secret,) = (
-            secrets[one["secret"]["secretName"]]
-            for one in workload["spec"]["template"]["spec"]["volumes"]
-            if one["name"] == "tls"
-        )
-
-        # Then each pod finds the files that it reads, and its certificate has its names
-        (certificate,) = x509.load_pem_x509_certificates(secret["tls.crt"].read_bytes())
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names = {*found.get_values_for_type(x509.DNSName)}
-        for pod in pods_of(laptop, workload):
-            settings = ("TLS_CA", "TLS_CERT", "TLS_KEY")
-            read = {pod.environ[f"SLATEMQ_{one}"].removeprefix("/tls/") for one in settings}
-            assert read == {*secret}
-            keys.add((pod.service in OWN_CONFIGS, secret["tls.key"].read_bytes()))
-            if pod.service in OWN_CONFIGS:
-                assert {pod.environ["SLATEMQ_SERVICE_IDENTITY"], "localhost"} <= names
-                assert "slatemq-service" not in names
-                continue
-            assert "slatemq-service" in names
-            for setting in ("ADVERTISED_ADDRESS", "PEER_ADDRESS"):
-                host = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")[0]
-                assert {host, "*." + host.partition(".")[2]} & names
-
-    # And the console has no key of the services
-    assert len(keys) == 2
-    assert len({key for _, key in keys}) == 2
-
-
-def _secret(words: list[str]) -> str:
-    """The name of the Secret that a command line makes; empty for another."""
-    _, _, after = " ".join(words).partition(" create secret generic ")
-    return after.partition(" ")[0]
-
-
-def _files(words: list[str]) -> dict[str, Path]:
-    """The files that it makes the Secret of, by their names there."""
-    values = [word.partition("=")[2] for word in words if word.startswith("--from-file=")]
-    named_files = (value.rpartition("=") for value in values)
-    return {name or Path(path).name: Path(path) for name, _, path in named_files}
-
-
-def test_the_kustomization_of_the_pages_reaches_all_images_and_shards(tmp_path: Path) -> None:
-    # Given the folder that the page for a cloud has one write, beside a checkout
-    (mine := tmp_path / "my-slatemq").mkdir()
-    (tmp_path / "slatemq").symlink_to(FOLDER.parents[1])
-    first, *more = kustomizations(PAGE)
-    (mine / "kustomization.yaml").write_text(yaml.safe_dump(first))
-    manifests = built(mine)
-
-    # Then all that the overlay only has examples of is its own
-    for workload in workloads(manifests):
-        for container in containers(workload):
-            assert container["image"].startswith("registry.example.com/slatemq-")
-    text = yaml.safe_dump_all(manifests)
-    assert "my-bucket" in text
-    assert "my-role" in text
-    assert "example-bucket" not in text
-    assert "111122223333" not in text
-
-    # And what it is changed to later holds, by the page on KEDA, too
-    more += kustomizations(PAGE.parent / "autoscale.md")
-    for part in more:
-        added = {name: first[name] + part.get(name, []) for name in ("images", "patches")}
-        changed = first | part | added
-        (mine / "kustomization.yaml").write_text(yaml.safe_dump(changed))
-        manifests = built(mine)
-        assert namespaces(manifests) == {first["namespace"]}
-        for workload in workloads(manifests):
-            for container in containers(workload):
-                assert container["image"].startswith("registry.example.com/slatemq-")
-        for one in changed["replicas"]:
-            scaled = named(manifests, "StatefulSet", one["name"])
-            assert scaled["spec"]["replicas"] == one["count"]
-    assert any(part.get("replicas", first["replicas"]) != first["replicas"] for part in more)
-
-
-def test_the_client_of_the_page_for_a_cloud_has_the_image_and_the_secrets_that_it_makes() -> None:
-    page = PAGE.read_text()
-    (sed,) = re.findall(r"\$ sed '(.+)' slatemq/(\S+client\.yaml) \|", page)
-    done = subprocess.run(
-        ["sed", sed[0], FOLDER.parents[1] / sed[1]], capture_output=True, text=True, check=True
-    )
-    pod = yaml.safe_load(done.stdout)
-    (first, *_) = kustomizations(PAGE)
-    (image,) = (one for one in first["images"] if one["name"] == "slatemq-console")
-    assert pod["spec"]["containers"][0]["image"] == f"{image['newName']}:{image['newTag']}"
-
-    # Each Secret and Certificate that its commands wait for, or read, is made by then
-    certificates = {one["metadata"]["name"]: one for one in of_kind(rendered("s3"), "Certificate")}
-    waited = set(re.findall(r"certificate/(\S+)", page))
-    made = {certificates[name]["spec"]["secretName"] for name in waited}
-    assert set(re.findall(r" get secret (\S+)", page)) <= made
-    (volume,) = pod["spec"]["volumes"]
-    assert f"create secret generic {volume['secret']['secretName']} " in page
-
-
-@pytest.mark.parametrize("page", ["kubernetes.md", "backup.md"])
-def test_commands_for_all_processes_leave_the_workloads_of_others_alone(page: str) -> None:
-    text = (PAGE.parent / page).read_text()
-    lines = re.findall(r"^ *\$ (kubectl .*statefulset,deployment.*)$", text, re.MULTILINE)
-    labels = [one["metadata"]["labels"] for one in workloads(rendered(WITH_KEDA))]
-    assert lines
-    for line in lines:
-        words = line.split()
-        assert "--all" not in words
-        name, _, value = words[words.index("-l") + 1].partition("=")
-        assert {one.get(name) for one in labels} == {value}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
