@@ -171,7 +171,7 @@ def _versions(answers: Answers) -> Found:
     yield Level.OK, f"all run {answers.version}, as does this command", ""
     if len(versions) > 1:
         parts = (f"{version}: {', '.join(names)}" for version, names in sorted(versions.items()))
-        advice = "install one version everywhere, and restart brokers and routers before ingests"
+        advice = "install one version everywhere, and restart the processes of others, in any order"
         yield Level.WARNING, f"versions differ: {'; '.join(parts)}", advice
 
 

@@ -79,6 +79,13 @@ def test_of_what_is_well_each_check_says_so_in_one_line() -> None:
     assert is_well(found)
 
 
+def test_versions_are_made_alike_in_any_order_as_upgrades_are_tested() -> None:
+    (found,) = bad(of_broker(version="0.2.0"))
+
+    assert found.advice.endswith(", in any order")
+    assert not any(kind in found.advice for kind in KINDS)
+
+
 def broken(name: str, **values: Any) -> list[ServiceStatus]:
     return [
         replace(one, **values) if one.service == name else one for one in answers().status.services
