@@ -169,6 +169,14 @@ def test_commands_for_all_processes_leave_the_workloads_of_others_alone(page: st
         assert {one.get(name) for one in labels} == {value}
 
 
+def test_no_command_of_the_page_waits_for_the_half_minute_that_kubectl_waits_by_itself() -> None:
+    waits = [line for line in commands(PAGE) if re.search(r"kubectl .* wait ", line)]
+
+    assert waits
+    # A first pod waits for its image, and may wait for a node
+    assert all("--timeout=5m" in line.split() for line in waits)
+
+
 def test_the_job_of_the_page_can_run_for_each_step_of_a_move() -> None:
     page = PAGE.read_text()
     job = yaml.safe_load((FOLDER / "examples" / "restore.yaml").read_text())
