@@ -22,7 +22,7 @@ from libs.storage.database.addresses import parse_root
 from slatemq.cli.access.dev_access import make_for_containers
 from slatemq.variables import KNOWN
 from tests.acceptance.compose_project import HTTP_PORTS, OBSERVABILITY, Compose
-from tests.memory_bounds import STATED, bytes_of
+from tests.memory_bounds import JOB_CORES, STATED, bytes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -82,9 +82,14 @@ def test_there_are_our_services_and_one_for_each_backend() -> None:
     assert set(SERVICES) == {*ours, *BACKENDS}
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", [*OURS, "console"])
 def test_no_client_can_have_a_container_killed_for_its_memory(name: str) -> None:
     assert bytes_of(SERVICES[name]["mem_limit"]) >= STATED[name]
+
+
+def test_jobs_take_no_more_processors_than_the_container_has_memory_for() -> None:
+    environ = SERVICES["janitor"]["environment"]
+    assert environ["SLATEMQ_SPARK_MASTER"] == f"local[{JOB_CORES}]"
 
 
 @pytest.mark.parametrize("name", [*OURS, *BACKENDS])
