@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libs.storage.database.settings import Kind, tuning_of
 from slatemq._admin.examining import Caller, CertificateExpiry, Examination
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of
-from slatemq.cli.monitor.findings import DAY_MS, Answers, Finding, Level, findings_of, is_well
+from slatemq.cli.monitor.findings import (
+    DAY_MS,
+    TABLES_SHARE_MAX,
+    Answers,
+    Finding,
+    Level,
+    findings_of,
+    is_well,
+)
 from slatemq.models import RouteStatus, ServiceStatus
 from slatemq.v1 import queue_pb2
 
@@ -248,6 +259,18 @@ def test_tables_are_no_backlog_where_far_more_may_wait() -> None:
     found = findings_of(of_broker(uncompacted_tables=64, uncompacted_tables_max=384))
 
     assert {one.level for one in found if one.check == "compaction"} == {Level.OK}
+
+
+def test_the_page_has_the_numbers_of_tables_at_which_a_backlog_is_found() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "operate.md"
+    (row,) = re.findall(r"^\| compaction \|(.*)\|(.*)\|$", page.read_text(), re.MULTILINE)
+    stated = [[int(number) for number in re.findall(r"\b\d+\b", text)] for text in row]
+
+    for kind in Kind:
+        bounds = [
+            tuning_of(kind, scheme, scheme).uncompacted_tables_max for scheme in ("file", "s3")
+        ]
+        assert stated == [[int(TABLES_SHARE_MAX * most) for most in bounds], bounds]
 
 
 def test_processes_that_own_no_shard_have_no_store_to_be_well() -> None:
