@@ -5,6 +5,7 @@ A process on loopback may go without; any other one needs TLS and a policy, or s
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import flag_of, variable_of
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
-from libs.serving.tls import ServerTls, certificate_files
+from libs.serving.tls import ServerTls, certificate_files, https_context
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq.errors import InvalidArgument
 
@@ -40,7 +41,7 @@ class Protection:
 
     Attributes:
         client_door, service_door: What judges the calls of each port.
-        client_tls, service_tls: The TLS of each port; None: none.
+        client_tls, service_tls, http_tls: The TLS of each port; None: none.
         callers: The callers of a policy, whose files are to be watched; None: no policy.
         revoked: The file of revoked certificates, which is to be watched; None: there is none.
         warning: What is not protected although it seems so, or others can reach it; empty:
@@ -51,6 +52,7 @@ class Protection:
     service_door: Door
     client_tls: ServerTls | None
     service_tls: ServerTls | None
+    http_tls: ssl.SSLContext | None
     callers: Callers | None
     revoked: Revocations | None
     warning: str
@@ -61,25 +63,13 @@ def open_without(config: ServingConfig) -> list[str]:
     if not config.is_exposed:
         return []
     stated = {"TLS": config.tls_cert, "policy": config.access_policy}
-    lacking = [name for name, file in stated.items() if not file]
-    if config.plain_publish_path:
-        lacking.append(f"TLS for {config.plain_publish_path}")
-    return lacking
+    return [name for name, file in stated.items() if not file]
 
 
 def refuse_exposure(config: ServingConfig) -> None:
     """Raise FatalError if the process would be open to other machines."""
     if config.insecure:
         return
-    if config.plain_publish_path and config.is_exposed:
-        raise _unusable(
-            InvalidArgument(
-                "http_port",
-                f"{config.plain_publish_path} would take its token without TLS from other "
-                f"machines: listen on 127.0.0.1 behind a proxy with TLS, leave out the token or "
-                f"the port, or say --insecure",
-            )
-        )
     if lacking := open_without(config):
         raise _unusable(
             InvalidArgument(
@@ -123,6 +113,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         ServiceDoor(config.service_identity if files is not None else "", revoked, auditor),
         client_tls,
         service_tls_,
+        https_context(config) if config.http_port >= 0 else None,
         callers,
         revoked,
         "; ".join(_unprotected(lacking, has_open_peers=callers is not None and files is None)),

@@ -247,7 +247,10 @@ class RunningService:
         # Loaded when asked for: few processes have an HTTP port.
         module = import_module("libs.serving.http.server")
         server: HttpServer = module.HttpServer(
-            self._health, self._render_metrics, self._service.http_parts
+            self._health,
+            self._render_metrics,
+            self._service.http_parts,
+            self._protection.http_tls,
         )
         host, port = self._config.host, self._config.http_port
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -23,7 +24,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from libs.serving.process.logs import AUDIT_LOGGER
 from libs.serving.process.process_config import ProcessConfig
-from slatemq._file_status import LoadedFiles
+from slatemq._file_status import FilesValue, LoadedFiles
 from slatemq._rpc.tls import CertificateFiles
 from slatemq.errors import InvalidArgument
 
@@ -70,6 +71,36 @@ def require_tls(config: ProcessConfig, page: str) -> None:
             f"--tls-key and --tls-ca ({page}), listen on 127.0.0.1, or say --insecure",
         )
     logging.getLogger(AUDIT_LOGGER).warning("open to other machines without TLS")
+
+
+def https_context(config: ProcessConfig) -> ssl.SSLContext | None:
+    """What HTTP is served with: TLS 1.3, each handshake by the newest files; None: without TLS.
+
+    Raises:
+        InvalidArgument: A file is not usable.
+    """
+    if not config.tls_cert:
+        return None
+    cert, key = Path(config.tls_cert), Path(config.tls_key)
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument("tls_cert", f"{cert} with {key}: {error}") from error
+        return context
+
+    certificate = FilesValue(read, cert, key)
+
+    def choose(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = certificate.value
+
+    first = certificate.value
+    first.sni_callback = choose
+    return first
 
 
 def expiring_files(config: ProcessConfig) -> list[Path]:

@@ -11,7 +11,6 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -26,11 +25,10 @@ from libs.serving.process.memory import bound_arenas, keep_for_good, return_memo
 from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
-from libs.serving.tls import certificate_files, require_tls
+from libs.serving.tls import certificate_files, https_context, require_tls
 from services.console import connections
 from services.console.app import build_app
 from services.console.config import ConsoleConfig
-from slatemq._file_status import FilesValue
 from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import InvalidArgument
 from slatemq.variables import unknown_variables
@@ -62,7 +60,7 @@ def run(config: ConsoleConfig) -> int:
         parent.end_with(config.parent_pid)
     try:
         check(config)
-        certificate = _certificate(config)
+        tls = https_context(config)
         listener = socket.create_server((config.host, config.port), backlog=128)
     except InvalidArgument as error:
         log.error("%s: %s", flag_of(error.field), error.description)
@@ -74,7 +72,7 @@ def run(config: ConsoleConfig) -> int:
     if config.http_port >= 0:
         # Loaded when asked for, since few consoles have an HTTP port.
         exposition = import_module("libs.serving.http.server").Exposition()
-    return asyncio.run(_serve(config, listener, certificate, exposition))
+    return asyncio.run(_serve(config, listener, tls, exposition))
 
 
 def check(config: ConsoleConfig) -> None:
@@ -87,29 +85,10 @@ def check(config: ConsoleConfig) -> None:
     require_tls(config, "docs/how-to/secure.md")
 
 
-def _certificate(config: ConsoleConfig) -> FilesValue[ssl.SSLContext] | None:
-    """The context of TLS by the newest files; None without TLS. Raises InvalidArgument."""
-    if not config.tls_cert:
-        return None
-    cert, key = Path(config.tls_cert), Path(config.tls_key)
-
-    def read() -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(cert, key)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidArgument("tls_cert", f"{cert} with {key}: {error}") from error
-        return context
-
-    return FilesValue(read, cert, key)
-
-
 async def _serve(
     config: ConsoleConfig,
     listener: socket.socket,
-    certificate: FilesValue[ssl.SSLContext] | None,
+    tls: ssl.SSLContext | None,
     exposition: Exposition | None,
 ) -> int:
     readers = [exposition.reader] if exposition is not None else []
@@ -121,7 +100,7 @@ async def _serve(
         readers,
     )
     app = build_app(config, recorder)
-    server = server_of(config, app, certificate)
+    server = server_of(config, app, tls)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -133,12 +112,12 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     host, port = config.host, listener.getsockname()[1]
-    scheme = "http" if certificate is None else "https"
+    scheme = "http" if tls is None else "https"
     facts = {"address": f"{host}:{port}"}
     http: HttpServer | None = None
     if exposition is not None:
         try:
-            http, facts["http_address"] = await _http_port(config, exposition)
+            http, facts["http_address"] = await _http_port(config, exposition, tls)
         except OSError as error:
             log.error("cannot listen on %s:%d: %s", host, config.http_port, error.strerror or error)
             return EXIT_FAILED
@@ -159,9 +138,7 @@ async def _serve(
     return EXIT_CLEAN
 
 
-def server_of(
-    config: ConsoleConfig, app: ASGIApp, certificate: FilesValue[ssl.SSLContext] | None
-) -> uvicorn.Server:
+def server_of(config: ConsoleConfig, app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
     """The server of these pages, not yet started."""
     settings = uvicorn.Config(
         app,
@@ -175,17 +152,19 @@ def server_of(
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=min(END_S, max(1, config.drain_ms // 1000)),
-        ssl_context_factory=None if certificate is None else lambda *_: _renewed(certificate),
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     return _Server(settings)
 
 
-async def _http_port(config: ConsoleConfig, exposition: Exposition) -> tuple[HttpServer, str]:
+async def _http_port(
+    config: ConsoleConfig, exposition: Exposition, tls: ssl.SSLContext | None
+) -> tuple[HttpServer, str]:
     """The port of health and metrics, and its address. Raises OSError."""
     health = Health(())
     await health.serving()
     server: HttpServer = import_module("libs.serving.http.server").HttpServer(
-        health, exposition.render, HttpParts()
+        health, exposition.render, HttpParts(), tls
     )
     return server, await server.start(config.host, config.http_port)
 
@@ -196,14 +175,3 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _renewed(certificate: FilesValue[ssl.SSLContext]) -> ssl.SSLContext:
-    """A context whose every handshake takes the newest certificate."""
-    context = certificate.value
-
-    def choose(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        connection.context = certificate.value
-
-    context.sni_callback = choose
-    return context

@@ -12,8 +12,6 @@ from libs.storage.layout.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
 MIB: Final = 1 << 20
 
-S3_EVENTS_PATH: Final = "/s3-events"
-
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig(CommitConfig):
@@ -84,7 +82,3 @@ class IngestConfig(CommitConfig):
     blob_uploads_max: int = setting(
         "Large payloads uploaded at the same time.", default=16, minimum=1
     )
-
-    @property
-    def plain_publish_path(self) -> str:
-        return S3_EVENTS_PATH if self.s3_events_token and self.http_port >= 0 else ""

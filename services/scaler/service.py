@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +32,7 @@ from libs.serving.requests.guard import CallGuard
 from libs.serving.tls import (
     ServerTls,
     certificate_files,
+    https_context,
     measure_certificates,
     require_tls,
 )
@@ -81,6 +83,7 @@ async def _run(config: ScalerConfig, exposition: Exposition | None) -> int:
     try:
         files = certificate_files(config)
         tls = _server_tls(config, files)
+        http_tls = https_context(config)
         revoked = revoked_certificates(config)
         client = _client(config, files)
     except InvalidArgument as error:
@@ -88,7 +91,7 @@ async def _run(config: ScalerConfig, exposition: Exposition | None) -> int:
         log.error("%s: %s", flag_of(name), error.description)
         return EXIT_USAGE
     try:
-        return await _serve(config, tls, revoked, client, exposition)
+        return await _serve(config, tls, http_tls, revoked, client, exposition)
     except OSError as error:
         log.error("cannot listen: %s", error)
         return EXIT_FAILED
@@ -117,6 +120,7 @@ def _client(config: ScalerConfig, files: CertificateFiles | None) -> Client:
 async def _serve(
     config: ScalerConfig,
     tls: ServerTls | None,
+    http_tls: ssl.SSLContext | None,
     revoked: Revocations | None,
     client: Client,
     exposition: Exposition | None,
@@ -149,7 +153,7 @@ async def _serve(
     try:
         if exposition is not None:
             module = import_module("libs.serving.http.server")
-            opened: HttpServer = module.HttpServer(health, exposition.render, HttpParts())
+            opened: HttpServer = module.HttpServer(health, exposition.render, HttpParts(), http_tls)
             facts["http_address"] = await opened.start(config.host, config.http_port)
             http = opened
         await port.start()

@@ -166,7 +166,7 @@ class Compose:
 
     def health(self, service: str) -> dict[str, Any]:
         """What a service says of itself over HTTP, in trouble, too."""
-        url = f"http://127.0.0.1:{self.http_ports[service]}/health"
+        url = f"https://127.0.0.1:{self.http_ports[service]}/health"
         try:
             answer: dict[str, Any] = self.get_json(url)
         except urllib.error.HTTPError as error:
@@ -178,14 +178,18 @@ class Compose:
         """An answer in JSON; raises OSError where none comes."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=10, context=self._trust) as answer:
             return json.load(answer)
+
+    @property
+    def _trust(self) -> ssl.SSLContext:
+        """By which certificates are checked."""
+        return ssl.create_default_context(cafile=str(self.access / "ca.crt"))
 
     def page(self, path: str) -> str:
         """A page of the console, whose certificate is checked."""
-        trust = ssl.create_default_context(cafile=str(self.access / "ca.crt"))
         url = f"https://127.0.0.1:{self.ports['console']}{path}"
-        with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+        with urllib.request.urlopen(url, timeout=10, context=self._trust) as answer:
             return str(answer.read(), "utf-8")
 
     def _is_healthy(self, service: str) -> bool:

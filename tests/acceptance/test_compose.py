@@ -183,7 +183,11 @@ def _quick_start(compose: Compose) -> None:
 
 def _published_events(compose: Compose) -> float:
     """How many events and tasks the backend has accepted of the ingest."""
-    command = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:7430/metrics').read().decode())"
+    command = (
+        "import ssl, urllib.request as r; "
+        "tls = ssl.create_default_context(cafile='/access/current/ca.crt'); "
+        "print(r.urlopen('https://127.0.0.1:7430/metrics', context=tls).read().decode())"
+    )
     text = compose("exec", "-T", "ingest", "python", "-c", command)
     counts = re.findall(r"^slatemq_queue_published_total\{.*\} ([\d.e+]+)$", text, re.MULTILINE)
     return sum(map(float, counts))

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -19,6 +20,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from libs.serving.http.listening import TlsListener
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
 from libs.serving.limits import HTTP_CONNECTIONS_MAX, within_open_files
 from libs.serving.process.health import Health
@@ -94,9 +96,13 @@ class Exposition:
 
 class HttpServer:
     def __init__(
-        self, health: Health, render: Callable[[], bytes] | None, parts: HttpParts
+        self,
+        health: Health,
+        render: Callable[[], bytes] | None,
+        parts: HttpParts,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`render` returns the metrics; None serves none."""
+        """`render` returns the metrics; None serves none. Without `tls` it is plain HTTP."""
         self._health = health
         self._render = render
         self._parts = parts
@@ -106,7 +112,9 @@ class HttpServer:
         self._rendering = asyncio.Lock()
         self._rendered = b""
         self._rendered_s = float("-inf")
+        self._tls = tls
         self._listener: asyncio.Server | None = None
+        self._tls_listener: TlsListener | None = None
 
         @web.middleware
         async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -128,13 +136,20 @@ class HttpServer:
     async def start(self, host: str, port: int) -> str:
         """Listen; returns `host:port`. Raises OSError, and then has nothing to stop."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._protocol, host, port)
+            return f"{host}:{await self._listen(host, port)}"
         except OSError:
             await self.stop()
             raise
-        return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
+
+    async def _listen(self, host: str, port: int) -> int:
+        if self._tls is not None:
+            self._tls_listener = TlsListener(self._tls, self._protocol, self._connections_max)
+            return self._tls_listener.start(host, port)
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._protocol, host, port)
+        number: int = self._listener.sockets[0].getsockname()[1]
+        return number
 
     def _protocol(self) -> asyncio.Protocol:
         """The end of a new connection."""
@@ -153,6 +168,8 @@ class HttpServer:
         """Let requests in progress end, and stop listening."""
         if self._listener is not None:
             self._listener.close()
+        if self._tls_listener is not None:
+            await self._tls_listener.stop()
         await self._runner.cleanup()
 
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -132,11 +132,6 @@ class ServingConfig(MutualTlsConfig):
         default="",
     )
 
-    @property
-    def plain_publish_path(self) -> str:
-        """The path on the HTTP port, which has no TLS, that takes messages; empty: none does."""
-        return ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerConfig(ServingConfig):

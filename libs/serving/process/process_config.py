@@ -42,8 +42,8 @@ class ProcessConfig:
         "Port to listen on; 0 takes a free one.", default=0, minimum=0, maximum=65_535
     )
     http_port: int = setting(
-        "Port for HTTP on the same address: GET /health, GET /metrics; 0 takes a free one, -1 "
-        "opens none.",
+        "Port for HTTP on the same address: GET /health, GET /metrics; with TLS where the process "
+        "has a certificate. 0 takes a free one, -1 opens none.",
         default=-1,
         minimum=-1,
         maximum=65_535,

@@ -20,7 +20,6 @@ from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
-from services.ingest.config import S3_EVENTS_PATH
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import WRONG_SHARD, InvalidArgument, Unavailable
@@ -28,6 +27,8 @@ from slatemq.events import message_of, read_notifications
 from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+
+S3_EVENTS_PATH: Final = "/s3-events"
 
 BODY_BYTES_MAX: Final = 1 << 20
 """AWS sends at most 256 KiB, MinIO and Ceph one record; 64 of these may be in memory."""

@@ -179,15 +179,15 @@ async def _ports(stack: LocalStack, secured: Secured | None) -> dict[tuple[str, 
         tls.load_cert_chain(certificates / "client.crt", certificates / "client.key")
         tls.set_alpn_protocols(["h2"])
         name = SERVICE_NAME
+    pages = None
+    if secured is not None:
+        pages = ssl.create_default_context(cafile=str(secured.certificates / "ca.crt"))
     ports = {}
     for kind in KINDS:
         address = await peer_address(stack, kind)
         for door, at in (("clients", stack.endpoints[kind]), ("services", address)):
             ports[kind, door] = Port(kind, door, at, tls, name or "")
-        ports[kind, "http"] = Port(kind, "http", stack.http_endpoints[kind])
-    pages = None
-    if secured is not None:
-        pages = ssl.create_default_context(cafile=str(secured.certificates / "ca.crt"))
+        ports[kind, "http"] = Port(kind, "http", stack.http_endpoints[kind], pages, name or "")
     at = stack.console.rpartition("/")[2]
     ports["console", "pages"] = Port("console", "pages", at, pages, "127.0.0.1" if pages else "")
     return ports

@@ -91,17 +91,24 @@ QUEUE = "messaging_destination_name"
 
 
 @contextmanager
-def prometheus(folder: Path, addresses: Mapping[str, str]) -> Iterator[Prometheus]:
-    """One that scrapes these services, and evaluates the rules without their delays."""
+def prometheus(
+    folder: Path, addresses: Mapping[str, str], ca: Path | None = None
+) -> Iterator[Prometheus]:
+    """One that scrapes these services, and evaluates the rules without their delays.
+
+    With `ca`, it scrapes by TLS.
+    """
     command = program("prometheus")
     folder.mkdir()
     (folder / "rules.yaml").write_text(_shortened())
     (folder / TARGETS).write_text(targets_of(addresses.items()))
+    tls = {"scheme": "https", "tls_config": {"ca_file": str(ca)}} if ca is not None else {}
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"],
         "scrape_configs": [
             {
+                **tls,
                 "job_name": "slatemq",
                 "file_sd_configs": [{"files": [TARGETS], "refresh_interval": "1s"}],
             }

@@ -33,7 +33,8 @@ async def test_an_alert_fires_while_a_certificate_expires_within_a_week(
 
 
 def _renew(root: Path, folder: Path, address: str) -> None:
-    with prometheus(root / "prometheus", {"ingest": address}) as server:
+    ca = folder / "ca.crt"
+    with prometheus(root / "prometheus", {"ingest": address}, ca) as server:
         firing(server, EXPIRES)
 
         folder.rename(root / "old")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +99,35 @@ def test_without_that_word_it_does_not_start_and_writes_nothing(tmp_path: Path) 
     assert not (tmp_path / "data").exists()
 
 
-def test_a_token_of_s3_events_is_not_taken_without_tls_from_other_machines(
-    secured_files: dict[str, str],
+def test_health_metrics_and_events_of_s3_are_served_by_tls_to_other_machines(
+    tmp_path: Path,
 ) -> None:
-    """Not where all else has TLS and a policy, either: the HTTP port has none."""
-    ended = subprocess.run(
-        [*COMMAND, "--root", "memory:///", "--http-port", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": os.environ["PATH"], "SLATEMQ_S3_EVENTS_TOKEN": "hidden-3f", **secured_files},
-    )
+    made, ready, said = Secured(tmp_path), tmp_path / "ready.json", tmp_path / "said"
+    with said.open("w") as log:
+        process = subprocess.Popen(
+            [*COMMAND, "--root", "memory:///", "--http-port", "0", "--ready-file", str(ready)],
+            stderr=log,
+            env={"PATH": os.environ["PATH"], "SLATEMQ_S3_EVENTS_TOKEN": "right", **made.environ},
+        )
+    try:
+        wait_until(lambda: ready.exists() or process.poll() is not None, 60)
+        assert ready.exists(), said.read_text()
+        port = int(json.loads(ready.read_text())["http_address"].rpartition(":")[2])
+        tls = ssl.create_default_context(cafile=str(made.certificates / "ca.crt"))
 
-    assert ended.returncode == 2
-    assert "/s3-events would take its token without TLS from other machines" in ended.stderr
-    assert "hidden-3f" not in ended.stderr
+        def status(method: str, path: str, token: str = "") -> int:
+            asking = HTTPSConnection("127.0.0.1", port, context=tls, timeout=60)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            asking.request(method, path, b'{"Records": []}', headers)
+            found = asking.getresponse().status
+            asking.close()
+            return found
 
-
-@pytest.fixture
-def secured_files(tmp_path: Path) -> dict[str, str]:
-    return Secured(tmp_path).environ
+        assert status("GET", "/health") == status("GET", "/metrics") == 200
+        assert status("POST", "/s3-events", "right") == 200
+        assert status("POST", "/s3-events", "wrong") == 401
+        with pytest.raises(OSError, match=r"reset|closed|Invalid"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -236,8 +237,11 @@ def test_no_secret_comes_out(planted: Planted, tmp_path: Path) -> None:
     )
     assert json.loads(status.stdout)["services"]
     assert planted.leaks(status.stdout, status.stderr) == []
+    tls = ssl.create_default_context(cafile=made.environ["SLATEMQ_TLS_CA"])
     for address in stack.http_endpoints.values():
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"https://{address}/metrics", timeout=30, context=tls
+        ) as answer:
             assert planted.leaks(answer.read()) == []
     wait_until(lambda: planted.collector.bodies, EVENTUALLY_S)
 

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientOSError,
+    ClientSession,
+    ServerDisconnectedError,
+)
 
 from libs.events.watch import QueueHealth
 from libs.serving.http import server as http_server
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
 from libs.serving.http.server import POSTS_MAX, HttpServer
 from libs.serving.process.health import Health
+from libs.serving.process.process_config import ProcessConfig
+from libs.serving.tls import https_context
+from slatemq import _file_status
+from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.errors import InvalidArgument, Unavailable
 
 BYTES_MAX = 1_000
@@ -30,6 +43,86 @@ async def served(
             yield session
     finally:
         await server.stop()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    make_certificates(tmp_path / "certificates")
+    return tmp_path / "certificates"
+
+
+@asynccontextmanager
+async def served_by_tls(folder: Path) -> AsyncIterator[str]:
+    """An address where the health is served, with the certificate in a folder."""
+    files = {"tls_cert": str(folder / "service.crt"), "tls_key": str(folder / "service.key")}
+    health = Health([])
+    await health.serving()
+    server = HttpServer(health, None, HttpParts(), https_context(ProcessConfig(**files)))  # type: ignore[arg-type]
+    address = await server.start("127.0.0.1", 0)
+    try:
+        yield address
+    finally:
+        await server.stop()
+
+
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "ca.crt"))
+
+
+async def asked_by_tls(address: str, trust: ssl.SSLContext) -> int:
+    async with (
+        ClientSession(f"https://{address}") as session,
+        session.get("/health", ssl=trust) as answer,
+    ):
+        return answer.status
+
+
+async def test_with_a_certificate_it_answers_by_tls_1_3_alone(certificates: Path) -> None:
+    async with served_by_tls(certificates) as address:
+        assert await asked_by_tls(address, trusting(certificates)) == 200
+
+        old = trusting(certificates)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ClientConnectorError):
+            await asked_by_tls(address, old)
+        async with ClientSession(f"http://{address}") as session:
+            with pytest.raises((ServerDisconnectedError, ClientOSError)):
+                await session.get("/health")
+
+
+async def test_a_new_certificate_serves_from_the_next_connection_on(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
+    async with served_by_tls(certificates) as address:
+        old = trusting(certificates)
+        assert await asked_by_tls(address, old) == 200
+
+        other = certificates.parent / "other"
+        make_certificates(other)
+        for file in other.iterdir():
+            shutil.copy(file, certificates / file.name)
+
+        assert await asked_by_tls(address, trusting(other)) == 200
+        with pytest.raises(ClientConnectorCertificateError):
+            await asked_by_tls(address, old)
+
+
+async def test_handshakes_that_do_not_end_make_room_for_others(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 4)
+    async with served_by_tls(certificates) as address:
+        host, port = address.split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
+        try:
+            assert await asked_by_tls(address, trusting(certificates)) == 200
+            # Of all of these, the last ones alone are still open
+            for reader, _ in silent[:8]:
+                assert await reader.read() == b""
+        finally:
+            for _, writer in silent:
+                writer.close()
 
 
 async def asked(session: ClientSession, path: str = "/health") -> tuple[int, object]:
