@@ -12,7 +12,14 @@ from typing import Any
 from libs.serving.process.config import OwnerConfig, ServingConfig
 from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.process_config import MutualTlsConfig, ProcessConfig
-from libs.serving.process.settings import Setting, flag_of, kind_of, settings_of, variable_of
+from libs.serving.process.settings import (
+    Setting,
+    flag_of,
+    has_flag,
+    kind_of,
+    settings_of,
+    variable_of,
+)
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
@@ -26,7 +33,8 @@ HEAD = """\
 # Settings of the services
 
 Each setting is a flag (`--drain-ms`) and an environment variable (`SLATEMQ_DRAIN_MS`). The flag
-goes before the variable, and that before the default. `python -m services.broker --help` shows the
+goes before the variable, and that before the default. A secret has the variable alone, since every
+user of the machine can read the words of a command. `python -m services.broker --help` shows the
 same. A wrong one ends the process with exit code 2 and names itself.
 
 Every process knows the variables of the others, so all can share one environment file. A variable
@@ -82,7 +90,8 @@ def _row(field: dataclasses.Field[Any]) -> str:
     if described.minimum is not None or described.maximum is not None:
         text += f" {_bounds(described)}."
     name = field.name
-    return f"| `{flag_of(name)}` | `{variable_of(name)}` | {_default(field)} | {text} |"
+    flag = f"`{flag_of(name)}`" if has_flag(field) else "none"
+    return f"| {flag} | `{variable_of(name)}` | {_default(field)} | {text} |"
 
 
 def _bounds(described: Setting) -> str:

@@ -76,8 +76,12 @@ class IngestConfig(CommitConfig):
     )
     s3_events_token: str = setting(
         "Token with which S3 stores POST to /s3-events on the HTTP port (Authorization: Bearer …); "
-        "without one there is no such path. Set it by the variable: a command line is seen by all.",
+        "without one there is no such path.",
         default="",
+        is_secret=True,
+    )
+    s3_events_token_file: str = setting(
+        "File with that token; read again when it changes.", default=""
     )
     blob_uploads_max: int = setting(
         "Large payloads uploaded at the same time.", default=16, minimum=1

@@ -28,6 +28,7 @@ from services.ingest.rpc.shards import IngestShardServicer
 from services.ingest.shard import Shard, open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
 from services.ingest.tasks.servicer import TaskServicer
+from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from services.ingest.events.relay import IngestRelay
@@ -67,18 +68,26 @@ class IngestProcess(Service[IngestConfig]):
                 config, config.queue, telemetry, beside_tasks=self._tasks is not None
             )
         self._looking: asyncio.Task[None] | None = None
+        self._s3_events = self._s3_events_of(config)
+
+    def _s3_events_of(self, config: IngestConfig) -> S3Events | None:
+        """What takes the notifications of S3 stores, where it has a token. Raises FatalError."""
+        if not config.s3_events_token and not config.s3_events_token_file:
+            return None
+        # Loaded when asked for: few processes have it.
+        module = import_module("services.ingest.events.s3_events")
+        try:
+            token = module.token_of(config.s3_events_token, config.s3_events_token_file)
+        except InvalidArgument as error:
+            problem = f"--s3-events-token-file: {error.description}"
+            raise FatalError(ExitCause.usage(problem)) from error
+        s3_events: S3Events = module.S3Events(self.directory, self.channels, token)
+        return s3_events
 
     @property
     def http_parts(self) -> HttpParts:
         """A path on the HTTP port for the notifications of S3 stores, where it has a token."""
-        posts = []
-        if self._config.s3_events_token:
-            # Loaded when asked for: few processes have it.
-            module = import_module("services.ingest.events.s3_events")
-            s3_events: S3Events = module.S3Events(
-                self.directory, self.channels, self._config.s3_events_token
-            )
-            posts.append(s3_events.post)
+        posts = [self._s3_events.post] if self._s3_events is not None else []
         queue = self._tasks or self._relay
         return HttpParts(posts, queue.health if queue is not None else None)
 

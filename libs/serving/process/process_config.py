@@ -2,8 +2,8 @@
 
 The console declares its settings by extending `ProcessConfig`, the scaler `MutualTlsConfig`, a
 service `ServingConfig` (`libs.serving.process.config`). Each setting has a flag (`--drain-ms`), a
-variable (`SLATEMQ_DRAIN_MS`) and a line in `--help`. A flag goes before the variable, and that
-before the default.
+variable (`SLATEMQ_DRAIN_MS`) and a line in `--help`; a secret has the variable alone. A flag goes
+before the variable, and that before the default.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from libs.serving.process.settings import (
     Setting,
     flag_of,
+    has_flag,
     kind_of,
     parse,
     setting,
@@ -152,7 +153,7 @@ class SettingsReader:
             prog=program, description=config_type.__doc__, allow_abbrev=False
         )
         for group, scope in groups:
-            for one in group:
+            for one in filter(has_flag, group):
                 is_switch = kind_of(one) is bool
                 self._parser.add_argument(
                     flag_of(one.name),
@@ -174,10 +175,10 @@ class SettingsReader:
         Raises:
             SystemExit: 0 after `--help`; 2 with a message on stderr when a setting is wrong.
         """
-        given = vars(self._parser.parse_args(argv))
+        given = self._parse(argv)
         values: dict[str, Any] = {}
         for one in self._fields:
-            source, text = flag_of(one.name), given[one.name]
+            source, text = flag_of(one.name), given.get(one.name)
             if text is None:
                 source = variable_of(one.name)
                 text = self._environ.get(source)
@@ -193,6 +194,18 @@ class SettingsReader:
                 self.refuse(f"{source}: {error}, not {text!r}")
             self.sources[one.name] = source
         return values
+
+    def _parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        given, unknown = self._parser.parse_known_args(argv)
+        # Without their values: errors go to the log, and one may be a secret.
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        for one in self._fields:
+            if flag_of(one.name) in flags and not has_flag(one):
+                variable = variable_of(one.name)
+                self.refuse(f"{flag_of(one.name)}: a secret has no flag: set {variable}")
+        if unknown:
+            self.refuse(f"unrecognized arguments: {' '.join(flags or unknown)}")
+        return vars(given)
 
 
 def _help(one: dataclasses.Field[Any], scope: str) -> str:

@@ -28,6 +28,7 @@ class Setting:
     minimum: int | None
     maximum: int | None
     choices: tuple[str, ...]
+    is_secret: bool
 
 
 def setting(
@@ -37,6 +38,7 @@ def setting(
     minimum: int | None = None,
     maximum: int | None = None,
     choices: tuple[str, ...] = (),
+    is_secret: bool = False,
 ) -> Any:
     """A field of a config dataclass, of type str, int or bool; required when it has no default.
 
@@ -46,8 +48,9 @@ def setting(
         minimum: The least value of an int.
         maximum: The greatest value of an int.
         choices: The values allowed for a str; none means any.
+        is_secret: Whether it has no flag: every user of the machine can read command lines.
     """
-    described = Setting(text, minimum, maximum, choices)
+    described = Setting(text, minimum, maximum, choices, is_secret)
     return dataclasses.field(default=default, kw_only=True, metadata={"setting": described})
 
 
@@ -60,6 +63,11 @@ def kind_of(field: dataclasses.Field[Any]) -> type:
     if name not in _KINDS:
         raise TypeError(f"a setting is str, int or bool, not {name}")
     return _KINDS[name]
+
+
+def has_flag(field: dataclasses.Field[Any]) -> bool:
+    described: Setting = field.metadata["setting"]
+    return not described.is_secret
 
 
 def flag_of(name: str) -> str:

@@ -12,6 +12,7 @@ import base64
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 import grpc.aio
@@ -20,7 +21,9 @@ from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
+from slatemq._file_status import FilesValue
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq._secrets import read_secret
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import WRONG_SHARD, InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
@@ -59,6 +62,32 @@ _READERS: Final[Mapping[str, Callable[[str], bytes]]] = {
 """Give the token of an Authorization header, by its scheme."""
 
 
+def token_of(text: str, file: str) -> Callable[[], str]:
+    """The token as it is now: this text, or what the file says.
+
+    Raises:
+        InvalidArgument: There are both, or the file has no token.
+    """
+    if not file:
+        return lambda: text
+    if text:
+        raise InvalidArgument("", "not together with SLATEMQ_S3_EVENTS_TOKEN")
+    path = Path(file)
+
+    def read() -> str:
+        try:
+            token = read_secret(path).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InvalidArgument("", f"cannot read {path}: {problem}") from None
+        if not token:
+            raise InvalidArgument("", f"{path} is empty")
+        return token
+
+    newest = FilesValue(read, path)
+    return lambda: newest.value
+
+
 class S3Events:
     """The path, and the calls behind it.
 
@@ -66,17 +95,20 @@ class S3Events:
         post: For the HTTP port.
     """
 
-    def __init__(self, directory: TopologyDirectory, channels: Channels, token: str) -> None:
+    def __init__(
+        self, directory: TopologyDirectory, channels: Channels, token: Callable[[], str]
+    ) -> None:
         """Publish by these channels what comes with the token."""
         self._directory = directory
         self._channels = channels
-        self._token = token.encode()
+        self._token = token
         self.post = HttpPost(S3_EVENTS_PATH, BODY_BYTES_MAX, self._answer, self._check)
 
     def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
         scheme, _, text = headers.get("authorization", "").partition(" ")
         read = _READERS.get(scheme.lower())
-        is_right = read is not None and hmac.compare_digest(read(text.strip()), self._token)
+        token = self._token().encode()
+        is_right = read is not None and hmac.compare_digest(read(text.strip()), token)
         return None if is_right else _REFUSED
 
     async def _answer(self, body: bytes) -> HttpReply:

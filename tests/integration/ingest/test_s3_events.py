@@ -15,6 +15,9 @@ import pytest
 from aiohttp import ClientSession
 
 import slatemq
+from services.ingest.events.s3_events import token_of
+from slatemq import _file_status
+from slatemq.errors import InvalidArgument
 from slatemq.events import decode_event
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli.stack import Cli
@@ -38,10 +41,14 @@ def basic(password: str) -> str:
 
 @asynccontextmanager
 async def ingests(folder: Path, count: int, token: str = TOKEN) -> AsyncIterator[list[Service]]:
+    file = folder / "s3-token"
+    file.write_text(f"{token}\n", encoding="utf-8")
+    file.chmod(0o600)
     async with AsyncExitStack() as closing:
         started = []
         for shard in range(count):
-            arguments = ["--http-port", "0", "--shard", str(shard), "--s3-events-token", token]
+            arguments = ["--http-port", "0", "--shard", str(shard)]
+            arguments += ["--s3-events-token-file", str(file)] if token else []
             service = Service(folder, "ingest", *arguments)
             closing.push_async_callback(service.close)
             await service.start()
@@ -126,6 +133,26 @@ async def test_a_store_that_gives_a_name_and_a_password_sends_the_token_as_that(
             assert answer.headers["WWW-Authenticate"] == 'Basic realm="slatemq"'
         sent = await post(ingest, document(record()), {"Authorization": basic(TOKEN)})
         assert sent[0] == 200
+
+
+def test_a_token_is_what_its_file_says_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    token = token_of("", str(file))
+    assert token() == "one"
+
+    file.write_text("second\n")
+    assert token() == "second"
+    file.write_text("\n")  # perhaps it is being written
+    assert token() == "second"
+
+    with pytest.raises(InvalidArgument, match="is empty"):
+        token_of("", str(file))
+    with pytest.raises(InvalidArgument, match="not together"):
+        token_of("text", str(file))
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        token_of("", str(tmp_path / "absent"))
 
 
 async def test_an_event_whose_shard_is_away_is_refused_for_the_store_to_send_again(

@@ -12,6 +12,7 @@ class KettleConfig(ServingConfig):
     """Boils water."""
 
     lease_ms: int = setting("Lease, in ms.", default=30_000, minimum=1, maximum=60_000)
+    tea_token: str = setting("Token of the tea.", default="", is_secret=True)
 
 
 ROOT = ["--root", "memory:///"]
@@ -34,6 +35,32 @@ def test_the_link_to_a_kubernetes_service_of_our_name_is_passed_over(
 
     assert config.port == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_secret_has_a_variable_and_no_flag() -> None:
+    config = load(KettleConfig, "kettle", ROOT, {"SLATEMQ_TEA_TOKEN": "hidden"})
+
+    assert config.tea_token == "hidden"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tea-token", "hidden"], "--tea-token: a secret has no flag: set SLATEMQ_TEA_TOKEN"),
+        (["--tea-token=hidden"], "--tea-token: a secret has no flag: set SLATEMQ_TEA_TOKEN"),
+        (["--tea-tokn", "hidden"], "unrecognized arguments: --tea-tokn"),
+    ],
+)
+def test_a_secret_that_is_a_word_of_the_command_is_refused_and_not_repeated(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(KettleConfig, "kettle", [*ROOT, *arguments], {})
+
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said in error
+    assert "hidden" not in error
 
 
 def test_a_config_cannot_be_changed() -> None:
