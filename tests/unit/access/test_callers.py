@@ -28,6 +28,8 @@ POLICY = """
 roles:
   worker:
     - {verbs: [consume, inspect], queues: ["orders*"]}
+  operator:
+    - verbs: [operate]
 bindings:
   - principals: [worker, certified]
     roles: [worker]
@@ -205,14 +207,15 @@ CONSUME_START = consumer_pb2.ConsumeStart(queue_id="orders")
 async def test_a_stream_ends_at_its_next_response_once_the_policy_forbids_it(
     rig: Rig, method: str, request_: Any
 ) -> None:
-    rig.change("[consume, inspect]", "[consume, inspect, operate]")
+    operating = "    roles: [worker, operator]"
+    rig.change("    roles: [worker]", operating)
     judge = ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(f"/slatemq.v1.{method}")
     assert judge is not None
     with await judge.enter(call_with(rig.worker)) as visit:
         await visit.judge(request_)
 
         # When the policy changes to one that permits the stream, too, and then to one that does not
-        rig.change("[consume, inspect]", "[consume, inspect, operate, administer]")
+        rig.change("    roles: [worker]", f"{operating} # Again")
         await visit.renew()
         rig.change("[consume, inspect]", "[publish]")
 
