@@ -3,9 +3,10 @@
 A call proves who makes it by a bearer token in `authorization`, or, without one, by the client
 certificate of its connection. A token that is refused is refused, whatever the certificate says.
 
-Checking a static token costs some 50 ms of scrypt, a JSON Web Token some 0.2 ms. So what a good
-token proved is kept, under a keyed hash of the token (so that no token can be read from memory),
-until it expires or the files change. Of refused tokens nothing is kept: they could fill it.
+Checking a static token takes some 50 ms the first time, a JSON Web Token some 0.2 ms. So what a
+good token proved is kept, under a keyed hash of the token (so that no token can be read from
+memory), until it expires or the files change. Of refused tokens nothing is kept: they could fill
+it.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
+from libs.access.token_checks import TokenChecks
 from libs.access.token_file import TokenFile, token_id
 from slatemq.credentials import TOKEN_LENGTH_MAX
-from slatemq.errors import ResourceExhausted, Unauthenticated
+from slatemq.errors import Unauthenticated
 
 T = TypeVar("T")
 
@@ -33,14 +34,6 @@ PROVEN_MAX: Final = 10_000
 
 PROVEN_S: Final = 600.0
 """The longest time to keep a proof: the key of a JSON Web Token may be withdrawn meanwhile."""
-
-CHECKS_MAX: Final = 2
-"""Static tokens that are checked at once; each takes 16 MiB and a processor."""
-
-_THREADS: Final = ThreadPoolExecutor(CHECKS_MAX, thread_name_prefix="access-tokens")
-
-WAITING_MAX: Final = 64
-"""Calls that wait for such a check. Good tokens wait once; a flood of forged ones waits here."""
 
 
 class Proof(NamedTuple, Generic[T]):
@@ -71,19 +64,20 @@ class Authenticator(Generic[T]):
     ) -> None:
         """Accept the tokens of these files; None accepts none of that kind."""
         self._tokens = tokens
+        self._checks = None if tokens is None else TokenChecks(tokens)
         self._issuers = issuers
         self._make = make
         self._clock_s = clock_s
         self._key = secrets.token_bytes(32)
         self._proven: OrderedDict[bytes, Proof[T]] = OrderedDict()
         self.files_version = 0
-        self._checks = asyncio.Semaphore(CHECKS_MAX)
-        self._waiting = 0
 
     def forget(self) -> None:
         """Check every token again: the files have changed."""
         self.files_version += 1
         self._proven.clear()
+        if self._checks is not None:
+            self._checks.forget()
 
     async def watch_files(self) -> None:
         """Read the files again when they change, for ever."""
@@ -102,8 +96,10 @@ class Authenticator(Generic[T]):
         self._proven.move_to_end(key)
         return proof
 
-    async def prove(self, authorization: str) -> Proof[T]:
+    async def prove(self, authorization: str, peer: Callable[[], str] = str) -> Proof[T]:
         """The proof that an `authorization` header is.
+
+        `peer` returns where the call comes from; it is called before this waits, or not at all.
 
         Raises:
             Unauthenticated: The token is not valid (any more), or no token.
@@ -119,7 +115,7 @@ class Authenticator(Generic[T]):
         if len(token) > TOKEN_LENGTH_MAX:
             raise _refused(f"the token has more than {TOKEN_LENGTH_MAX} characters")
         files_version = self.files_version
-        principal = await self._check(token)
+        principal = await self._check(token, peer)
         now_s = self._clock_s()
         if principal.is_expired(now_s):
             raise _refused("the token has expired")
@@ -131,10 +127,16 @@ class Authenticator(Generic[T]):
             self._proven.popitem(last=False)
         return proof
 
-    async def _check(self, token: str) -> Principal:
+    async def _check(self, token: str, peer: Callable[[], str]) -> Principal:
         static_id = token_id(token)
-        if static_id and self._tokens is not None:
-            return await self._check_static(static_id, token)
+        if static_id and self._checks is not None:
+            principal = await self._checks.principal_of(static_id, token, peer)
+            if principal is None:
+                raise _refused(
+                    "the token is wrong or was removed: ask the operator for a new one, or try "
+                    "again in some seconds if it was only just made"
+                )
+            return principal
         if not static_id and self._issuers is not None:
             return await self._issuers.value.check(token)
         if static_id:
@@ -145,26 +147,6 @@ class Authenticator(Generic[T]):
         raise _refused(
             "the token is not one that `slatemq access token` makes (smq_…), and others are not "
             "accepted: check that it was copied whole"
-        )
-
-    async def _check_static(self, static_id: str, token: str) -> Principal:
-        assert self._tokens is not None
-        if self._waiting >= WAITING_MAX:
-            raise ResourceExhausted("too many tokens wait to be checked", reason="TOKEN_CHECKS")
-        self._waiting += 1
-        try:
-            async with self._checks:
-                # Only now: while this call waited the token may have been removed.
-                entry = self._tokens.value.get(static_id)
-                if entry is not None and await asyncio.get_running_loop().run_in_executor(
-                    _THREADS, entry.matches, token
-                ):
-                    return entry.principal
-        finally:
-            self._waiting -= 1
-        raise _refused(
-            "the token is wrong or was removed: ask the operator for a new one, or try again in "
-            "some seconds if it was only just made"
         )
 
     def _hash(self, authorization: str) -> bytes:

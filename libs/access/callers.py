@@ -210,24 +210,32 @@ class Callers:
         """Raised whenever one of the files has changed."""
         return self._policy.version + self._authenticator.files_version
 
-    async def identify(self, authorization: str, certified: Collection[str] = ()) -> Identity:
+    async def identify(
+        self,
+        authorization: str,
+        certified: Collection[str] = (),
+        peer: Callable[[], str] = str,
+    ) -> Identity:
         """Who makes a call; arguments and errors as of `prove`."""
         version = self.version
-        proof = await self.prove(authorization, certified)
+        proof = await self.prove(authorization, certified, peer)
         return Identity(self, authorization, certified, proof, version)
 
-    async def prove(self, authorization: str, certified: Collection[str]) -> Proof[Caller]:
+    async def prove(
+        self, authorization: str, certified: Collection[str], peer: Callable[[], str] = str
+    ) -> Proof[Caller]:
         """The caller that something proves.
 
         Args:
             authorization: The header of this name; empty: none.
             certified: The names in the client certificate of the connection.
+            peer: Returns where the call comes from; it is called before this waits, or not at all.
 
         Raises:
             Unauthenticated, ResourceExhausted, Unavailable: As of `Authenticator.prove`.
         """
         if authorization:
-            return await self._authenticator.prove(authorization)
+            return await self._authenticator.prove(authorization, peer)
         names = self._policy.value.certificates
         for name in sorted(certified):
             if names.matches(name):

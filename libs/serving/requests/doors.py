@@ -315,7 +315,9 @@ class _ByPolicy:
         identity: Identity | None = None
         try:
             certified = self.certificates.look(context)
-            identity = await self._callers.identify(_authorization(context), certified.names)
+            identity = await self._callers.identify(
+                _authorization(context), certified.names, context.peer
+            )
             if self._access.caller == "service":
                 raise _for_services()
         except SlateMQError:
