@@ -21,7 +21,7 @@ from tests.acceptance.local_stack import LocalStack, peer_address
 from tests.faults.hostile.generated import TOKENLESS
 from tests.faults.hostile.http2 import Port
 from tests.faults.hostile.rpcs import KINDS
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 
 ODD_AUTHORIZATIONS: Final = (
     "",

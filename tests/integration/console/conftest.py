@@ -13,7 +13,7 @@ from tests.integration.console.looking import Console
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 
 VERBS = ["publish", "consume", "inspect", "edit", "administer", "operate"]
 

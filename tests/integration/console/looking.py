@@ -18,7 +18,7 @@ from slatemq.sync import SyncClient
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.events.tasks.queued_ingest import enqueue, new_task_id
 from tests.integration.router.test_quarantine import SLOW
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}

@@ -23,7 +23,7 @@ from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerStub
 from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, peer_address, wait_until
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 from tests.ready_process import popen
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # A whole stack, and two processes beside it.

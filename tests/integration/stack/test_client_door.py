@@ -36,7 +36,7 @@ from slatemq.v1 import (
 from slatemq.v1.janitor_pb2 import RunJobRequest
 from slatemq.v1.outbox_pb2 import ResumeOutboxRequest
 from tests.acceptance.local_stack import LocalStack
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 from tests.unit.access.test_methods import rpcs
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.local_stack import wait_until
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from slatemq.v1 import queue_pb2, queue_pb2_grpc, removal_pb2, removal_pb2_grpc
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
-import yaml
 
 import slatemq
 from libs.events.backends import open_backend
@@ -25,8 +26,8 @@ from libs.events.slatemq.backend import SlatemqBackend
 from slatemq._file_status import LOOK_S
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
-from slatemq._tokens import NewToken, new_token
-from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
+from slatemq._tokens import new_token
+from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.errors import (
     InvalidArgument,
     NotFound,
@@ -44,94 +45,15 @@ from slatemq.v1 import (
 from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
 from slatemq.v1.consumer_pb2_grpc import ConsumerServiceStub
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
-from tests.acceptance.local_stack import LocalStack, peer_address
+from tests.acceptance.local_stack import REPOSITORY, LocalStack, peer_address
+from tests.acceptance.test_node_stubs import modules
+from tests.integration.stack.secured import POLICY, Secured
 
 pytestmark = pytest.mark.slow
-
-POLICY: dict[str, Any] = {
-    "roles": {
-        "shop": [
-            {
-                "verbs": ["publish"],
-                "queues": ["orders*"],
-                "when": "headers.tenant == principal.tenant",
-            },
-            {"verbs": ["consume", "inspect"], "queues": ["orders*"]},
-        ],
-        "editor": [
-            {
-                "verbs": ["publish"],
-                "queues": ["orders*"],
-                "when": "headers.tenant == principal.tenant",
-            },
-            {"verbs": ["inspect", "edit"], "queues": ["orders*"]},
-        ],
-        "all": [
-            {"verbs": ["publish", "consume", "inspect", "edit", "administer", "operate"]},
-        ],
-    },
-    "bindings": [
-        {"principals": ["shop"], "roles": ["shop"]},
-        {"principals": ["editor"], "roles": ["editor"]},
-        {"principals": ["ops"], "roles": ["all"]},
-    ],
-    "limits": [{"principals": ["shop"], "publish_messages_per_s": 5}],
-}
 
 UNSENT: Final = "Internal error from Core"
 """What the client itself says, with INTERNAL, where its stream ended while it sent: the server's
 answer is lost to it."""
-
-
-class Secured:
-    """The stack, and what its clients have."""
-
-    def __init__(
-        self,
-        folder: Path,
-        policy: Mapping[str, Any] = POLICY,
-        names: Sequence[str] = ("shop", "editor", "ops", "stranger"),
-    ) -> None:
-        """Write a policy, and tokens of these principals."""
-        self.folder = folder
-        self.certificates = folder / "certs"
-        make_certificates(self.certificates)
-        self.tokens = {name: new_token(name, {"tenant": "acme"}) for name in names}
-        self.write_tokens(*self.tokens.values())
-        self.write_policy(policy)
-
-    def write_policy(self, policy: Mapping[str, Any]) -> None:
-        (self.folder / "policy.yaml").write_text(yaml.safe_dump(dict(policy)))
-
-    def write_tokens(self, *tokens: NewToken) -> None:
-        entries = [token.entry for token in tokens]
-        (self.folder / "tokens.yaml").write_text(yaml.safe_dump({"tokens": entries}))
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {
-            "SLATEMQ_TLS_CA": str(self.certificates / "ca.crt"),
-            "SLATEMQ_TLS_CERT": str(self.certificates / "service.crt"),
-            "SLATEMQ_TLS_KEY": str(self.certificates / "service.key"),
-            "SLATEMQ_ACCESS_POLICY": str(self.folder / "policy.yaml"),
-            "SLATEMQ_ACCESS_TOKENS": str(self.folder / "tokens.yaml"),
-        }
-
-    @contextmanager
-    def running(self, *arguments: str) -> Iterator[LocalStack]:
-        """The stack itself, started with these arguments."""
-        before = dict(os.environ)
-        os.environ.update(self.environ)
-        try:
-            with LocalStack(self.folder / "stack", *arguments, ready=True) as stack:
-                yield stack
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-    def credentials(self, name: str) -> slatemq.Credentials:
-        token = self.tokens[name].token if name else ""
-        return slatemq.Credentials(ca=self.certificates / "ca.crt", token=token)
 
 
 @pytest.fixture(scope="module")
@@ -748,6 +670,45 @@ async def test_events_go_to_a_secured_instance(
         await backend.ping()
     finally:
         await backend.disconnect()
+
+
+@pytest.mark.parametrize("language", ["python", "js"])
+def test_the_programs_on_the_pages_of_stubs_run_with_tls_and_a_token(
+    secured: tuple[Secured, LocalStack], tmp_path: Path, language: str
+) -> None:
+    made, stack = secured
+    shutil.copytree(made.certificates, tmp_path / "slatemq-access")
+    (tmp_path / "slatemq-access/operator.token").write_text(f"{made.tokens['ops'].token}\n")
+    page = {"python": "stubs.md", "js": "stubs-nodejs.md"}[language]
+    text = (REPOSITORY / "docs/how-to" / page).read_text(encoding="utf-8")
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (own,) = [block for block in blocks if "slatemq-access/ca.crt" in block]
+    if language == "python":
+        # Connecting, creating a queue, publishing
+        connecting, *more = blocks[:3]
+        plain = re.search(r"^def connect\(.*?(?=^\S)", connecting, re.MULTILINE | re.DOTALL)
+        assert plain is not None
+        connecting = connecting.replace(plain[0], f"{own}\nconnect = connect_secured\n")
+        program, command = "\n".join([connecting, *more]), [sys.executable, "page"]
+        environ = {"PYTHONPATH": str(REPOSITORY)}
+    else:
+        program = "\n".join(blocks).replace("grpc.credentials.createInsecure()", "secured()")
+        command, environ = ["node", "page"], {"NODE_PATH": str(modules())}
+        (tmp_path / "protos").symlink_to(REPOSITORY / "protos")
+    (tmp_path / "page").write_text(program.replace("127.0.0.1:7420", stack.endpoint))
+
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert {"python": "shop-orders", "js": "received päivää"}[language] in ended.stdout
 
 
 async def test_a_transfer_needs_a_rule_to_publish_whatever_the_headers(

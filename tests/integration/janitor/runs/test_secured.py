@@ -16,7 +16,7 @@ import pytest
 
 import slatemq
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
-from tests.integration.stack.test_secured_stack import Secured
+from tests.integration.stack.secured import Secured
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Two stacks.
 
