@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slatemq._tokens import NewToken
@@ -29,6 +32,23 @@ def add_entry(file: Path, made: NewToken) -> None:
         ValueError: It has another form than `tokens:` with a list below.
     """
     file = file.resolve()  # A link stays one.
+    with _locked(file.parent):
+        _add(file, made)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change files of a folder. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # Of file systems that lock no folders.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _add(file: Path, made: NewToken) -> None:
     text = file.read_text(encoding="utf-8") if file.exists() else HEAD
     lines = [line for line in text.splitlines() if line.split("#")[0].strip()]
     rest = "\n".join(lines[1:])

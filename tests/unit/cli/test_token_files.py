@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from libs.access.token_file import TokenFile, token_id
 from libs.documents import Document
+from slatemq._tokens import new_token
+from slatemq.cli.access.token_files import add_entry
 from slatemq.cli.app import invoke
 
 LISTS = {
@@ -89,3 +94,30 @@ def test_a_token_that_is_there_is_not_overwritten(
     assert "File exists" in capfd.readouterr().err
     assert (tmp_path / "shop").read_text() == "precious"
     assert not (tmp_path / "tokens.yaml").exists()
+
+
+def test_two_that_add_at_once_lose_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, sync = tmp_path / "tokens.yaml", os.fsync
+    second = threading.Thread(target=add_entry, args=(tokens, new_token("second")))
+
+    def another_comes(descriptor: int) -> None:
+        """Between reading the file and replacing it."""
+        monkeypatch.setattr(os, "fsync", sync)
+        second.start()
+        folder = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # It waits until this one is done
+        else:
+            second.join()
+        finally:
+            os.close(folder)
+
+    monkeypatch.setattr(os, "fsync", another_comes)
+    add_entry(tokens, new_token("first"))
+    second.join()
+
+    assert len(TokenFile(Document.read(tokens))) == 2
