@@ -34,8 +34,13 @@ def may_some(verbs: Iterable[Verb], queue: str) -> bool:
 
 
 def headers_size(headers: Mapping[str, str]) -> int:
-    """About the bytes of headers, as limits count them."""
-    return sum(len(key) + len(value) for key, value in headers.items())
+    """The bytes of headers, as limits count them."""
+    return sum(_size(key) + _size(value) for key, value in headers.items())
+
+
+def _size(text: str) -> int:
+    # Most are ASCII, which a text knows of itself.
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def require(verb: Verb, queue: str) -> None:
