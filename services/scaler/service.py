@@ -26,6 +26,7 @@ from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.process_measures import measure_process, measure_serving
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
+from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ServiceDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
@@ -143,7 +144,10 @@ async def _serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)
     gate = Gate(CALLS_MAX)
-    door = ServiceDoor(config.keda_identity if tls is not None else "", revoked)
+    # Its acts are lines of the log alone: it has no events.
+    door = ServiceDoor(
+        config.keda_identity if tls is not None else "", revoked, Auditor(lambda act: None)
+    )
     guard = CallGuard(gate, recorder, REQUEST_BYTES_MAX).of_door(door)
     port = GrpcPort(partial(_new_server, guard, handlers), tls)
     stopping = _stop_signals()

@@ -72,8 +72,12 @@ class ScalerProcess:
             )
         wait_until(self._ready_file.exists, 60, self._alive)
 
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
     def _alive(self) -> None:
-        assert self.process.poll() is None, self._log.read_text()
+        assert self.process.poll() is None, self.said
 
     @property
     def address(self) -> str:
@@ -370,6 +374,12 @@ async def test_keda_alone_is_answered_by_its_certificate(scaler: ScalerProcess) 
     async with keda(scaler, "service", queue="work-depth") as asked:
         code, problem = await asked.refusal()
         assert (code, KEDA in problem) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    facts = ("slatemq.audit: audit", "externalscaler.ExternalScaler/IsActive", "PERMISSION_DENIED")
+
+    def is_logged() -> bool:
+        return any(all(one in line for one in facts) for line in scaler.said.splitlines())
+
+    await asyncio.to_thread(wait_until, is_logged, 60)
     async with keda(scaler, "", queue="work-depth") as asked:
         assert (await asked.refusal())[0] == grpc.StatusCode.UNAVAILABLE  # no handshake
 
