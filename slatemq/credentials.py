@@ -33,7 +33,10 @@ TOKEN_LENGTH_MAX: Final = 16_384
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Credentials:
-    """What a client proves, and whom it trusts. Files are read again when they change.
+    """What a client proves, and whom it trusts.
+
+    Files of certificates and tokens are read again when they change, that of the encryption keys is
+    read once, when the client connects.
 
     Attributes:
         tls: Whether connections are TLS; so they are, too, with `ca`, `cert` or `server_name`.
