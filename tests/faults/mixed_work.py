@@ -81,6 +81,7 @@ class Work:
     _wall_s: float = field(default_factory=lambda: time.time() - time.monotonic())
     _back_ms: float = 0.0
     _due_at: dict[str, float] = field(default_factory=dict)
+    _unsure: dict[str, str] = field(default_factory=dict)
     _keys: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
@@ -199,6 +200,8 @@ class Work:
 
     def _finish(self, queue: str, key: str) -> None:
         self.finished[queue].add(key)
+        if key in self._unsure:
+            self.finished[ORDERS].add(self._unsure[key])
         self.moved_at = time.monotonic()
 
     def _note_latency(self, messages: Sequence[slatemq.Received]) -> None:
@@ -229,8 +232,10 @@ class Work:
             return
         except SlateMQError as error:
             log.debug("whether orders were shipped is not known: %s", error)
-        else:
-            self.pushed.update({pushed: queue for queue, pushed in pushes})
+            # They come again, or what was pushed for them comes.
+            self._unsure.update({pushed: pushed.partition("/")[0] for _, pushed in pushes})
+            return
+        self.pushed.update({pushed: queue for queue, pushed in pushes})
         for key in keys:
             self._finish(ORDERS, key)
 

@@ -40,6 +40,7 @@ class Judge:
         self.facts = facts
         self._filters = Filters()
         self._early_ns = facts.ahead_ms * NS
+        self._known_ids = {one for ids in facts.ids.values() for one in ids}
 
     def faults(self) -> list[Fault]:
         """All faults, rule by rule."""
@@ -266,6 +267,39 @@ class Judge:
             if came and len(came) < len(pushed) and self._all_drained():
                 lacking = next(key for key in pushed if key not in seen)
                 yield f"{came[0]} was pushed without {lacking}, although they belong together"
+        if self._all_drained():
+            yield from self._half_done(seen)
+
+    def _half_done(self, seen: set[str]) -> Iterator[str]:
+        """What only commands can have ended of which nothing was pushed."""
+        for (name, message_id), each in self.facts.deliveries.items():
+            finishing = [
+                use
+                for one in each
+                for use in self.facts.uses[one.token]
+                if use.finishes and use.outcome != FAIL
+            ]
+            queue, key = self.facts.queue(name), each[0].key
+            if message_id in queue.dead or self._may_be_gone(queue, key):
+                continue
+            if finishing and all(self._pushed_nothing(use.operation, seen) for use in finishing):
+                yield f"{name} has completed {key} without what was pushed with it"
+
+    def _pushed_nothing(self, one: Operation | None, seen: set[str]) -> bool:
+        """Whether all pushes of these commands, and there are some, are missing for certain."""
+        pushes = [c for c in one.value["commands"] if c["do"] == "push"] if one else []
+        return bool(pushes) and not any(
+            push["key"] in seen or self._may_be_gone(self.facts.queue(push["queue"]), push["key"])
+            for push in pushes
+        )
+
+    def _may_be_gone(self, queue: Queue, key: str) -> bool:
+        """Whether a message may have left a queue although no consumer finished it."""
+        return bool(
+            queue.purges
+            or queue.dead - self._known_ids  # It may be one of them.
+            or any(one.retention_ms for one in self.facts.sent.get(key, ()))
+        )
 
     def _again_after(self, one: Operation) -> str:
         """A message that these commands finish, and that came under a later lease."""

@@ -577,7 +577,8 @@ class Judge:
         self, queue: str, key: bytes, token: str, pushed: bytes, into: str, now_ms: int
     ) -> None:
         """Commands are about to end a message and to push another, both or none."""
-        self.ending(queue, key, token, is_ack=True)
+        # It has ended when its push is seen, or the answer says so; until then it may come again.
+        self.ending(queue, key, token, is_ack=False)
         source = queue, key
         self.sent[pushed] = _Sent({}, 0, self.now(), now_ms, only=into, source=source)
 
@@ -587,14 +588,12 @@ class Judge:
         sent.answered = True
         self._finishes(sent.source, pushed.decode())
 
-    def refused(self, pushed: bytes, token: str) -> None:
+    def refused(self, pushed: bytes) -> None:
         """The commands were refused, so nothing of them may have happened."""
         sent = self.sent[pushed]
         if sent.ids:
             raise Violated(f"{pushed!r} was delivered, and its commands were refused")
         sent.is_refused = True
-        assert sent.source is not None, "pushed by commands"
-        self.ack_refused(*sent.source, token)
 
     def moving(self, key: bytes, into: str) -> None:
         """A message may move to a queue from now on."""

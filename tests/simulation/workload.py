@@ -491,7 +491,7 @@ class Workload:
         try:
             await client.execute([Complete(token), Push("second", pushed)])
         except (FailedPrecondition, NotFound):
-            self._judge.refused(pushed, token)
+            self._judge.refused(pushed)
         else:
             self._judge.executed(pushed)
 

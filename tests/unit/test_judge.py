@@ -152,9 +152,30 @@ def everything(story: Story) -> None:
     story.drained(red=[4])
 
 
-def test_a_history_without_faults_is_passed(tmp_path: Path) -> None:
+def unanswered_commands(story: Story) -> None:
+    """Commands of unknown outcome, each of which did all or nothing."""
+    # Nothing, and their job comes again; or all.
+    story.publish("j2", 20, "job")
+    story.execute(story.claim("j2", 20, queue="jobs"), ["nothing"], "info")
+    story.wait(LEASE_MS)
+    story.ack(story.claim("j2", 20, 2, queue="jobs"))
+    story.publish("j3", 21, "job")
+    story.execute(story.claim("j3", 21, queue="jobs"), ["j3/a"], "info")
+    story.ack(story.claim("j3/a", 22, queue="made"))
+    # A job that is dead may have come to nothing.
+    story.publish("j4", 23, "job")
+    for attempt in (1, 2, 3):
+        story.execute(story.claim("j4", 23, attempt, queue="jobs"), [f"j4/{attempt}"], "info")
+        story.wait(LEASE_MS)
+    story.drained(jobs=[23])
+
+
+@pytest.mark.parametrize("happened", [everything, unanswered_commands])
+def test_a_history_without_faults_is_passed(
+    happened: Callable[[Story], None], tmp_path: Path
+) -> None:
     story = Story()
-    everything(story)
+    happened(story)
 
     assert story.faults(tmp_path) == set()
 
@@ -332,6 +353,11 @@ def half_of_the_pushes(story: Story) -> None:
     story.ack(story.claim("p", 2, queue="made"))
 
 
+def completed_without_its_push(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    story.execute(story.claim("j1", 1, queue="jobs"), ["p"], "info")
+
+
 def task_done_twice(story: Story) -> None:
     story.publish("j1", 1, "job")
     for attempt, pushed in ((1, "p"), (2, "q")):
@@ -400,6 +426,7 @@ def redriven_twice(story: Story) -> None:
         (push_without_completion, "commands"),
         (refused_push, "commands"),
         (half_of_the_pushes, "commands"),
+        (completed_without_its_push, "commands"),
         (task_done_twice, "tasks"),
         (redriven_alive, "redrives"),
         (redriven_and_gone, "redrives"),
