@@ -102,6 +102,7 @@ class Departures:
     _progress: dict[str, Progress] = field(default_factory=dict, init=False)
     _beginning: set[str] = field(default_factory=set, init=False)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _calls: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def progress(self) -> Mapping[str, Progress]:
@@ -237,14 +238,14 @@ class Departures:
                         del self._tasks[queue_id]
                         task.result()
         finally:
-            for task in self._tasks.values():
+            for task in (*self._tasks.values(), *self._calls):
                 task.cancel()
 
     async def _carry_out(self, queue_id: str, record: MoveRecord) -> None:
         """One departure, to its end."""
         await self._owner.durable()  # What is copied must be all, and not change any more.
         asked_s = time.monotonic()
-        while queue_id in self._owner.shard.moves.departures:
+        while self._is_under_way(queue_id, record):
             refusal: SlateMQError | None = None
             try:
                 await self._go_on(queue_id, record)
@@ -263,7 +264,13 @@ class Departures:
                     await self._cancel(queue_id, record, refusal.message)
                 except (SlateMQError, StorageError) as error:
                     log.warning("the move of queue %s cannot be cancelled: %s", queue_id, error)
-            await asyncio.sleep(RETRY_S)
+            if self._is_under_way(queue_id, record):
+                await asyncio.sleep(RETRY_S)
+
+    def _is_under_way(self, queue_id: str, record: MoveRecord) -> bool:
+        """Whether this move is not over yet; the queue may be in another one by now."""
+        departure = self._owner.shard.moves.departures.get(queue_id)
+        return departure is not None and departure.record is record
 
     def _note(self, queue_id: str, **changes: object) -> None:
         self._progress[queue_id] = self._progress[queue_id]._replace(**changes)  # type: ignore[arg-type]
@@ -329,11 +336,17 @@ class Departures:
         claim = await self._claim(queue_id, record, self._shard)
         if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, why)
-            try:
-                await self._targets.arrive(record.shard, queue_id, record.number)
-            except SlateMQError as error:
-                # It finds out by itself, once it has heard nothing for a while.
-                log.info("broker %d does not know yet: %s", record.shard, error)
+            # The target may be away, and the queue leave for another one meanwhile.
+            call = asyncio.create_task(self._report_cancelled(queue_id, record))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _report_cancelled(self, queue_id: str, record: MoveRecord) -> None:
+        try:
+            await self._targets.arrive(record.shard, queue_id, record.number)
+        except SlateMQError as error:
+            # It finds out by itself, once it has heard nothing for a while.
+            log.info("broker %d does not know yet: %s", record.shard, error)
 
     async def _stay(self, queue_id: str, why: str) -> None:
         """Takes the queue into service again: its move was cancelled."""

@@ -361,6 +361,29 @@ async def test_a_move_whose_target_is_away_is_cancelled_and_can_be_repeated(
             assert sorted(await claimed(second)) == list(range(1, 21))
 
 
+async def test_a_cancelled_move_is_over_before_its_target_knows(tmp_path: Path) -> None:
+    async with two_brokers(tmp_path) as (first, second), running(tmp_path, shard=2) as third:
+        await first.create("q")
+        for rig in (first, second, third):
+            await route_all(rig, 10)
+        steps = Steps(1)
+        steps.between(first.broker.departures._targets, "arrive")
+        targets = first.broker.departures._targets
+        then(targets, "check", second.broker.placement.drain.begin)
+        await begin_move(first, second)
+        await steps.reached.wait()
+        [found] = await listed_moves(first)
+        assert found.state == shard_pb2.QueueMove.STATE_CANCELLED
+
+        # When the queue is to move elsewhere at once, and the former target does not answer
+        vars(targets).pop("arrive")
+        await begin_move(first, third)
+        await gone(first)
+
+        assert await has_queue(first) is False
+        assert sorted(await claimed(third)) == list(range(1, 11))
+
+
 async def test_a_target_takes_a_queue_whose_source_never_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path, shard=1) as target:
         async with running(tmp_path, shard=0) as source:
