@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.partitioner import murmur2
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 FETCH_COUNT = 100
 FETCH_MS = 1_000
+
+_NO_EVENTS: Final = r"(?:ingest-\d+\.)?(?:tasks(?:\.retry)?|dead-letter(?:\.events)?)"
+"""The topics of a prefix that have no events: those of each ingest, too."""
 
 
 class Delivery(NamedTuple):
@@ -69,7 +72,7 @@ class Events(GroupEvents[Delivery]):
             consumer.subscribe(sorted(map(self._topic, types)), listener=self._offsets)
         else:
             prefix = re.escape(self._settings.topic_prefix)
-            pattern = rf"^{prefix}\.(?!tasks(\.retry)?$|dead-letter(\.events)?$)"
+            pattern = rf"^{prefix}\.(?!{_NO_EVENTS}$)"
             consumer.subscribe(pattern=pattern, listener=self._offsets)
         try:
             async with asyncio.timeout(JOIN_S):

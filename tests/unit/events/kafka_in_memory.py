@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -108,6 +109,11 @@ class Consumer:
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+    def subscribe(self, topics: Iterable[str] = (), *, pattern: str = "", listener: Any) -> None:
+        """Take the topics that there are now, as `assign` does."""
+        names = {name for name in self._broker.topics if pattern and re.match(pattern, name)}
+        self.assign(TopicPartition(name, 0) for name in sorted(names | {*topics}))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         self._positions = {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.partitioner import DefaultPartitioner
 
 from libs.events.kafka.events import Events, key_of
 from libs.events.settings import KafkaSettings
-from slatemq.events.catalogue import ObjectCreated, make_event
-from slatemq.events.envelope import Event
+from slatemq.events.catalogue import CATALOGUE, ObjectCreated, make_event
+from slatemq.events.envelope import Event, encode_event
 from tests.unit.events.kafka_in_memory import Broker, BrokerConnection
 
 SETTINGS = KafkaSettings(topic_prefix="t", partitions=6, compacted=("object.created",))
@@ -58,6 +60,41 @@ async def test_a_compacted_type_goes_into_the_partitions_that_its_topic_has(
         (f"{bucket}/cat.jpg".encode(), partitioner(bucket.encode(), numbers, numbers))
         for bucket in BUCKETS
     ]
+
+
+async def test_a_subscriber_of_all_types_gets_what_is_in_topics_of_events_alone() -> None:
+    # Given tasks and dead letters of the backend and of ingests, and behind them an event of a type
+    # that another program has
+    broker = Broker()
+    event = msgspec.structs.replace(created("photos"), type="tasks.retry.later")
+    for prefix in ("t", "t.ingest-0", "t.ingest-12"):
+        for name in ("tasks", "tasks.retry", "dead-letter", "dead-letter.events"):
+            broker.add(f"{prefix}.{name}", b"no event")
+    broker.add("t.tasks.retry.later", encode_event(event))
+    known = [f"t.{name}" for name in CATALOGUE]
+    settings = KafkaSettings(topic_prefix="t")
+    events = Events(BrokerConnection(settings, broker, [*known, "t.dead-letter.events"]))
+
+    # When it subscribes
+    got = asyncio.Queue[Event]()
+
+    async def handler(event: Event) -> None:
+        await events.acknowledge(event.id)
+        await got.put(event)
+
+    delivering = asyncio.create_task(events.deliver(frozenset(), handler, lambda: None))
+    try:
+        async with asyncio.timeout(60):
+            assert await got.get() == event
+    finally:
+        delivering.cancel()
+        await asyncio.wait([delivering])
+
+    # Then nothing else has been taken, nor reported as what is not an event
+    assert [dict(offsets) for _, offsets in broker.commits] == [
+        {TopicPartition("t.tasks.retry.later", 0): 1}
+    ]
+    assert len(broker.topics["t.dead-letter.events"]) == 1
 
 
 async def test_a_type_that_is_not_compacted_goes_by_its_key_alone() -> None:
