@@ -27,6 +27,9 @@ FETCH_MS = 1_000
 _NO_EVENTS: Final = r"(?:ingest-\d+\.)?(?:tasks(?:\.retry)?|dead-letter(?:\.events)?)"
 """The topics of a prefix that have no events: those of each ingest, too."""
 
+_NOT_ROUTING: Final = ("traceparent", "tracestate", "slatemq-")
+"""How names of headers begin that tracing or SlateMQ has set."""
+
 
 class Delivery(NamedTuple):
     """A record of a partition, as delivered to this consumer."""
@@ -156,12 +159,18 @@ class Events(GroupEvents[Delivery]):
 
 
 def key_of(event: Event) -> str:
-    """What keeps events in order: their bucket, else queue, else first routing header, else ID."""
+    """What keeps events in order: their bucket, else queue, else a routing header, else ID.
+
+    Of the headers that is `queue`, else the first by name: logs keep no other order. A trace is
+    new for each message, so it routes none.
+    """
     data = event.data
     for name in ("bucket", "queue"):
         if name in data:
             return str(data[name])
     headers = data.get("headers")
-    if isinstance(headers, dict) and headers:
-        return str(next(iter(headers.values())))
+    if isinstance(headers, dict):
+        routing = [name for name in headers if not name.startswith(_NOT_ROUTING)]
+        if routing:
+            return str(headers["queue" if "queue" in routing else min(routing)])
     return str(data.get("message_id", event.id))

@@ -12,12 +12,14 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from libs.events.kafka.events import Events, key_of
 from libs.events.settings import KafkaSettings
+from libs.storage.records.metadata import decode_log_entry, encode_headers, encode_log_columns
 from slatemq.events.catalogue import CATALOGUE, ObjectCreated, make_event
 from slatemq.events.envelope import Event, encode_event
 from tests.unit.events.kafka_in_memory import Broker, BrokerConnection
 
 SETTINGS = KafkaSettings(topic_prefix="t", partitions=6, compacted=("object.created",))
 EVENT_ID = "evt_01KJ2KH1G0J9FEYRWH6ATYF8WE"
+TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b", "slatemq-x": "y"}
 BUCKETS = [f"bucket-{n}" for n in range(20)]
 
 
@@ -26,12 +28,23 @@ def created(bucket: str, key: str = "cat.jpg") -> Event:
     return make_event(data, source="ingest-0", request_id="", at_ms=1_771_761_600_000)
 
 
+def stored(**headers: str) -> dict[str, str]:
+    """Headers as they come back from a log."""
+    (message,) = decode_log_entry(
+        encode_log_columns(7, 0, [0], [0], [encode_headers(headers)], [0])
+    )
+    return dict(message.headers)
+
+
 @pytest.mark.parametrize(
     ("data", "key"),
     [
         ({"bucket": "photos", "queue": "orders", "key": "cat.jpg"}, "photos"),
         ({"queue": "orders", "message_id": 7, "headers": {"region": "eu"}}, "orders"),
-        ({"message_id": 7, "headers": {"region": "eu", "plan": "gold"}}, "eu"),
+        ({"message_id": 7, "headers": stored(region="eu", plan="gold")}, "gold"),
+        ({"message_id": 7, "headers": stored(region="eu", plan="gold", queue="orders")}, "orders"),
+        ({"message_id": 7, "headers": stored(**TRACE, user="ann")}, "ann"),
+        ({"message_id": 7, "headers": stored(**TRACE)}, "7"),
         ({"message_id": 7, "headers": {}}, "7"),
         ({"job": "retention"}, EVENT_ID),
     ],
