@@ -26,6 +26,10 @@ from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0
+RETENTION_S = (1 << 32) - 1
+"""The longest that ends, 136 years: a publish that was answered waits however long that takes. One
+without end would stay stored when it is done."""
+
 FAIL_PREFIX = "fail: "
 """What SlateMQ writes before the reason of a message that its consumer gave up."""
 
@@ -41,7 +45,9 @@ class Tasks:
 
     async def enqueue(self, task: WriteTask) -> None:
         headers = {TASKS_HEADER: self._queues.settings.queue_prefix}
-        self._unrouted.note(await self._queues.client.publish(encode_task(task), headers))
+        client = self._queues.client
+        published = client.publish(encode_task(task), headers, retention=RETENTION_S)
+        self._unrouted.note(await published)
 
     async def dequeue(self) -> WriteTask | None:
         if self._consumer is None:

@@ -15,7 +15,12 @@ from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.events.tasks import WriteTask, encode_task
 from slatemq.events.envelope import encode_event
-from tests.integration.events.backends.test_conformance import Subscriber, a_task, created
+from tests.integration.events.backends.test_conformance import (
+    Subscriber,
+    a_task,
+    created,
+    next_task,
+)
 from tests.integration.events.conftest import Rig, eventually
 from tests.integration.janitor.instances import instance
 from tests.integration.waiting import WAIT_SECONDS
@@ -56,6 +61,37 @@ async def test_a_task_or_an_event_is_taken_by_its_header_alone(rig: Rig) -> None
     assert taken == [task]
     await eventually(lambda: subscriber.got)
     assert subscriber.got == [event]
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_task_waits_longer_than_messages_of_its_instance_do(rig: Rig) -> None:
+    """What was answered is not dropped, whatever the retention of the instance."""
+    backend = await rig.backend()
+    waiting, dead = a_task(), a_task(max_retries=0)
+    await backend.enqueue_task(dead)
+    assert await next_task(backend) == dead
+    await backend.fail_task(dead.task_id, "poison")
+    await backend.enqueue_task(waiting)
+
+    # Prefetched perhaps
+    states = (
+        slatemq.EntryState.AVAILABLE,
+        slatemq.EntryState.IN_FLIGHT,
+        slatemq.EntryState.FAILED,
+    )
+    queue, full = f"{rig.settings.queue_prefix}.tasks", slatemq.EntryView.FULL
+    found: dict[bytes, slatemq.Entry] = {}
+    async with slatemq.connect(rig.settings.endpoint) as client, asyncio.timeout(60):
+        while len(found) < 2:
+            for state in states:
+                async for entry in client.list_entries(queue, state, view=full):
+                    assert entry.message is not None
+                    found[entry.message.payload] = entry
+    assert found.keys() == {encode_task(waiting), encode_task(dead)}
+    for entry in found.values():
+        assert entry.message is not None
+        # Over a century, and not for ever: what is done can be removed
+        assert entry.message.retention_s > 100 * 366 * 86_400
 
 
 async def test_tasks_that_no_router_has_brought_to_their_queue_are_pending(tmp_path: Path) -> None:
