@@ -55,7 +55,7 @@ SHARDS = "broker_shards"
 """The fact of such an error that names them, with commas."""
 
 
-INGEST_AWAY = "INGEST_AWAY"
+INGEST_DOWN = "INGEST_DOWN"
 """The reason of a claim without messages where some wait for an ingest."""
 
 PARTITION = "slatemq-partition"

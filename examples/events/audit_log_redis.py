@@ -24,7 +24,7 @@ log = logging.getLogger("audit_log_redis")
 
 CONSUMER = "audit-log"
 BLOCK_MS = 5_000
-AWAY_SECONDS = 1.0
+DOWN_SECONDS = 1.0
 
 
 async def run(url: str, prefix: str, group: str, folder: Path) -> None:
@@ -36,7 +36,7 @@ async def run(url: str, prefix: str, group: str, folder: Path) -> None:
                 await _consume(client, f"{prefix}:events", group, audit_log)
             except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
                 log.warning("Redis does not answer: %s", error)
-                await asyncio.sleep(AWAY_SECONDS)
+                await asyncio.sleep(DOWN_SECONDS)
 
 
 async def _consume(client: Any, stream: str, group: str, audit_log: AuditLog) -> None:

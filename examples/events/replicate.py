@@ -3,7 +3,7 @@
 An event says that a message is there, and which: its payload is read from the instance that stores
 it, by ID. The copy has the event's ID as its dedupe key, so that an event which comes again stores
 nothing, within the other instance's window `dedupe_window_s`: set that to more than this program
-may be away for. A copy has the header `replicated-from`, and is not replicated again, so that two
+may be down for. A copy has the header `replicated-from`, and is not replicated again, so that two
 instances may replicate into each other.
 """
 

@@ -37,7 +37,7 @@ from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.peers.topology import TopologyServicer
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_AWAY, ExitCause, FatalError
+from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_DOWN, ExitCause, FatalError
 from libs.serving.process.health import (
     FAILED,
     STANDING_BY,
@@ -379,7 +379,7 @@ class RunningService:
         return cause
 
     def _ended(self, cause: ExitCause) -> ExitCause:
-        if cause.code in (EXIT_FAILED, EXIT_STORE_AWAY):
+        if cause.code in (EXIT_FAILED, EXIT_STORE_DOWN):
             for folder in self._service.folders:
                 cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
         level = logging.INFO if cause.code == 0 else logging.ERROR
@@ -415,7 +415,7 @@ def cause_of(error: BaseException) -> ExitCause:
     if isinstance(error, LostDatabase | LostWalStore):
         return ExitCause.lost(str(error))
     if isinstance(error, StoreUnavailable):
-        return ExitCause.store_away(str(error))
+        return ExitCause.store_down(str(error))
     if isinstance(error, StorageError):
         return ExitCause.failed(str(error))
     log.error("the service failed", exc_info=error)

@@ -280,7 +280,7 @@ class BrokerService(Service[BrokerConfig]):
         if (
             directed is error
             and error.reason != WRONG_SHARD
-            and owner.shard.moves.has_come(error.resource_name, owner.clock.now_ms())
+            and owner.shard.moves.has_arrived(error.resource_name, owner.clock.now_ms())
         ):
             return moving(error.resource_name)  # Since the error was made.
         return directed

@@ -17,7 +17,7 @@ from slatemq.credentials import Credentials
 from slatemq.errors import FailedPrecondition, PermissionDenied, Unauthenticated
 
 CLIENTS_MAX: Final = 64
-"""Persons at once; the one who has been away the longest makes place."""
+"""Persons at once; the one whose last request is oldest makes place."""
 
 LOGINS_MAX: Final = 4
 """Logins that are checked at once: a check opens connections."""

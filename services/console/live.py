@@ -206,7 +206,7 @@ class Watch:
     def _add(self, now: Look) -> None:
         rates, queues = rates_between(self._look, now), now.status.queues
         self._look, self.status = now, now.status
-        # With a broker away the sum would fall, and rise again when it is back.
+        # With a broker down the sum would fall, and rise again when it is back.
         if not now.status.unlisted_brokers:
             counts = together(queue.counts for queue in queues)
             self.totals.add(counts, sum_rates(rates.values()))

@@ -2,7 +2,7 @@
 
 ::
 
-    away ──GetRoutingState: cursors, configs──▶ live: judge, Assign, WatchQueues
+    down ──GetRoutingState: cursors, configs──▶ live: judge, Assign, WatchQueues
       ▲                                          │
       └────────── any call failed ───────────────┘   what was in flight goes again
 

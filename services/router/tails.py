@@ -12,7 +12,7 @@ brokers there are, except by those who lag; each of them costs ingest one more s
 Bounds: a route holds `Buffer.messages_max` messages or `Buffer.bytes_max` bytes, and far fewer that
 are not judged yet: of judged ones only what is stored stays in memory. While one is full its tail
 does not read, and gRPC's flow control holds ingest back. A route that is full while its broker is
-away lets go of its entries and leaves; its log is read again from the broker's cursor once that is
+down lets go of its entries and leaves; its log is read again from the broker's cursor once that is
 back. One that is full because its broker is slow leaves the others after `grace_ms` and goes on by
 itself. So a broker that is down costs no memory and stops no other, and a slow one holds the others
 up once, for that long.

@@ -24,7 +24,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN, EXIT_USAGE
 from libs.serving.process.healthprobe import NO_TLS, probe, probe_alive, probe_pages, tls_files
 
 STARTS_MAX = 10
@@ -172,7 +172,7 @@ class Supervised:
                 self.refused = code
                 self._report(f"{self.name} {end}; not starting it again{words}")
                 return
-            self._failed_count += code != EXIT_STORE_AWAY
+            self._failed_count += code != EXIT_STORE_DOWN
             if not self._has_served and self._failed_count == STARTS_MAX:
                 self.refused = EXIT_FAILED
                 self._report(f"{self.name} {end}, {STARTS_MAX} times before it served{words}")
@@ -268,7 +268,7 @@ def _end_of(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     if code == EXIT_FENCED:
         return f"was fenced (exit {code}): another process owns its data now"
-    if code == EXIT_STORE_AWAY:
+    if code == EXIT_STORE_DOWN:
         return f"cannot use its store (exit {code})"
     if code == EXIT_USAGE:
         return f"refused to start (exit {code})"

@@ -34,13 +34,13 @@ class ShardState(StrEnum):
     """What a shard is doing.
 
     DRAINING: it takes no new queues, or an ingest no publishes. DRAINED: it has nothing any more,
-    and can be removed. AWAY: it does not answer.
+    and can be removed. DOWN: it does not answer.
     """
 
     SERVING = "serving"
     DRAINING = "draining"
     DRAINED = "drained"
-    AWAY = "away"
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ShardCalls(ExaminingCalls):
         removed: set[int] = set()
         for shard, answer in zip(shards, answers, strict=True):
             if isinstance(answer, SlateMQError):
-                found.append(BrokerShard(shard, ShardState.AWAY, problem=answer.message))
+                found.append(BrokerShard(shard, ShardState.DOWN, problem=answer.message))
             else:
                 found.append(_shard_of(answer.shard))
                 removed.update(answer.removed_broker_shards)
@@ -195,7 +195,7 @@ class ShardCalls(ExaminingCalls):
                 attempt_s=ANSWER_S,
             )
         except (Unavailable, DeadlineExceeded) as error:
-            return IngestShard(shard, ShardState.AWAY, problem=error.message), ()
+            return IngestShard(shard, ShardState.DOWN, problem=error.message), ()
         return _ingest_of(response.shard), response.removed_ingest_shards
 
     async def drain_ingest_shard(self, ingest_shard: int, *, cancel: bool = False) -> IngestShard:

@@ -25,7 +25,7 @@ from slatemq._consume.finishing import Nack, nack_of
 from slatemq._requests import message_of
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
-    INGEST_AWAY,
+    INGEST_DOWN,
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -294,7 +294,7 @@ class _Claims(Part):
         await peers.call(locate, call_s=float("inf"), on_failure=self._note)
 
     def _note(self, error: SlateMQError) -> None:
-        if error.reason == INGEST_AWAY:
+        if error.reason == INGEST_DOWN:
             self.watch.end()
             self.ingests.begin(error)
         else:

@@ -16,7 +16,7 @@ from slatemq._consume.delivered import Claimed, claimed_of
 from slatemq._consume.finishing import Finisher
 from slatemq._rpc.peers import ATTEMPT_S, errors_translated
 from slatemq._rpc.queue_locations import QueueLocations
-from slatemq.errors import INGEST_AWAY, SlateMQError, Unavailable
+from slatemq.errors import INGEST_DOWN, SlateMQError, Unavailable
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 STOP_S: Final = 0.5
@@ -123,7 +123,7 @@ class _Claim:
         return True
 
 
-def raise_ingest_away(error: SlateMQError) -> None:
+def raise_ingest_down(error: SlateMQError) -> None:
     """For one claim: the broker has waited for the ingest as long as the claim wants to."""
-    if error.reason == INGEST_AWAY:
+    if error.reason == INGEST_DOWN:
         raise error

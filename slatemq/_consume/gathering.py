@@ -25,12 +25,12 @@ from typing import Any, Final
 
 import grpc.aio
 
-from slatemq._consume.claims import claim, raise_ingest_away
+from slatemq._consume.claims import claim, raise_ingest_down
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
 from slatemq.errors import (
-    INGEST_AWAY,
+    INGEST_DOWN,
     DeadlineExceeded,
     NotFound,
     ResourceExhausted,
@@ -54,7 +54,7 @@ async def claim_from_all(
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
-        claimed = await claim(locations, origin.finisher, request, call_s, raise_ingest_away)
+        claimed = await claim(locations, origin.finisher, request, call_s, raise_ingest_down)
         return received(claimed, origin)
     gathering = _Gathering(locations, request, origin, shards, min(REFUSED_S, call_s / 2))
     until_s = time.monotonic() + request.wait_ms / 1000
@@ -140,7 +140,7 @@ class _Gathering:
         until_s = time.monotonic() + REFUSED_S
 
         def check(error: SlateMQError) -> None:
-            raise_ingest_away(error)
+            raise_ingest_down(error)
             if time.monotonic() > until_s:
                 raise error
 
@@ -244,7 +244,7 @@ class _Gathering:
                 self._add(claimed)
                 awaited = claimed.awaited_shards
             if awaited:
-                raise Unavailable(f"messages wait for ingest {awaited[0]}", reason=INGEST_AWAY)
+                raise Unavailable(f"messages wait for ingest {awaited[0]}", reason=INGEST_DOWN)
         finally:
             if stopping is not None:
                 stopping.cancel()
@@ -279,8 +279,8 @@ class _Gathering:
 
     def _problem(self) -> SlateMQError:
         for error in self._problems.values():
-            is_away = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
-            if not is_away or error.reason in (INGEST_AWAY, "CLIENT_CLOSED"):
+            is_down = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
+            if not is_down or error.reason in (INGEST_DOWN, "CLIENT_CLOSED"):
                 return error
         if len(self._problems) == len(self._shards):
             return next(iter(self._problems.values()))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
 from slatemq.errors import (
-    INGEST_AWAY,
+    INGEST_DOWN,
     ResourceExhausted,
     SlateMQError,
     Unavailable,
@@ -199,7 +199,7 @@ class IngestWatch(OutageWatch):
         """What an answer of the broker says: messages wait for these."""
         if shards:
             named = ", ".join(map(str, shards))
-            away = f"ingest {named} is down, or still reading payloads"
-            self.begin(Unavailable(away, reason=INGEST_AWAY))
+            down = f"ingest {named} is down, or still reading payloads"
+            self.begin(Unavailable(down, reason=INGEST_DOWN))
         else:
             self.end()

@@ -64,7 +64,7 @@ def ls(session: Session) -> None:
       slatemq shard ls --json | jq 'select(.state == "draining") | .note'
 
     The state is serving, draining (a broker takes no new queues, an ingest no publishes), drained
-    (it has nothing any more, and can be removed), or away. Messages are those in all
+    (it has nothing any more, and can be removed), or down. Messages are those in all
     lists of a broker's queues; bytes are those of the database. Lag is the number of stored
     messages that are not yet routed: of an ingest, to all brokers; of a broker, from all ingests;
     unknown (null) where an ingest or the routers are down. Takes the verb operate.
@@ -104,7 +104,7 @@ async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]
             continue
         name = (process.service, process.shard)
         found = shards.get(name)
-        state = "serving" if process.serving else "away"
+        state = "serving" if process.serving else "down"
         listed.append(
             _Shard(
                 *name,

@@ -125,7 +125,7 @@ class ClaimResponse(_message.Message):
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ingest shards that messages of this queue wait for while later messages are delivered: their ingests are down, or still reading
-        payloads. Where no other message can be claimed, the call fails with INGEST_AWAY instead.
+        payloads. Where no other message can be claimed, the call fails with INGEST_DOWN instead.
         """
 
     def __init__(

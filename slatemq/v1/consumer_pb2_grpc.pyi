@@ -48,7 +48,7 @@ class ConsumerServiceStub:
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
     when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
     otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-    (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
+    (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
     counts an attempt.
     """
     StopClaim: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]
@@ -101,7 +101,7 @@ class ConsumerServiceStub:
     LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
     (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
     caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: the broker that may have the target queue of a push is
+    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
     down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
     """
 
@@ -125,7 +125,7 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
     when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
     otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-    (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
+    (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
     counts an attempt.
     """
     StopClaim: _aio.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]  # type: ignore[assignment]
@@ -178,7 +178,7 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
     (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
     caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: the broker that may have the target queue of a push is
+    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
     down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
     """
 
@@ -205,7 +205,7 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
         when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
         otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-        (INGEST_AWAY: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
+        (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
         counts an attempt.
         """
 
@@ -294,7 +294,7 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
         (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
         caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-        TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: the broker that may have the target queue of a push is
+        TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
         down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
         """
 

@@ -358,7 +358,7 @@ class DelayedServiceServicer:
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
         one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+        BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
         repeat the call).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

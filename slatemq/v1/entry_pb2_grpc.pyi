@@ -210,7 +210,7 @@ class DelayedServiceStub:
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
     one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+    BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
     repeat the call).
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
@@ -243,7 +243,7 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
     one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+    BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
     repeat the call).
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
@@ -279,7 +279,7 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
         one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+        BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
         repeat the call).
         """
 

@@ -48,7 +48,7 @@ class QueueServiceStub:
 
     - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
     - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-    - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
       still has. Names that were never used, or whose queue was deleted, need no other broker.
 
     An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
@@ -157,7 +157,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
     - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-    - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
       still has. Names that were never used, or whose queue was deleted, need no other broker.
 
     An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
@@ -269,7 +269,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
 
         - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
         - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-        - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+        - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
           still has. Names that were never used, or whose queue was deleted, need no other broker.
 
         An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then

@@ -31,7 +31,7 @@ async def kill_along(stack: LocalStack, run: Work, victims: list[str]) -> None:
         await asyncio.to_thread(stack.wait_restarted, victim, pid)
 
 
-async def ingest_away_under_claims(stack: LocalStack, stubs: Stubs, seconds: float) -> Run:
+async def ingest_down_under_claims(stack: LocalStack, stubs: Stubs, seconds: float) -> Run:
     """Stop ingest for so long while consumers claim what no cache holds; returns the run."""
     run = Run(make_lines(2_000))
     await run.create_queues(stubs, max_attempts=1)

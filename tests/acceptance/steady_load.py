@@ -13,7 +13,7 @@ from slatemq.errors import DeadlineExceeded, NotFound, Unavailable
 LARGE_BYTES = 70_000
 WAIT_S = 120.0
 
-AWAY = (Unavailable, DeadlineExceeded)
+DOWN = (Unavailable, DeadlineExceeded)
 
 
 class SteadyLoad:
@@ -109,7 +109,7 @@ class SteadyLoad:
             headers = {"queue": self._queues[number % len(self._queues)]}
             try:
                 message_id = int(await self._client.publish(payload, headers))
-            except AWAY:
+            except DOWN:
                 self.unanswered.append(payload)
                 continue
             self.published[message_id] = payload
@@ -119,7 +119,7 @@ class SteadyLoad:
         while True:
             try:
                 messages = await self._client.claim(queue_id, 10, lease=self._lease, wait=1)
-            except AWAY:
+            except DOWN:
                 continue
             for message in messages:
                 taken += 1
@@ -135,6 +135,6 @@ class SteadyLoad:
             await message.ack()
         except NotFound:
             return  # The lease has ended meanwhile: it comes again.
-        except AWAY:
+        except DOWN:
             return
         self.acked.add(message.message_id)

@@ -50,7 +50,7 @@ async def consume(made: Instance, worked: Counter[int], is_over: asyncio.Event) 
             try:
                 messages = await made.client.claim("q", 20, wait=1, lease=3)
             except Unavailable:
-                continue  # One broker is away, and the others have nothing.
+                continue  # One broker is down, and the others have nothing.
             for message in messages:
                 worked[message.message_id] += 1
             await made.client.ack([message.lease_token for message in messages])

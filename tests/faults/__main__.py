@@ -1,7 +1,7 @@
 """`make faults`: the long forms of the acceptance tests' faults, on a real stack.
 
 python -m tests.faults kills --messages 100000 --kills 10
-python -m tests.faults ingest-away --seconds 60
+python -m tests.faults ingest-down --seconds 60
 python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
 python -m tests.faults janitor --stages 1 2
@@ -16,7 +16,7 @@ python -m tests.faults soak --hours 8 --samples build/soak.jsonl
 python -m tests.faults upgrade --from v0.1
 python -m tests.faults store --seconds 60 --messages 20000
 python -m tests.faults reads --seconds 60 --messages 6000
-python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
+python -m tests.faults events --mode async --backend redis --publishes 100000 --down-seconds 600
 python -m tests.faults hostile --requests 100000 --seed 1 --secured
 python -m tests.faults rot --rounds 1000 --seed 1
 
@@ -47,7 +47,7 @@ from pyspark.sql import SparkSession
 from services.janitor.spark.session import spark_session
 from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
-from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
+from tests.acceptance.mishaps import SERVICES, ingest_down_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.cut_links import run_network
@@ -104,9 +104,9 @@ async def _publish_with_command(stack: LocalStack, run: Run) -> None:
         run.published_count = durable
 
 
-async def ingest_away(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
+async def ingest_down(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
     """Stop ingest while consumers claim what no cache holds; each message takes one attempt."""
-    return await ingest_away_under_claims(stack, stubs, given.seconds)
+    return await ingest_down_under_claims(stack, stubs, given.seconds)
 
 
 async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Chains:
@@ -120,7 +120,7 @@ async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> 
     return run
 
 
-FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
+FORMS = {"kills": kills, "ingest-down": ingest_down, "chains": chains}
 """Those on a stack that is started for them."""
 
 STAGES_COUNT = len(STAGES["retention"])
@@ -193,7 +193,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="the verdict of hostile as JSON alone")
     parser.add_argument(
-        "--away-seconds", type=float, default=0, help="how long the backend of event queues is down"
+        "--down-seconds", type=float, default=0, help="how long the backend of event queues is down"
     )
     return parser.parse_args()
 
@@ -400,7 +400,7 @@ def _events(given: argparse.Namespace) -> int:
     victims = victims_of(given.kills, given.seed)
     with tempfile.TemporaryDirectory(prefix="slatemq-events-") as folder:
         run = run_events(
-            Path(folder), given.mode, given.backend, given.publishes, victims, given.away_seconds
+            Path(folder), given.mode, given.backend, given.publishes, victims, given.down_seconds
         )
         faults = [*run.faults(), *faults_below(Path(folder))]
     print(

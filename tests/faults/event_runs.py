@@ -173,13 +173,13 @@ class _Rig:
             return None
         return answer
 
-    async def end_stalled(self, away_s: float) -> None:
+    async def end_stalled(self, down_s: float) -> None:
         """Raise when no publish has been answered for long, though the backend was back."""
         count, moved_at = 0, time.monotonic()
         while count < self.run.publishes:
             if (now := len(self.run.answered)) != count:
                 count, moved_at = now, time.monotonic()
-            if time.monotonic() - moved_at > STALLED_S + away_s:
+            if time.monotonic() - moved_at > STALLED_S + down_s:
                 raise RuntimeError(f"no publish is answered after {count}: {self._said()}")
             await asyncio.sleep(0.2)
 
@@ -188,7 +188,7 @@ class _Rig:
 
     # --- Kills ----------------------------------------------------------------
 
-    async def kill_along(self, away_s: float) -> None:
+    async def kill_along(self, down_s: float) -> None:
         """Kill all victims, spread over the run; the backend stays away for a while at first."""
         for at, victim in enumerate(self._victims):
             while len(self.run.answered) < self._due(at):
@@ -198,7 +198,7 @@ class _Rig:
                 await self.ingest.kill()
             else:
                 await asyncio.to_thread(self.server.kill)
-                await asyncio.sleep(away_s if BACKEND not in self._victims[:at] else 0)
+                await asyncio.sleep(down_s if BACKEND not in self._victims[:at] else 0)
                 await asyncio.to_thread(self.server.start)
             self._killed_count = at + 1
 
@@ -297,7 +297,7 @@ async def _recording(settings: QueueSettings, run: EventRun) -> AsyncIterator[No
         await backend.close()
 
 
-async def _work(rig: _Rig, away_s: float) -> None:
+async def _work(rig: _Rig, down_s: float) -> None:
     run = rig.run
 
     async def have_events() -> bool:
@@ -312,8 +312,8 @@ async def _work(rig: _Rig, away_s: float) -> None:
             async with asyncio.TaskGroup() as works:
                 for _ in range(PUBLISHERS):
                     works.create_task(rig.publish(numbers))
-                works.create_task(rig.kill_along(away_s))
-                works.create_task(rig.end_stalled(away_s))
+                works.create_task(rig.kill_along(down_s))
+                works.create_task(rig.end_stalled(down_s))
             took = time.monotonic() - began
             print(f"all answered after {took:.0f} s", flush=True)
             if run.mode in TASK_MODES:
@@ -345,7 +345,7 @@ def run_events(
     backend: str,
     publishes: int,
     victims: Sequence[str],
-    away_s: float,
+    down_s: float,
 ) -> EventRun:
     """Publishes in a mode, on a fresh backend and ingest, with kills along the way."""
     run = EventRun(mode, publishes)
@@ -353,5 +353,5 @@ def run_events(
     (folder / "server").mkdir()
     with running(make(folder / "server")) as server:
         settings = queue_settings(name, server, mode)
-        asyncio.run(_work(_Rig(folder, run, server, settings, victims), away_s))
+        asyncio.run(_work(_Rig(folder, run, server, settings, victims), down_s))
     return run

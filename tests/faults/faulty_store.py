@@ -99,8 +99,8 @@ class Fault:
     def _left_s(self) -> float | None:
         if self.window_s is None:
             return None
-        away_s, period_s = self.window_s
-        return max(away_s - time.monotonic() % period_s, 0)
+        down_s, period_s = self.window_s
+        return max(down_s - time.monotonic() % period_s, 0)
 
 
 class FaultyStore:

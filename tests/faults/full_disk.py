@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from libs.serving.process.exits import EXIT_STORE_AWAY
+from libs.serving.process.exits import EXIT_STORE_DOWN
 from tests.faults.mixed_work import Work
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import run_history
@@ -85,7 +85,7 @@ class CrowdedMember(Member):
         else:
             raise RuntimeError(f"{self.name} starts on a full disk")
         again = await self.ended()
-        if (code, again) != (EXIT_STORE_AWAY, EXIT_STORE_AWAY):
+        if (code, again) != (EXIT_STORE_DOWN, EXIT_STORE_DOWN):
             raise RuntimeError(f"{self.name} ended with {code}, then {again}: {self.last_words()}")
         self._free_bytes = resource.RLIM_INFINITY
         await self.start(self.ports)

@@ -24,7 +24,7 @@ from tests.faults.verified import faults_of
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
-AWAY_S = (15.0, 20.0)
+DOWN_S = (15.0, 20.0)
 """A store that is down for most of the time: a shard has 5 s to open."""
 
 RESTART_SECONDS = 300.0
@@ -71,12 +71,12 @@ TROUBLES = (
     Trouble("owners killed, 100 ms for each request", lambda: (Fault(delay_s=0.1),), kills=True),
     Trouble(
         "owners killed, connections reset for 15 of every 20 s",
-        lambda: (Fault(Outcome.RESET, window_s=AWAY_S), Fault(delay_s=0.05)),
+        lambda: (Fault(Outcome.RESET, window_s=DOWN_S), Fault(delay_s=0.05)),
         kills=True,
     ),
     Trouble(
         "owners killed, blackholed for 15 of every 20 s",
-        lambda: (Fault(Outcome.HOLD, window_s=AWAY_S), Fault(delay_s=0.05)),
+        lambda: (Fault(Outcome.HOLD, window_s=DOWN_S), Fault(delay_s=0.05)),
         kills=True,
     ),
 )

@@ -16,7 +16,7 @@ from typing import Any, Final
 from libs.events.settings import QueueSettings
 from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN
 from libs.serving.process.instance import StatedSetting, join_instance
 from libs.serving.server import run_service
 from libs.serving.service import Service
@@ -155,7 +155,7 @@ class Cluster:
             instance = await join_instance(InstanceRecords(root.objects), self._settings())
         except StorageError as error:
             self.tell(f"{process.name} could not join: {error}")
-            return EXIT_STORE_AWAY
+            return EXIT_STORE_DOWN
         config = replace(
             config,
             queue=self._event_queues,
@@ -168,7 +168,7 @@ class Cluster:
         cause = await run_service(process.service, config, telemetry)
         self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
         is_of_store = cause.code == EXIT_FAILED and cause.message.startswith(STORE_FAILURES)
-        if cause.code not in (EXIT_FENCED, EXIT_STORE_AWAY) and not is_of_store:
+        if cause.code not in (EXIT_FENCED, EXIT_STORE_DOWN) and not is_of_store:
             self.loop.faults.append(f"{process.name} ends: {cause.event}: {cause.message}")
         return cause.code
 

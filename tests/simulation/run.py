@@ -311,12 +311,12 @@ class World:
     async def _mishap(self) -> None:
         mishaps = [
             *(self._crash, self._crash_after_commit, self._stop, self._cut, self._slow_down),
-            *(self._take_store_away, self._lose_requests, self._hamper_store),
+            *(self._take_store_down, self._lose_requests, self._hamper_store),
         ]
         if self._clock_steps:
             mishaps.append(self._step_clock)
         if self._consistency is not None:
-            mishaps += [self._take_backend_away, self._lose_backend_requests]
+            mishaps += [self._take_backend_down, self._lose_backend_requests]
         for number in count():
             # Of its own, so that the others stay what they are without it.
             chance = random.Random(f"{self._seed}/mishap/{number}")
@@ -392,7 +392,7 @@ class World:
         if process.machine is not None:
             process.machine.wall_offset_s = offset_s
 
-    def _take_store_away(self, process: Process, chance: random.Random) -> None:
+    def _take_store_down(self, process: Process, chance: random.Random) -> None:
         # Seldom for so long that its clients give up: nothing else would happen then.
         seconds = chance.choice((0.2, 0.2, 0.5, 0.5, 1.0, 1.0, 3.0, 3.0, 20.0))
         self.cluster.tell(f"the store is down for {seconds} s")
@@ -403,12 +403,12 @@ class World:
         if process.machine is None:
             return
         name, faults = process.machine.name, self.cluster.store.faults
-        is_away = chance.random() < 0.6
+        is_down = chance.random() < 0.6
         seconds = chance.choice((0.5, 2.0, 6.0, 20.0))
-        self.cluster.tell(f"the store is {'away' if is_away else 'slow'} for {name}, {seconds} s")
-        hampered = faults.away_until_s if is_away else faults.slow_until_s
+        self.cluster.tell(f"the store is {'down' if is_down else 'slow'} for {name}, {seconds} s")
+        hampered = faults.unreachable_until_s if is_down else faults.slow_until_s
         hampered[name] = self.cluster.loop.time() + seconds
-        if process.kind != "router" and is_away and seconds > 1 and chance.random() < 0.5:
+        if process.kind != "router" and is_down and seconds > 1 and chance.random() < 0.5:
             self.cluster.replace(process)
 
     def _lose_requests(self, process: Process, chance: random.Random) -> None:
@@ -417,9 +417,9 @@ class World:
         faults.lost_requests = chance.choice((0.0, 0.05))
         faults.late = self._late
 
-    def _take_backend_away(self, process: Process, chance: random.Random) -> None:
+    def _take_backend_down(self, process: Process, chance: random.Random) -> None:
         seconds = chance.choice((0.5, 3.0, 10.0))
-        self.cluster.tell(f"the backend of event queues is away for {seconds} s")
+        self.cluster.tell(f"the backend of event queues is down for {seconds} s")
         self.backend.faults.down_until_s = self.cluster.loop.time() + seconds
 
     def _lose_backend_requests(self, process: Process, chance: random.Random) -> None:

@@ -76,7 +76,7 @@ class StoreFaults:
         lost_answers: Share of answers that do not arrive: what was asked for has happened.
         late: Share of requests that arrive seconds later, when their client has tried again.
         down_until_s: Time of the world until which nothing is answered.
-        away_until_s: The same for single machines, by name: others have the store meanwhile.
+        unreachable_until_s: The same for single machines, by name: others have the store meanwhile.
         slow_until_s: Time of the world until which machines wait SLOW times as long for it.
     """
 
@@ -85,13 +85,13 @@ class StoreFaults:
     lost_answers: float = 0.0
     late: float = 0.0
     down_until_s: float = 0.0
-    away_until_s: dict[str, float] = field(default_factory=dict)
+    unreachable_until_s: dict[str, float] = field(default_factory=dict)
     slow_until_s: dict[str, float] = field(default_factory=dict)
 
     def clear(self) -> None:
         """No faults from now on."""
         self.lost_requests = self.lost_answers = self.late = self.down_until_s = 0.0
-        self.away_until_s.clear()
+        self.unreachable_until_s.clear()
         self.slow_until_s.clear()
 
 
@@ -145,7 +145,7 @@ class SimulatedStore:
             arrives_s = self.loop.time() + self._way_s(machine)
             if self.faults.late and self.chance.random() < self.faults.late:
                 arrives_s += self.chance.uniform(0.0, 6.0)
-            if not self.is_away(machine):
+            if not self.is_down(machine):
                 is_lost = self.chance.random() < self.faults.lost_requests
                 if not is_lost:
                     # On the store's own machine: it happens although the caller has ended.
@@ -159,9 +159,9 @@ class SimulatedStore:
                 if self.loop.time() - began_s > RETRIES_S:
                     raise OSError("no answer from the store") from None
 
-    def is_away(self, machine: str) -> bool:
+    def is_down(self, machine: str) -> bool:
         """Whether a machine, by its name, gets no answers now."""
-        until_s = max(self.faults.down_until_s, self.faults.away_until_s.get(machine, 0.0))
+        until_s = max(self.faults.down_until_s, self.faults.unreachable_until_s.get(machine, 0.0))
         return self.loop.time() < until_s
 
     def _take_effect(
@@ -371,7 +371,7 @@ class Db:
         now_s = self._store.loop.time()
         if self._outdated_s is None:
             self._outdated_s = now_s
-        if now_s - self._outdated_s >= self._look_s and not self._store.is_away(self._machine):
+        if now_s - self._outdated_s >= self._look_s and not self._store.is_down(self._machine):
             self._close(CloseReason.FENCED)
 
     def _close(self, reason: CloseReason) -> None:

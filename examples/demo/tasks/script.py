@@ -25,7 +25,7 @@ PUBLISH_PAUSE_SECONDS = 0.01
 CALL_SECONDS = 60.0
 """How long a publish is repeated: longer than any process needs to be back."""
 
-AWAY_SECONDS = 1.0
+DOWN_SECONDS = 1.0
 """How long the backend stays dead."""
 
 STALLED_SECONDS = 60.0
@@ -129,7 +129,7 @@ async def _publish_batch(client: Client, phase: str, batch: Sequence[bytes]) -> 
 
 
 async def _revive(server: TaskServer, name: str, report: Report) -> None:
-    await asyncio.sleep(AWAY_SECONDS)
+    await asyncio.sleep(DOWN_SECONDS)
     await asyncio.to_thread(server.revive)
     report(f"{name} is back, on what it had")
 

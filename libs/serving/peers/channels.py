@@ -28,7 +28,7 @@ TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
 CLOSE_GRACE_SECONDS = 30.0
 """For the calls on the channel of a peer that has moved: longer than any deadline of ours."""
 
-_AWAY = (
+_DOWN = (
     grpc.ChannelConnectivity.IDLE,  # After a connection has ended, which may be the peer's end.
     grpc.ChannelConnectivity.CONNECTING,
     grpc.ChannelConnectivity.TRANSIENT_FAILURE,
@@ -80,7 +80,7 @@ class Channels:
         known = self._peers.get((service, shard))
         # While the peer answers, no call waits for the store; else it may just have moved.
         is_doubted = (service, shard) in self._doubted
-        is_down = known is None or known.channel.get_state() in _AWAY
+        is_down = known is None or known.channel.get_state() in _DOWN
         topology = None if is_doubted or is_down else self._directory.last()
         if topology is None:
             topology = await self._directory.read(RESOLVE_AGAIN_MS)

@@ -21,7 +21,7 @@ EXIT_USAGE = 2
 """A setting is wrong, or the shard's database is gone: starting it again cannot help until that is
 changed."""
 
-EXIT_STORE_AWAY = 75
+EXIT_STORE_DOWN = 75
 """The store cannot be used now: start it again for as long as that lasts, at intervals. 75 is
 "temporary failure" in sysexits.h."""
 
@@ -48,9 +48,9 @@ class ExitCause:
         return cls(EXIT_FAILED, "failed", message)
 
     @classmethod
-    def store_away(cls, message: str) -> ExitCause:
+    def store_down(cls, message: str) -> ExitCause:
         """The store is down, or refuses: it may serve the next start."""
-        return cls(EXIT_STORE_AWAY, "store_away", message)
+        return cls(EXIT_STORE_DOWN, "store_down", message)
 
     @classmethod
     def fenced(cls, message: str) -> ExitCause:

@@ -50,7 +50,7 @@ class Moves:
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, MoveRecord] = {}
         self._left: dict[str, Left] = {}
-        self._came_ms: dict[str, int] = {}
+        self._arrived_ms: dict[str, int] = {}
         self._changed: dict[str, bytes | None] = {}  # by queue, the record; None: to delete
 
     def restore(self, queue: Queue | None, queue_id: str, record: MoveRecord) -> None:
@@ -87,17 +87,19 @@ class Moves:
         self.end(queue_id)
         self._left[queue_id] = Left(queue, record.shard, now_ms)
 
-    def came(self, queue_id: str, now_ms: int) -> None:
+    def arrive(self, queue_id: str, now_ms: int) -> None:
         """The queue is here, now or again."""
         last_ms = now_ms - LISTED_MS
-        self._came_ms = {one: at_ms for one, at_ms in self._came_ms.items() if at_ms > last_ms}
-        self._came_ms[queue_id] = now_ms
+        self._arrived_ms = {
+            one: at_ms for one, at_ms in self._arrived_ms.items() if at_ms > last_ms
+        }
+        self._arrived_ms[queue_id] = now_ms
 
-    def has_come(self, queue_id: str, now_ms: int) -> bool:
+    def has_arrived(self, queue_id: str, now_ms: int) -> bool:
         """Whether the queue may not have been here a moment ago, and be here now."""
-        return self.has(queue_id) or self._came_ms.get(queue_id, -LISTED_MS) + LISTED_MS > now_ms
+        return self.has(queue_id) or self._arrived_ms.get(queue_id, -LISTED_MS) + LISTED_MS > now_ms
 
-    def away(self, now_ms: int) -> Mapping[str, tuple[Queue, int]]:
+    def departing(self, now_ms: int) -> Mapping[str, tuple[Queue, int]]:
         """The queues that are leaving, or left not long ago, each with the other shard."""
         self._left = {
             queue_id: one for queue_id, one in self._left.items() if one.at_ms + LISTED_MS > now_ms

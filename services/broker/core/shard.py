@@ -303,7 +303,7 @@ class Shard:
         self._next_revision()
         self.deleted.pop(queue_id, None)
         self.moves.end(queue_id)
-        self.moves.came(queue_id, now_ms)
+        self.moves.arrive(queue_id, now_ms)
         self.queues[queue_id] = queue
         self.owned.add(settings)
         self._rows += rows

@@ -374,7 +374,7 @@ class RedriveRunner:
                 messages, _, gone = await self._read(shard, left, max_bytes)
                 if not messages and not gone:
                     raise Unavailable(
-                        f"ingest {shard} returned no message, retry", reason="INGEST_AWAY"
+                        f"ingest {shard} returned no message, retry", reason="INGEST_DOWN"
                     )
                 for message in messages:
                     yield message

@@ -169,7 +169,7 @@ class Dispatcher:
             if waiter_line.task is None:
                 self._waiter_lines.pop(waiter_line.queue, None)
 
-    def turn_away(self, queue: Queue, error: SlateMQError) -> None:
+    def refuse_waiters(self, queue: Queue, error: SlateMQError) -> None:
         """Ends the claims and streams of a queue with this error."""
         for stream, its_queue in self.streams.items():
             if its_queue is queue:
@@ -223,7 +223,7 @@ class Dispatcher:
     async def _step(self, waiter_line: WaiterLine) -> bool:
         """Claims what can be claimed for a line; returns whether that was anything."""
         queue = waiter_line.queue
-        waiter_line.away, waiter_line.stuck, waiter_line.short = None, False, False
+        waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
         wanted = waiter_line.wanted()
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
@@ -262,14 +262,14 @@ class Dispatcher:
                 fetched = await self._payloads.fetch(missing, held, fetch_bytes)
                 if missing:
                     ahead.fetched(missing, asked, fetched)
-                self._note_down(waiter_line, fetched.away, passed)
+                self._note_down(waiter_line, fetched.down, passed)
                 self._ingests.mark_slow(fetched.slow)
                 if fetched.gone:
                     await fail_gone(self._owner, queue, fetched.gone)
                     return True
                 claimed = await self._claim_in_turns(waiter_line, held)
-                if not claimed and self._budget.is_exceeded and waiter_line.away is None:
-                    waiter_line.away = self._budget.exceeded()
+                if not claimed and self._budget.is_exceeded and waiter_line.unavailable is None:
+                    waiter_line.unavailable = self._budget.exceeded()
         waiter_line.stuck = not claimed
         return claimed > 0
 
@@ -307,20 +307,20 @@ class Dispatcher:
         self._changed(self._waiter_lines.keys())
 
     def _note_down(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
-        away = found | passed
-        if away:
-            shards = ", ".join(map(str, sorted(away)))
-            waiter_line.away = Unavailable(
-                f"ingest {shards} is down, or still reading payloads", reason="INGEST_AWAY"
+        down = found | passed
+        if down:
+            shards = ", ".join(map(str, sorted(down)))
+            waiter_line.unavailable = Unavailable(
+                f"ingest {shards} is down, or still reading payloads", reason="INGEST_DOWN"
             )
-        waiter_line.await_ingests(away)
+        waiter_line.await_ingests(down)
         self._ingests.mark_down(found)
 
     def _rest(self, waiter_line: WaiterLine) -> None:
         """Nothing more can be claimed now: ends impatient waiters, sets a timer for the others."""
         for waiter in list(waiter_line.impatient):
             waiter_line.leave(waiter)
-            waiter.failed(waiter_line.away)
+            waiter.failed(waiter_line.unavailable)
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
@@ -401,7 +401,7 @@ class Dispatcher:
             with self._budget.releasing(fetch_bytes):
                 fetched = await self._payloads.fetch(missing, None, fetch_bytes)
             ahead.fetched(missing, len(missing), fetched)
-            self._ingests.mark_down(fetched.away)
+            self._ingests.mark_down(fetched.down)
             self._ingests.mark_slow(fetched.slow)
 
     def _claim_all(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from libs.storage.layout.ids import shard_of
 from services.broker.delivery.message_cache import Payloads
 
-AWAY_MS = 200
+PROBE_MS = 200
 """How often an ingest that could not be asked is asked again."""
 
 SLOW_AT_ONCE = 4
@@ -59,10 +59,10 @@ class IngestHealth:
 
     async def _probe(self, shard: int) -> None:
         try:
-            is_away = True
-            while is_away:
-                await asyncio.sleep(AWAY_MS / 1000)
-                is_away = not await self._payloads.reaches(shard)
+            is_down = True
+            while is_down:
+                await asyncio.sleep(PROBE_MS / 1000)
+                is_down = not await self._payloads.reaches(shard)
         finally:
             del self._probes[shard]
             self._on_back()
@@ -72,7 +72,7 @@ class IngestHealth:
         try:
             is_slow = True
             while is_slow:
-                await asyncio.sleep(AWAY_MS / 1000)
+                await asyncio.sleep(PROBE_MS / 1000)
                 async with turn:
                     is_slow = await self._is_slow_for_a_turn(message_id)
         finally:
@@ -82,8 +82,8 @@ class IngestHealth:
     async def _is_slow_for_a_turn(self, message_id: int) -> bool:
         for asks in range(1, ASKS_A_TURN + 1):
             fetched = await self._payloads.fetch([message_id])
-            if not fetched.slow and not fetched.away:
+            if not fetched.slow and not fetched.down:
                 return False
             if asks < ASKS_A_TURN:
-                await asyncio.sleep(AWAY_MS / 1000)
+                await asyncio.sleep(PROBE_MS / 1000)
         return True

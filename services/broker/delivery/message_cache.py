@@ -134,7 +134,7 @@ class FetchResult:
     """Messages that are gone, with the reason."""
     slow: set[int] = field(default_factory=set)
     """Messages that their ingests are still reading."""
-    away: set[int] = field(default_factory=set)
+    down: set[int] = field(default_factory=set)
     """Ingest shards that did not answer."""
     count: int = 0
     """Messages fetched."""
@@ -215,7 +215,7 @@ class Ingests:
             yield
         except (grpc.RpcError, StorageError) as error:
             self._channels.doubt("ingest", shard)
-            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_AWAY") from error
+            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_DOWN") from error
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
@@ -232,7 +232,7 @@ class Ingests:
             if isinstance(problem, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
                 raise problem from None
             self._channels.doubt("ingest", shard)
-            raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_AWAY") from failed
+            raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_DOWN") from failed
         return str(answer.etag)
 
 
@@ -333,7 +333,7 @@ class Payloads:
             came, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
         except Unavailable as error:
             log.debug("%s", error.message)
-            fetched.away.add(shard)
+            fetched.down.add(shard)
             return
         finally:
             del self._fetches[fetch]

@@ -284,7 +284,6 @@ class Stream(Waiter):
 class WaiterLine:
     __slots__ = (
         "again",
-        "away",
         "cut",
         "has_awaiting",
         "impatient",
@@ -294,6 +293,7 @@ class WaiterLine:
         "stuck",
         "task",
         "timer",
+        "unavailable",
     )
 
     def __init__(self, queue: Queue) -> None:
@@ -306,7 +306,7 @@ class WaiterLine:
         self.cut = False  # a claim was cut at the end of a turn: it wants more now
         self.short = False  # there were messages, but too many of all queues are in flight
         self.stuck = False  # there were messages at the last look, and none could be claimed
-        self.away: SlateMQError | None = None
+        self.unavailable: SlateMQError | None = None
         self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
 
     def enter(self, waiter: Waiter) -> None:

@@ -209,7 +209,7 @@ class DelayedWatches:
         if view in WITH_MESSAGE and entries:
             count, held_bytes = await self._reader.add_messages(entries, view)
             if not count:
-                raise Unavailable("an ingest gave no message", reason="INGEST_AWAY")
+                raise Unavailable("an ingest gave no message", reason="INGEST_DOWN")
             if count < len(entries):
                 end = page.messages[count - 1][1]
                 del entries[count:]

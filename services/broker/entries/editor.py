@@ -157,5 +157,5 @@ class Invalidator:
             raise Unavailable(
                 f"message {message_id} is replaced, but broker {shard} may deliver what it was, "
                 f"retry: {failed}",
-                reason="BROKER_AWAY",
+                reason="BROKER_DOWN",
             ) from failed

@@ -70,7 +70,7 @@ class EntryLister:
         following = result.next
         if count < len(result.entries):
             if not count:
-                raise Unavailable("no message can be read now", reason="INGEST_AWAY")
+                raise Unavailable("no message can be read now", reason="INGEST_DOWN")
             following = result.entries[count - 1][1]
         # What came while this was read is returned once a crash cannot take it back.
         await self._owner.durable()

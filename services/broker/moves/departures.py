@@ -197,7 +197,7 @@ class Departures:
 
     async def _leave(self, queue: Queue, record: MoveRecord) -> None:
         queue.is_leaving = True
-        self._delivery.turn_away(queue, moving(queue.queue_id))
+        self._delivery.refuse_waiters(queue, moving(queue.queue_id))
         leases = self._owner.shard.leases
         try:
             while queue.leases.count and self._owner.owns(queue):
@@ -336,7 +336,7 @@ class Departures:
         claim = await self._claim(queue_id, record, self._shard)
         if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, why)
-            # The target may be away, and the queue leave for another one meanwhile.
+            # The target may be down, and the queue leave for another one meanwhile.
             call = asyncio.create_task(self._report_cancelled(queue_id, record))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

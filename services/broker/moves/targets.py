@@ -28,7 +28,7 @@ from slatemq.v1.move_pb2 import (
 )
 
 CALL_S: Final = 10.0
-"""A broker that has not answered by then counts as away."""
+"""A broker that has not answered by then counts as down."""
 
 
 @dataclass(eq=False)

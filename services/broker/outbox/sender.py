@@ -1,7 +1,7 @@
 """Sends the outbox: for each ingest shard a line of its own, in order, from what is durable.
 
     rows ──read, a bounded part──► ingest ──durable there──► deleted
-      ▲                              │ away: the same again, later, without end
+      ▲                              │ down: the same again, later, without end
       │                              │ refuses a row permanently: it is set aside
       ├──────────────────────────────┤ has other numbers: nothing is sent until an operator resumes
       └──────────────────────────────┘ was removed: they are numbered again, for another ingest

@@ -24,7 +24,7 @@ from slatemq.v1.queue_pb2 import GetQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 ASK_DEADLINE_S = 5.0
-"""A broker that has not answered by then counts as away."""
+"""A broker that has not answered by then counts as down."""
 
 PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""
@@ -136,15 +136,15 @@ class OtherBrokers:
             if isinstance(from_rpc_error(error), NotFound):
                 return False
             self._channels.doubt("broker", shard)
-            raise self._away(queue_id, shard) from error
+            raise self._down(queue_id, shard) from error
         except (Unavailable, StorageError) as error:
-            raise self._away(queue_id, shard) from error
+            raise self._down(queue_id, shard) from error
         return True
 
-    def _away(self, queue_id: str, shard: int) -> Unavailable:
+    def _down(self, queue_id: str, shard: int) -> Unavailable:
         return Unavailable(
             f"cannot look up queue {queue_id!r}: broker {shard} is down",
-            reason="BROKER_AWAY",
+            reason="BROKER_DOWN",
         )
 
 

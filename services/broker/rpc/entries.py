@@ -70,7 +70,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     ) -> entry_pb2.Entry:
         entry = found_entry(found, self._owner.clock.now_ms())
         if not await self._reader.read([entry], view, context):
-            raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
+            raise Unavailable("the message cannot be read now", reason="INGEST_DOWN")
         # What came while this was read is returned once a crash cannot take it back.
         await self._owner.durable()
         return entry

@@ -179,10 +179,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.ListQueuesResponse:
         size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         after = _after(request.page_token)
-        away = self._owner.shard.moves.away(self._owner.clock.now_ms())
+        departing = self._owner.shard.moves.departing(self._owner.clock.now_ms())
         following = (
             queue_id
-            for queue_id in self._owner.shard.queues.keys() | away.keys()
+            for queue_id in self._owner.shard.queues.keys() | departing.keys()
             if queue_id > after and queue_id.startswith(request.prefix) and may("inspect", queue_id)
         )
         ids = heapq.nsmallest(size + 1, following)
@@ -196,8 +196,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 await asyncio.sleep(0)
                 made = 0
             queue, target = self._owner.shard.queues.get(queue_id), None
-            if queue is None and queue_id in away:
-                queue, target = away[queue_id]
+            if queue is None and queue_id in departing:
+                queue, target = departing[queue_id]
             if queue is not None:  # Others have had turns: it may be deleted.
                 one = self._with_counts(queue)
                 if target is not None:
@@ -257,7 +257,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return queue
 
         queue = await self._owner.run(delete)
-        self._delivery.turn_away(queue, NotFound("queue", queue.queue_id))
+        self._delivery.refuse_waiters(queue, NotFound("queue", queue.queue_id))
         self._sweeper.deleted(queue_id)
         await self._owner.durable()
         await self._names.free(queue_id)
@@ -267,7 +267,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self, request: queue_pb2.PauseQueueRequest, context: Any
     ) -> queue_pb2.PauseQueueResponse:
         queue = await self._set_paused(request.queue_id, paused=True)
-        self._delivery.turn_away(queue, paused(queue))
+        self._delivery.refuse_waiters(queue, paused(queue))
         return queue_pb2.PauseQueueResponse(queue=await self._durable(queue))
 
     async def ResumeQueue(  # noqa: N802 - the RPC's name

@@ -136,4 +136,4 @@ class ReplayStarts:
                     raise PeerFailed(f"ingest {status.shard} answers there")
                 return await call(stub)
         except PeerFailed as error:
-            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_AWAY") from error
+            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_DOWN") from error

@@ -161,7 +161,7 @@ class UniqueNames:
         except PeerFailed as error:
             raise Unavailable(
                 f"queue {queue_id!r} may exist on broker {shard}, which cannot be asked: {error}",
-                reason="BROKER_AWAY",
+                reason="BROKER_DOWN",
                 metadata={"broker_shard": str(shard)},
             ) from error
         return answer

@@ -20,7 +20,7 @@ from slatemq.v1.outbox_pb2 import GetOutboxRequest
 from slatemq.v1.outbox_pb2_grpc import OutboxServiceStub
 
 ASK_DEADLINE_S: Final = 10.0
-"""A broker that has not answered by then counts as away."""
+"""A broker that has not answered by then counts as down."""
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
             raise Unavailable(
                 f"broker {broker_shard} does not say whether pushes for ingest {self._shard} wait "
                 f"there: {error.message}",
-                reason="BROKER_AWAY",
+                reason="BROKER_DOWN",
             ) from error
         for line in answer.lines:
             if line.ingest_shard == self._shard and line.waiting_count:

@@ -82,7 +82,7 @@ class WalMove:
                 "docs/how-to/repair.md for what is lost there",
             )
         if not self.is_lost:
-            await self.source.wal_store()  # Raises where it is away: before anything is changed.
+            await self.source.wal_store()  # Raises where it is down: before anything is changed.
         return record, named
 
     async def _old_store(self, named: WalStoreRecord) -> WalStore:

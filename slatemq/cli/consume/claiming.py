@@ -25,7 +25,7 @@ from slatemq.cli.parameters import (
     queue_argument,
 )
 from slatemq.cli.session import Session, command
-from slatemq.errors import INGEST_AWAY, InvalidArgument, SlateMQError, Unavailable
+from slatemq.errors import INGEST_DOWN, InvalidArgument, SlateMQError, Unavailable
 
 if TYPE_CHECKING:
     from slatemq._consume.delivered import Received
@@ -86,7 +86,7 @@ def claim(
                     queue, asked, wait=step, lease=lease, consumer_id=consumer
                 )
             except Unavailable as error:
-                if error.reason != INGEST_AWAY or step == left:
+                if error.reason != INGEST_DOWN or step == left:
                     raise
                 claimed = []  # There is time left, in which the ingest may come back.
             for message in claimed:

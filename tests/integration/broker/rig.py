@@ -85,7 +85,7 @@ class Ingest(Ingests):
     """Stands for the ingests: has every message, of 10 bytes, unless set otherwise."""
 
     def __init__(self) -> None:
-        self.away = False
+        self.down = False
         self.gone: set[int] = set()
         self.damaged: set[int] = set()
         self.sizes: dict[int, int] = {}
@@ -102,11 +102,11 @@ class Ingest(Ingests):
         return self
 
     async def check(self, shard: int) -> None:
-        if self.away:
+        if self.down:
             raise Unavailable("ingest is down")
 
     async def raise_purge_epoch(self, shard: int) -> None:
-        if self.away:
+        if self.down:
             raise Unavailable("ingest is down")
         self.raised.append(shard)
 
@@ -114,7 +114,7 @@ class Ingest(Ingests):
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
     ) -> ReadResult:
         self.reads.append(list(ids))
-        if self.away:
+        if self.down:
             raise Unavailable("ingest is down")
         missing = self.gone | self.damaged
         there = [i for i in ids if i not in missing]
@@ -141,7 +141,7 @@ class Ingest(Ingests):
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
         self.edits.append(request)
         await self.edit_gate.wait()
-        if self.away:
+        if self.down:
             raise Unavailable("ingest is down")
         if request.etag not in ("", f"e{request.message_id}"):
             raise Aborted("changed since", etag=f"e{request.message_id}")

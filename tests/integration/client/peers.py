@@ -150,7 +150,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         if self.is_ingest_down:
             await asyncio.sleep(request.wait_ms / 1000)
             away = "ingest 3 is down, or still reading payloads"
-            await refuse(context, Unavailable(away, reason="INGEST_AWAY"))
+            await refuse(context, Unavailable(away, reason="INGEST_DOWN"))
         if self.paused:
             self.refused_count += 1
             await self.report()

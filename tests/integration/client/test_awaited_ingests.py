@@ -40,10 +40,10 @@ class Ingests(broker_rig.Ingest):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down: set[int] = set()
+        self.down_shards: set[int] = set()
 
     async def check(self, shard: int) -> None:
-        if shard in self.down:
+        if shard in self.down_shards:
             raise Unavailable("it is down")
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
@@ -63,7 +63,7 @@ def claim(rig: Rig, wait_ms: int) -> asyncio.Future[consumer_pb2.ClaimResponse]:
 async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_changes() -> None:
     # Given messages of two ingests, of which one is down, and a stream
     ingests = Ingests()
-    ingests.down = {1}
+    ingests.down_shards = {1}
     async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create()
         await assign(rig, "q", 1, SECOND)
@@ -83,7 +83,7 @@ async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_c
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([FIRST], [1])
 
         # And that it is over when the ingest is back
-        ingests.down.clear()
+        ingests.down_shards.clear()
         answer = await call.read()
         if not answer.runs:
             assert not answer.awaited_ingest_shards
@@ -94,14 +94,14 @@ async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_c
 
 async def test_a_claim_with_messages_says_which_ingests_others_wait_for() -> None:
     ingests = Ingests()
-    ingests.down = {1}
+    ingests.down_shards = {1}
     async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create()
         await assign(rig, "q", 1, SECOND)
         await rig.assign([FIRST])
         answer = await claim(rig, wait_ms=30_000)
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([FIRST], [1])
-        ingests.down.clear()
+        ingests.down_shards.clear()
         answer = await claim(rig, wait_ms=30_000)
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([SECOND], [])
 
@@ -122,7 +122,7 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
 
         # Given a claim that waits, when a message comes whose ingest is down
         waiting = claim_knowing()
-        ingests.down = {1}
+        ingests.down_shards = {1}
         await assign(rig, "q", 1, SECOND)
         answer = await waiting
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([], [1])
@@ -135,7 +135,7 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
 
         # And hears of its end, with what came of it or before that
         waiting = claim_knowing(1)
-        ingests.down.clear()
+        ingests.down_shards.clear()
         answer = await waiting
         assert not answer.awaited_ingest_shards
         if not answer.runs:
@@ -185,7 +185,7 @@ async def test_a_waiting_claim_holds_two_bytes_of_each_ingest_that_it_knows() ->
 async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
     # Given a queue that may have one message in flight, and has it
     ingests = Ingests()
-    ingests.down = {1}
+    ingests.down_shards = {1}
     async with running(ingest=ingests) as rig, asyncio.timeout(60):
         await rig.create(max_in_flight=1)
         await assign(rig, "q", 1, SECOND)
@@ -212,7 +212,7 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
 
         # Then nothing changes until it has room again
         assert (list(stream.awaited_shards), reading.done()) == ([1], False)
-        ingests.down.clear()
+        ingests.down_shards.clear()
         await rig.ack(token)
         answer = await reading
         if not answer.runs:
@@ -284,7 +284,7 @@ async def test_one_claim_ends_with_its_wait_where_the_ingest_is_down(
         with pytest.raises(Unavailable, match="ingest 3 is down") as raised:
             await client.claim("q", wait=wait)
 
-    assert raised.value.reason == "INGEST_AWAY"
+    assert raised.value.reason == "INGEST_DOWN"
     assert len(instance.broker.claims) == 1
 
 

@@ -14,7 +14,7 @@ from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client.peers import RECEIVED_AT_MS, Ingest, Instance
 
 KEYS = [f"key {n}" for n in range(40)]
-AWAY = Unavailable("the connection broke", retry_after_ms=1)
+DOWN = Unavailable("the connection broke", retry_after_ms=1)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_each_key_goes_to_its_shard_and_is_stored_once(
     instance: Instance, client: slatemq.Client
 ) -> None:
     # Given answers that get lost after storing
-    instance.ingest.after.extend([AWAY] * 3)
+    instance.ingest.after.extend([DOWN] * 3)
 
     # When every key is published twice, all at once, among messages without keys
     work = [client.publish(key, dedupe_key=key) for key in KEYS * 2]

@@ -13,7 +13,7 @@ from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from tests.integration.client.peers import Broker, Instance, refuse
 
-AWAY = Unavailable("draining", retry_after_ms=1)
+DOWN = Unavailable("draining", retry_after_ms=1)
 
 
 def entry(message_id: int, queue_id: str = "q") -> entry_pb2.Entry:
@@ -50,7 +50,7 @@ class Entries(
         self.calls.append(request)
         if self.lose:
             self.lose -= 1
-            await refuse(context, AWAY)
+            await refuse(context, DOWN)
 
     async def CancelRedrive(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
@@ -85,7 +85,7 @@ class Entries(
             )
             if self.breaks:
                 self.breaks -= 1
-                await refuse(context, AWAY)
+                await refuse(context, DOWN)
 
     async def WatchDelayed(  # noqa: N802
         self, request: Any, context: Any
@@ -98,7 +98,7 @@ class Entries(
             yield entry_pb2.WatchDelayedResponse(entries=entries, position=str(n + 2))
             if self.breaks:
                 self.breaks -= 1
-                await refuse(context, AWAY)
+                await refuse(context, DOWN)
         await asyncio.Event().wait()
 
     async def CancelEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -226,7 +226,7 @@ async def test_a_message_is_found_at_all_brokers_once_though_searches_break(
     assert progress[-1] == SearchProgress(10, 10, 0)
 
 
-async def test_a_broker_that_stays_away_does_not_hide_what_others_found(
+async def test_a_broker_that_stays_down_does_not_hide_what_others_found(
     instance: Instance,
 ) -> None:
     await serve(instance, Entries("a"), Entries("b", breaks=1 << 30))

@@ -389,7 +389,7 @@ async def test_dead_letters_of_all_partitions_are_listed_settled_and_redriven(
             await asyncio.sleep(0.05)
 
 
-async def test_a_partition_whose_broker_is_away_holds_up_no_other_and_is_named(
+async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     made: Instance,
 ) -> None:
     client = made.client

@@ -20,7 +20,7 @@ from slatemq.v1 import topology_pb2_grpc
 from tests.integration.client.peers import Ingest, Instance
 from tests.ports import free_ports
 
-AWAY = Unavailable("the connection broke", retry_after_ms=1)
+DOWN = Unavailable("the connection broke", retry_after_ms=1)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def instance() -> AsyncIterator[Instance]:
 async def test_answers_lost_after_storing_double_nothing(instance: Instance) -> None:
     # Given an ingest that stores, and whose first answers get lost
     ingest = instance.ingest
-    ingest.after.extend([AWAY, AWAY, AWAY])
+    ingest.after.extend([DOWN, DOWN, DOWN])
 
     async with slatemq.connect(instance.endpoint, batches=BatchSettings(messages_max=10)) as client:
         # When messages are published one by one, all at once
@@ -49,7 +49,7 @@ async def test_a_repeat_stays_on_its_shard(instance: Instance) -> None:
     other = Ingest(shard=1)
     await instance.serve(ingest=other)
     for ingest in (instance.ingest, other):
-        ingest.after.extend([AWAY] * 3)
+        ingest.after.extend([DOWN] * 3)
 
     async with slatemq.connect(instance.endpoint) as client:
         for n in range(10):
@@ -142,7 +142,7 @@ async def test_a_refused_message_of_many_is_named_by_its_place_among_all(
 
 
 async def test_many_come_with_several_requests_under_way(instance: Instance) -> None:
-    instance.ingest.after.extend([AWAY] * 5)
+    instance.ingest.after.extend([DOWN] * 5)
     settings = BatchSettings(messages_max=10)
     async with slatemq.connect(instance.endpoint, batches=settings) as client:
         payloads = [b"%d" % n for n in range(1000)]

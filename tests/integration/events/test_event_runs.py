@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # Processes are killed and started again.
 def test_kills_lose_and_double_nothing(
     mode: Consistency, victims: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run = run_events(tmp_path, mode, "redis", 400, victims, away_s=1)
+    run = run_events(tmp_path, mode, "redis", 400, victims, down_s=1)
     assert [*run.faults(), *faults_below(tmp_path)] == []
     assert run.failed_calls or mode == "write-through"
 
@@ -36,7 +36,7 @@ def test_kills_lose_and_double_nothing(
 def test_many_kills_lose_and_double_nothing(
     mode: Consistency, backend: str, tmp_path: Path
 ) -> None:
-    run = run_events(tmp_path, mode, backend, 2_000, victims_of(3, seed=1), away_s=5)
+    run = run_events(tmp_path, mode, backend, 2_000, victims_of(3, seed=1), down_s=5)
     assert [*run.faults(), *faults_below(tmp_path)] == []
 
 

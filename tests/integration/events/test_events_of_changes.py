@@ -128,7 +128,7 @@ async def change_all(client: slatemq.Client) -> None:
     await client.delete_queue("orders")
 
 
-async def test_every_change_is_an_event_and_those_made_while_redis_is_away_outlive_kills(
+async def test_every_change_is_an_event_and_those_made_while_redis_is_down_outlive_kills(
     server: RedisServer, stack: LocalStack
 ) -> None:
     async with slatemq.connect(stack.endpoint) as client:

@@ -121,7 +121,7 @@ async def publish(ingest: QueuedIngest, name: str) -> None:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("mode", ["write-through", proof("fire-and-forget")])
-async def test_while_the_store_is_away_publishes_fail_at_their_deadlines_and_events_come(
+async def test_while_the_store_is_down_publishes_fail_at_their_deadlines_and_events_come(
     tmp_path: Path, server: tuple[str, Server], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)

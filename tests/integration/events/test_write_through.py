@@ -223,7 +223,7 @@ async def test_events_published_before_a_kill_that_the_cursor_missed_come_again_
         suite.recorder.check(answered)
 
 
-async def test_the_status_shows_the_lag_behind_a_backend_that_is_away(
+async def test_the_status_shows_the_lag_behind_a_backend_that_is_down(
     tmp_path: Path, server: tuple[str, Server]
 ) -> None:
     async with Suite(tmp_path, server) as suite:

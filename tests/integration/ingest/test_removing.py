@@ -140,7 +140,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
     tmp_path: Path,
 ) -> None:
     pushes = Pushes(ingest_shard=1)
-    pushes.away = True
+    pushes.down = True
     async with (
         serving(tmp_path, 0) as other,
         serving(tmp_path, 1) as ingest,
@@ -161,7 +161,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
         assert (await ingest.stub.Push(request)).last_number == 1
         assert "1 messages" in await refusal(client)
 
-        # When the broker is away, it cannot be known
+        # When the broker is down, it cannot be known
         broker.signals.first.set()
         await broker.ended
         stub = shard_pb2_grpc.IngestShardServiceStub(ingest.channel)

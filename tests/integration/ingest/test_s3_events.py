@@ -155,7 +155,7 @@ def test_a_token_is_what_its_file_says_now(tmp_path: Path, monkeypatch: pytest.M
         token_of("", str(tmp_path / "absent"))
 
 
-async def test_an_event_whose_shard_is_away_is_refused_for_the_store_to_send_again(
+async def test_an_event_whose_shard_is_down_is_refused_for_the_store_to_send_again(
     tmp_path: Path,
 ) -> None:
     records = [record(eventTime=f"2026-02-22T12:00:00.{n:03}Z") for n in range(20)]

@@ -253,7 +253,7 @@ async def _run_job(stack: LocalStack) -> None:
     await asyncio.to_thread(stack.wait_restarted, "janitor", pid)
 
 
-def test_alerts_of_events_fire_while_their_backend_is_away(
+def test_alerts_of_events_fire_while_their_backend_is_down(
     run: tuple[LocalStack, Prometheus], redis: RedisServer
 ) -> None:
     _, server = run

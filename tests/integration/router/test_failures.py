@@ -55,7 +55,7 @@ async def test_a_broker_that_restarts_after_a_lost_answer_gets_nothing_twice(sta
         await eventually(lambda: stack.got("all") == first + second)
 
 
-async def test_a_router_that_was_away_while_deletions_were_forgotten_keeps_no_queue_of_them(
+async def test_a_router_that_was_down_while_deletions_were_forgotten_keeps_no_queue_of_them(
     stack: Stack,
 ) -> None:
     await stack.shard.set_queue("all", "true")
@@ -133,7 +133,7 @@ async def test_a_router_that_is_killed_leaves_nothing_out(stack: Stack) -> None:
     assert stack.got("all") == published
 
 
-async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
+async def test_a_broker_that_is_down_stops_no_other_and_gets_everything_later(
     stack: Stack,
 ) -> None:
     await stack.shard.set_queue("here", "true")
@@ -174,7 +174,7 @@ async def test_a_removed_broker_shard_is_routed_to_no_more_and_holds_no_other_up
 
     async with stack.router(buffer=Buffer(messages_max=10)) as router:
         await eventually(lambda: router.is_routing)
-        # Given a broker that is away, with a full route; its entry alone is gone
+        # Given a broker that is down, with a full route; its entry alone is gone
         await other.stop()
         published = [i for _ in range(30) for i in await stack.log.publish([{}])]
         await stack.directory.remove("topology/broker-1.json")
@@ -206,7 +206,7 @@ async def test_the_log_of_a_removed_ingest_shard_is_read_no_more_and_the_others_
     async with stack.router() as router:
         published = await stack.log.publish([{}]) + await other_log.publish([{}])
         await eventually(lambda: sorted(stack.got("all")) == published)
-        # Given an ingest that is away; its entry alone is gone
+        # Given an ingest that is down; its entry alone is gone
         await other.stop()
         await stack.directory.remove("topology/ingest-1.json")
         published += await stack.log.publish([{}])

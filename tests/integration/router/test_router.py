@@ -186,7 +186,7 @@ async def test_explain_sees_a_queue_that_was_just_created(stack: Stack) -> None:
             await Explainer(router).explain(message, ["b-no", "nowhere"])
 
 
-async def test_explain_goes_by_what_is_known_while_the_broker_is_away(stack: Stack) -> None:
+async def test_explain_goes_by_what_is_known_while_the_broker_is_down(stack: Stack) -> None:
     await stack.shard.set_queue("all", "true")
     message = Facts({}, 0, 0, 0)
 

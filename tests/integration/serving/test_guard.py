@@ -113,7 +113,7 @@ async def test_what_a_service_stumbles_over_has_a_kind(
     assert caught.value.reason == reason
 
 
-async def test_a_peer_that_is_away_is_unavailable_not_internal(
+async def test_a_peer_that_is_down_is_unavailable_not_internal(
     channel: grpc.aio.Channel, servicer: EchoServicer
 ) -> None:
     servicer.failure = lambda: grpc.aio.AioRpcError(

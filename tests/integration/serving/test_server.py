@@ -247,7 +247,7 @@ async def process(*arguments: str, **environ: str) -> tuple[int, str]:
     [
         ("fenced", 77, "fenced: another broker owns shard 3"),
         ("failed", 77, "fenced: another process owns the shard now"),
-        ("unavailable", 75, "store_away: no such bucket"),
+        ("unavailable", 75, "store_down: no such bucket"),
         ("wrong", 2, "the shard is of another instance"),
     ],
 )

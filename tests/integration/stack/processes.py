@@ -34,7 +34,7 @@ from tests.ready_process import create_subprocess
 
 WAIT_SECONDS = 120
 """For what comes about within seconds, on a machine that has other things to do."""
-AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+DOWN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 R = TypeVar("R")
 
@@ -179,7 +179,7 @@ async def patiently(call: Callable[[], Awaitable[R]]) -> R:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY:
+                if error.code() not in DOWN:
                     raise
                 await asyncio.sleep(0.02)
 

@@ -23,7 +23,7 @@ from slatemq.v1 import (
 )
 from tests.claimed_runs import messages_of
 from tests.entry_stubs import EntryStubs
-from tests.integration.stack.processes import AWAY, WAIT_SECONDS, Stack, patiently, running
+from tests.integration.stack.processes import DOWN, WAIT_SECONDS, Stack, patiently, running
 
 pytestmark = pytest.mark.slow  # Four processes start, and some of them again.
 
@@ -45,7 +45,7 @@ class Auditor:
             try:
                 await self._watch()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY:
+                if error.code() not in DOWN:
                     raise
                 await asyncio.sleep(0.02)
 

@@ -25,7 +25,7 @@ import pytest
 import redis
 
 import slatemq
-from libs.serving.process.exits import EXIT_STORE_AWAY
+from libs.serving.process.exits import EXIT_STORE_DOWN
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.errors import PermissionDenied
@@ -320,6 +320,6 @@ def test_a_start_that_fails_says_why_without_the_secret(
     )
 
     # An error that stays, or a store that is down: whoever starts it tries that again.
-    assert ended.returncode in (1, 2, EXIT_STORE_AWAY), ended.stderr
+    assert ended.returncode in (1, 2, EXIT_STORE_DOWN), ended.stderr
     assert re.search("root|url|S3", ended.stderr)
     assert secret not in ended.stdout + ended.stderr

@@ -151,7 +151,7 @@ async def test_a_start_ends_when_the_store_has_gone(store: FaultyStore, root: Ro
 
 
 @pytest.mark.proof
-async def test_a_shard_opens_by_itself_in_a_store_that_is_away_for_most_of_the_time(
+async def test_a_shard_opens_by_itself_in_a_store_that_is_down_for_most_of_the_time(
     store: FaultyStore, root: Root
 ) -> None:
     # Given what a crash left, and a store that is silent for longer than a start waits for it

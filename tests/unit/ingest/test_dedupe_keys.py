@@ -249,7 +249,7 @@ async def test_a_failed_reading_fails_those_who_wait_and_none_after_them(
     with monkeypatch.context() as away:
 
         async def get_many(*_: object, **__: object) -> list[bytes | None]:
-            raise StoreUnavailable("away")
+            raise StoreUnavailable("down")
 
         away.setattr(Database, "get_many", get_many)
         failed = await asyncio.gather(

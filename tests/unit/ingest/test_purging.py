@@ -281,7 +281,7 @@ async def test_a_blob_goes_after_the_commit_and_one_that_cannot_be_deleted_stays
         assert len(await root.objects.list("blobs")) == 1
 
         async def away(path: str) -> None:
-            raise StoreUnavailable("away")
+            raise StoreUnavailable("down")
 
         monkeypatch.setattr(root.objects, "delete", away)
         assert await purge(shard, [another]) == Purged(1, 80_000)
@@ -296,7 +296,7 @@ async def test_a_blob_is_not_deleted_when_the_commit_fails(monkeypatch: pytest.M
         clock.advance(10 * HOUR_MS)
 
         async def flush(self: Database) -> None:
-            raise StoreUnavailable("away")
+            raise StoreUnavailable("down")
 
         monkeypatch.setattr(Database, "flush", flush)
         with pytest.raises(StoreUnavailable):

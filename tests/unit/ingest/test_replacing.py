@@ -65,7 +65,7 @@ async def test_readers_of_a_message_whose_replace_failed_get_an_error(
         first = (await shard.publisher.publish(batch(b"1"))).first_message_id
 
         async def write(self: Database, batch: Batch, alone: bool = False) -> bool:
-            raise StoreUnavailable("away")
+            raise StoreUnavailable("down")
 
         monkeypatch.setattr(Database, "write", write)
         with pytest.raises(StoreUnavailable):
@@ -142,7 +142,7 @@ async def test_readers_learn_how_a_replace_ended_also_when_the_one_who_waited_fo
         if fails:
 
             async def flush(self: Database) -> None:
-                raise StoreUnavailable("away")
+                raise StoreUnavailable("down")
 
             monkeypatch.setattr(Database, "flush", flush)
         replacing = asyncio.create_task(

@@ -22,7 +22,7 @@ async def owner(answers: Mapping[int, SlateMQError | None]) -> int | None:
     return await find_owner(answers, ask)
 
 
-@pytest.mark.parametrize("down", [Unavailable("away"), DeadlineExceeded("no answer")])
+@pytest.mark.parametrize("down", [Unavailable("down"), DeadlineExceeded("no answer")])
 async def test_a_queue_of_a_living_broker_is_found_whichever_broker_is_down(
     down: SlateMQError,
 ) -> None:
@@ -39,7 +39,7 @@ async def test_a_broker_that_never_answers_holds_up_no_queue_of_another() -> Non
         assert await find_owner([0, 1], ask) == 1
 
 
-@pytest.mark.parametrize("down", [Unavailable("away"), DeadlineExceeded("no answer")])
+@pytest.mark.parametrize("down", [Unavailable("down"), DeadlineExceeded("no answer")])
 async def test_a_queue_that_the_broker_that_is_down_may_have_is_not_missing(
     down: SlateMQError,
 ) -> None:

@@ -29,7 +29,7 @@ class World:
     ends_ms: int
     now_ms: int = START_MS
     probe: dict[str, int] = field(default_factory=dict)
-    away: bool = False
+    down: bool = False
     running: bool = False
     looks: list[int] = field(default_factory=list)
     begun: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class World:
 
     async def look(self, job: str, now_ms: int) -> Mapping[str, int]:
         self.looks.append((now_ms - START_MS) // 1000)
-        if self.away:
+        if self.down:
             raise Unavailable("broker 0 is down")
         return dict(self.probe)
 
@@ -166,7 +166,7 @@ async def test_runs_of_less_than_the_whole_job_do_not_count(ask: RunRequest) -> 
     assert world.begun == hours(0)
 
 
-async def test_what_was_missed_while_it_was_away_is_made_up_for() -> None:
+async def test_what_was_missed_while_it_was_down_is_made_up_for() -> None:
     world = World(START_MS + HOUR_MS // 2, probe={"ingest/0": 5})
     await world.has_run(RunRequest("retention"), START_MS - 48 * HOUR_MS)
 
@@ -212,8 +212,8 @@ async def test_one_that_runs_already_is_left_alone() -> None:
     assert world.looks == hours(0, 1, 2)
 
 
-async def test_while_a_shard_is_away_it_tries_every_minute() -> None:
-    world = World(START_MS + 3 * AGAIN_MS, away=True)
+async def test_while_a_shard_is_down_it_tries_every_minute() -> None:
+    world = World(START_MS + 3 * AGAIN_MS, down=True)
 
     await passes(world)
 

@@ -277,7 +277,7 @@ class Backend:
 
     async def publish_batch(self, events: Sequence[Event]) -> None:
         if not self.up.is_set():
-            raise Unavailable("away")
+            raise Unavailable("down")
         self.events += events
 
 
@@ -315,7 +315,7 @@ async def test_a_relay_connects_to_a_backend_that_begins_later_though_nothing_is
     root: Root,
 ) -> None:
     backend: Any = Backend()
-    backend.refusal = Unavailable("away")
+    backend.refusal = Unavailable("down")
     async with opened(root) as owner:
         relay = Relay(QueueSettings(enabled=True, backend="redis"), backend, owner.events)
         running = asyncio.create_task(relay.run())
@@ -338,7 +338,7 @@ async def test_a_setting_that_is_refused_after_an_outage_is_an_error_until_it_is
 
     backend: Any = Backend()
     backend.up.set()
-    backend.refusal = Unavailable("away")
+    backend.refusal = Unavailable("down")
     async with opened(root) as owner:
         relay = Relay(QueueSettings(enabled=True, backend="redis"), backend, owner.events)
         running = asyncio.create_task(relay.run())

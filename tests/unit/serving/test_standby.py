@@ -233,7 +233,7 @@ async def test_a_store_that_fails_is_asked_again(
     objects: Objects, owners: ShardOwners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STORE_AGAIN_S", 0.01)
-    listed, failures = objects.list, [StoreUnavailable("away"), StoreUnavailable("away")]
+    listed, failures = objects.list, [StoreUnavailable("down"), StoreUnavailable("down")]
 
     async def failing(folder: str) -> list[str]:
         if failures:

@@ -219,40 +219,40 @@ async def test_who_took_a_number_over_stays_when_its_predecessor_leaves(objects:
     assert dict((await directory.read()).shards("router")) == {0: "new:1"}
 
 
-class _AwayAtTimes(Objects):
+class _DownAtTimes(Objects):
     """A real store whose listings can be switched off."""
 
     def __init__(self, objects: Objects) -> None:
         vars(self).update(vars(objects))
-        self.away = False
+        self.down = False
 
     async def list(self, prefix: str) -> list[str]:
-        if self.away:
+        if self.down:
             raise StoreUnavailable("off")
         return await super().list(prefix)
 
 
-async def test_the_last_reading_serves_while_the_store_is_away(objects: Objects) -> None:
-    store = _AwayAtTimes(objects)
+async def test_the_last_reading_serves_while_the_store_is_down(objects: Objects) -> None:
+    store = _DownAtTimes(objects)
     directory = TopologyDirectory(store)
     await directory.announce(Peer("broker", 0, "b:0"))
     await directory.read()
 
-    store.away = True
+    store.down = True
 
     assert dict((await directory.read(max_age_ms=-1)).brokers) == {0: "b:0"}
     with pytest.raises(StoreUnavailable):
         await TopologyDirectory(store).read()
 
 
-async def test_who_leaves_while_the_store_is_away_says_that_its_entry_stays(
+async def test_who_leaves_while_the_store_is_down_says_that_its_entry_stays(
     objects: Objects, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = _AwayAtTimes(objects)
+    store = _DownAtTimes(objects)
     directory = TopologyDirectory(store)
     janitor = Peer("janitor", 0, "j:0")
     await directory.announce(janitor)
-    store.away = True
+    store.down = True
 
     await directory.withdraw(janitor)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.process.exits import EXIT_FENCED, EXIT_STORE_AWAY, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FENCED, EXIT_STORE_DOWN, EXIT_USAGE
 from services.stack.ports import choose_ports
 from services.stack.process import STARTS_MAX, Backoff, Program, Supervised
 
@@ -105,11 +105,11 @@ async def test_a_process_that_never_serves_is_given_up_after_some_lives_not_afte
     assert watched.said[-1] == last
 
 
-async def test_a_process_whose_store_is_away_is_started_again_until_it_serves(
+async def test_a_process_whose_store_is_down_is_started_again_until_it_serves(
     watch: Callable[[str], Watched],
 ) -> None:
     # Given a store that is down for longer than other failures may last
-    watched = watch(",".join([str(EXIT_STORE_AWAY)] * (STARTS_MAX + 2) + ["serve"]))
+    watched = watch(",".join([str(EXIT_STORE_DOWN)] * (STARTS_MAX + 2) + ["serve"]))
 
     watched.it.start()
     await watched.served.acquire()

@@ -308,21 +308,21 @@ async def test_a_repeated_request_gives_the_same_redrive(tmp_path: Path) -> None
         assert without[0].redrive_id != without[1].redrive_id
 
 
-async def test_an_ingest_that_is_away_is_waited_for() -> None:
+async def test_an_ingest_that_is_down_is_waited_for() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         await fail(rig, [1, 2])
-        rig.ingest.away = True
+        rig.ingest.down = True
         reads = len(rig.ingest.reads)
         one = await start(rig, filter="size == 10")
         # One that needs no content is not held up.
         await rig.create("p", max_attempts=1)
-        rig.ingest.away = False
+        rig.ingest.down = False
         await fail(rig, [3], queue_id="p")
-        rig.ingest.away = True
+        rig.ingest.down = True
         assert (await redriven(rig, "p")).redriven_count == 1
         await until(rig, one.redrive_id, lambda _: len(rig.ingest.reads) > reads)
-        rig.ingest.away = False
+        rig.ingest.down = False
         one = await ended(rig, one.redrive_id)
         assert (one.state, progress(one)) == (DONE, (2, 2, 2))
 

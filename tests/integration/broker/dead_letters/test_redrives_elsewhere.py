@@ -111,7 +111,7 @@ async def test_where_nothing_can_be_pushed_it_goes_on_to_the_end(
         await eventually(lambda: pushes.payloads() == [payload(n) for n in range(16, 31)])
 
 
-async def test_a_target_shard_that_is_away_is_waited_for_and_a_deleted_one_is_reported() -> None:
+async def test_a_target_shard_that_is_down_is_waited_for_and_a_deleted_one_is_reported() -> None:
     disk, pushes = Disk(), Pushes()
     root = memory_root(disk)
     clock = ManualClock()
@@ -123,7 +123,7 @@ async def test_a_target_shard_that_is_away_is_waited_for_and_a_deleted_one_is_re
             one = await start(rig, target_queue_id="far", rate=10)
             await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         refused = await refusal(start(rig, target_queue_id="far"))
-        assert refused[:2] == (grpc.StatusCode.UNAVAILABLE, "BROKER_AWAY")
+        assert refused[:2] == (grpc.StatusCode.UNAVAILABLE, "BROKER_DOWN")
         assert (await redrive(rig, one.redrive_id)).state == RUNNING
         async with running(root, disk=disk, shard=1) as other:
             count = (await redrive(rig, one.redrive_id)).redriven_count
@@ -142,7 +142,7 @@ async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
 ) -> None:
     disk, pushes = Disk(), Pushes()
     root = memory_root(disk)
-    pushes.away = True
+    pushes.down = True
     async with (
         running(root, disk=disk, pushes=pushes, settings={"outbox_rows_max": 1}) as rig,
         running(root, disk=disk, shard=1) as other,
@@ -158,7 +158,7 @@ async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
         await eventually(lambda: "waits: 1 pushes wait" in caplog.text)
         assert len(rig.ingest.reads) == reads
         assert await ids(rig, FAILED) == [2]
-        pushes.away = False
+        pushes.down = False
         result = await ended(rig, one.redrive_id)
         assert (result.state, result.redriven_count) == (DONE, 1)
         await eventually(lambda: len(pushes.stored.get(0, ())) == 2)

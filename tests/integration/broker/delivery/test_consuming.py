@@ -279,12 +279,12 @@ async def test_no_lease_ends_while_a_commit_is_overdue() -> None:
         assert await late == [OK]
 
 
-async def test_an_ingest_that_is_away_costs_no_attempt() -> None:
+async def test_an_ingest_that_is_down_costs_no_attempt() -> None:
     ingest = Ingest()
     async with running(ingest=ingest) as rig:
         await rig.create(max_attempts=1)
         await rig.assign([1])
-        ingest.away = True
+        ingest.down = True
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await rig.claim()
@@ -293,7 +293,7 @@ async def test_an_ingest_that_is_away_costs_no_attempt() -> None:
         await asyncio.sleep(0.05)
         assert await rig.counts() == {"available": 1}
 
-        ingest.away = False
+        ingest.down = False
 
         (claimed,) = await waiting
         assert claimed.attempts_count == 1

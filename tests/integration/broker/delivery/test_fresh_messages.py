@@ -50,7 +50,7 @@ async def test_a_consumer_that_waits_gets_what_came_along_and_no_ingest_is_asked
         claiming = await waiting_claim(rig)
         await bring(rig, 1)
         assert await claiming == [BROUGHT]
-        ingest.away = True
+        ingest.down = True
 
         claiming = await waiting_claim(rig)
         await bring(rig, 2)

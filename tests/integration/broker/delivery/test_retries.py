@@ -21,7 +21,7 @@ async def claim_one(rig: Rig) -> ClaimedMessage:
     return message
 
 
-async def is_away_for(rig: Rig, wait_ms: int) -> None:
+async def is_down_for(rig: Rig, wait_ms: int) -> None:
     await rig.pass_time(wait_ms - 1)
     assert await rig.claim() == []
     await rig.pass_time(1)
@@ -42,7 +42,7 @@ async def test_attempts_wait_longer_each_time_also_over_restarts() -> None:
             else:
                 await rig.pass_time(message.lease_ms)
         async with running(root, clock, disk=disk) as rig:
-            await is_away_for(rig, wait_ms)
+            await is_down_for(rig, wait_ms)
     async with running(root, clock, disk=disk) as rig:
         message = await claim_one(rig)
         assert await rig.nack(message.lease_token) == [0]
@@ -55,9 +55,9 @@ async def test_absent_is_the_backoff_and_zero_is_at_once() -> None:
         await rig.assign([1])
         assert await rig.nack((await claim_one(rig)).lease_token, delay_ms=0) == [0]
         assert await rig.nack((await claim_one(rig)).lease_token, delay_ms=10) == [0]
-        await is_away_for(rig, 10)
+        await is_down_for(rig, 10)
         assert await rig.nack((await claim_one(rig)).lease_token) == [0]
-        await is_away_for(rig, 3000)
+        await is_down_for(rig, 3000)
         release = consumer_pb2.NackItem(
             lease_token=(await claim_one(rig)).lease_token, release=True
         )
@@ -74,7 +74,7 @@ async def test_a_new_backoff_holds_from_the_next_failed_attempt_on() -> None:
         await update(rig, ["backoff"], backoff=fixed)
         assert await rig.nack(message.lease_token) == [0]
         await update(rig, ["backoff"], backoff=NO_BACKOFF)
-        await is_away_for(rig, 7000)
+        await is_down_for(rig, 7000)
         assert await rig.nack((await claim_one(rig)).lease_token) == [0]
         assert len(await rig.claim()) == 1
 

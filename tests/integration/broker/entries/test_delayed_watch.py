@@ -155,18 +155,18 @@ async def test_answers_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         assert 1 in sizes
 
 
-async def test_an_ingest_that_is_away_ends_the_watch_and_it_goes_on_later() -> None:
+async def test_an_ingest_that_is_down_ends_the_watch_and_it_goes_on_later() -> None:
     ingest = Ingest()
     async with running(ingest=ingest) as rig:
         await rig.create()
         await delay(rig, [1])
         async with watching(rig, view=FULL) as watch:
             assert await watch.until(1) == [1]
-            ingest.away = True
+            ingest.down = True
             await delay(rig, [2])
             with pytest.raises(Unavailable):
                 await watch.until(2)
-        ingest.away = False
+        ingest.down = False
         async with watching(rig, watch.position, view=FULL) as again:
             assert await again.until(1) == [2]
 

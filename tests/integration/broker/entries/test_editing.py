@@ -158,10 +158,10 @@ async def test_what_ingest_refuses_is_reported_and_the_entry_is_free_again() -> 
         with pytest.raises(Aborted) as refused:
             await editing.edit(1, etag="another")
         assert refused.value.etag == "e1"
-        rig.ingest.away = True
+        rig.ingest.down = True
         with pytest.raises(Unavailable):
             await editing.edit(1)
-        rig.ingest.away = False
+        rig.ingest.down = False
         rig.clock.advance(MINUTE)
         assert payloads(await rig.claim()) == [b"%010d" % 1]
 
@@ -251,7 +251,7 @@ async def test_another_broker_hands_out_nothing_that_it_held_before_an_edit() ->
         await TopologyDirectory(root.objects).announce(Peer("broker", 1, address))
         with pytest.raises(Unavailable) as refused:
             await Editing(rig).edit(1)
-        assert refused.value.reason == "BROKER_AWAY"
+        assert refused.value.reason == "BROKER_DOWN"
         async with running(root, clock, ingest, disk, shard=1):
             assert await Editing(rig).edit(1) == "edited"
 

@@ -95,7 +95,7 @@ async def test_views_show_as_much_as_is_asked() -> None:
         rig.ingest.gone = {1}
         assert not (await get(rig, handles[1], FULL)).HasField("message")
         assert (await get(rig, handles[2], FULL)).HasField("message")
-        rig.ingest.away = True
+        rig.ingest.down = True
         refused = await refusal(get(rig, handles[1], HEADERS))
         assert refused[0] == grpc.StatusCode.UNAVAILABLE
         assert (await get(rig, handles[1], ATTEMPTS)).message_id == 1

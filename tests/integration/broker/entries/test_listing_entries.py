@@ -237,7 +237,7 @@ async def test_every_listing_can_show_the_messages(state: queue_pb2.EntryState.V
             if not other.HasField("message"):
                 one.ClearField("message")
             assert one == other
-        rig.ingest.away = True
+        rig.ingest.down = True
         assert len(await listed(rig, state)) == 7
         assert (await refusal(listed(rig, state, view=FULL)))[0] == grpc.StatusCode.UNAVAILABLE
 

@@ -182,8 +182,8 @@ async def test_a_message_is_found_in_all_its_queues_with_its_history(tmp_path: P
             assert last.rows_read_count >= 3
             counts = [answer.queues_searched_count for answer in answers]
             assert counts == sorted(counts)
-            rig.ingest.away = True  # when it was received is not known then
-        rig.ingest.away = False
+            rig.ingest.down = True  # when it was received is not known then
+        rig.ingest.down = False
         answers = await find(rig, 7, "b", "a", "b", "none")
         found = [entry for answer in answers for entry in answer.entries]
         assert [(one.queue_id, one.state) for one in found] == [("b", DELAYED), ("a", AVAILABLE)]

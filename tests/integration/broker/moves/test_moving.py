@@ -327,7 +327,7 @@ async def test_a_move_that_its_target_refuses_is_cancelled(tmp_path: Path) -> No
         assert held.message.message_id == 1
 
 
-async def test_a_move_whose_target_is_away_is_cancelled_and_can_be_repeated(
+async def test_a_move_whose_target_is_down_is_cancelled_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(departures, "GIVE_UP_S", 0.3)

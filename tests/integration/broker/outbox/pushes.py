@@ -14,7 +14,7 @@ class Pushes:
     """Implements `services.broker.outbox.targets.OutboxTarget`, for brokers that come and go.
 
     Attributes:
-        away: Every call fails.
+        down: Every call fails.
         lose_answers: How many of the next calls are done, and lose their answers.
         slow: While it is not set, calls wait before anything happens.
         numbers: The last number of each broker shard and ingest shard.
@@ -26,7 +26,7 @@ class Pushes:
     """
 
     def __init__(self, ingest_shard: int = 0) -> None:
-        self.away = False
+        self.down = False
         self.limit: int | None = None
         self.lose_answers = 0
         self.slow = asyncio.Event()
@@ -51,8 +51,8 @@ class Pushes:
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         await self.slow.wait()
-        if self.away or ingest_shard in self.removed:
-            raise PeerFailed("away")
+        if self.down or ingest_shard in self.removed:
+            raise PeerFailed("down")
         self.calls.append(len(request.messages))
         place = (request.broker_shard, ingest_shard)
         last = self.numbers.get(place, 0)

@@ -284,7 +284,7 @@ async def test_queues_of_other_shards_take_pushes_but_no_transfers() -> None:
             assert (missing.reason, missing.metadata["command"]) == ("QUEUE_NOT_FOUND", "1")
         away = await refused(rig, push("far"))
 
-        assert away.reason == "BROKER_AWAY"
+        assert away.reason == "BROKER_DOWN"
         await execute(rig, push("q"))
         await eventually(lambda: len(pushes.payloads()) == 2)
 

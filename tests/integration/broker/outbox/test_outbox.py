@@ -60,14 +60,14 @@ async def test_lost_answers_and_restarts_send_again_and_store_once_in_order() ->
     assert sum(pushes.calls) > 20, "nothing was sent again"
 
 
-async def test_an_ingest_that_is_away_for_hours_costs_no_memory_and_loses_nothing(
+async def test_an_ingest_that_is_down_for_hours_costs_no_memory_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outbox_sender, "BATCH_ROWS", 50)
     monkeypatch.setattr(outbox_sender, "BATCH_BYTES", 20_000)
     disk, clock, pushes = Disk(), ManualClock(), Pushes()
     root = memory_root(disk)
-    pushes.away = True
+    pushes.down = True
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await rig.create()
         for n in range(10):
@@ -75,7 +75,7 @@ async def test_an_ingest_that_is_away_for_hours_costs_no_memory_and_loses_nothin
         for n in range(20):
             await execute(rig, push(payload=b"%d" % n * 5000))
         assert waiting(rig) == 1020
-    pushes.away = False
+    pushes.down = False
     clock.advance(5 * 3_600_000)
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await eventually(lambda: waiting(rig) == 0)
@@ -91,7 +91,7 @@ async def test_an_ingest_that_is_away_for_hours_costs_no_memory_and_loses_nothin
 
 async def test_a_full_outbox_refuses_pushes_until_ingest_is_back() -> None:
     pushes = Pushes()
-    pushes.away = True
+    pushes.down = True
     async with running(pushes=pushes, settings={"outbox_rows_max": 3}) as rig:
         await rig.create()
         await rig.assign([1])
@@ -102,7 +102,7 @@ async def test_a_full_outbox_refuses_pushes_until_ingest_is_back() -> None:
 
         assert error.reason == "OUTBOX_FULL"
         assert await rig.counts() == {"in_flight": 1}
-        pushes.away = False
+        pushes.down = False
         await eventually(lambda: waiting(rig) == 0)
         await execute(rig, complete(message.lease_token), push(), push())
         await eventually(lambda: len(pushes.payloads()) == 4)
@@ -237,12 +237,12 @@ async def test_what_waits_for_an_ingest_that_was_removed_goes_to_another_one_onc
         await execute(rig, push(payload=b"before"))
         await eventually(lambda: pushes.payloads(1) == [b"before"])
         # Given pushes for an ingest that refuses them, since it is about to go
-        pushes.away = True
+        pushes.down = True
         for payload in wanted:
             await execute(rig, push(payload=payload))
         assert rig.owner.shard.outbox.waiting_count(1) == 5
 
-    pushes.removed, pushes.away, pushes.ingest_shard = {1}, False, 0
+    pushes.removed, pushes.down, pushes.ingest_shard = {1}, False, 0
     pushes.lose_answers = 2
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await eventually(lambda: pushes.payloads(0) == wanted)

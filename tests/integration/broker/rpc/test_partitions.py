@@ -138,7 +138,7 @@ async def test_a_creation_killed_at_any_step_is_repeated_and_doubles_nothing(
         # When another process takes the shard over, and the command is repeated
         new = await stack.enter_async_context(broker(tmp_path, 1))
         async with asyncio.timeout(60):
-            while (again := await outcome(new.rig, index, shards)) == "BROKER_AWAY":
+            while (again := await outcome(new.rig, index, shards)) == "BROKER_DOWN":
                 await asyncio.sleep(0.05)
         old.objects.thawed.set()
         late = await frozen

@@ -79,7 +79,7 @@ async def test_messages_of_a_shard_count_as_its_load(tmp_path: Path) -> None:
         assert await load_of(rig) == pytest.approx(before + 1000 / MESSAGES)
 
 
-async def test_a_shard_that_is_away_is_passed_over(tmp_path: Path) -> None:
+async def test_a_shard_that_is_down_is_passed_over(tmp_path: Path) -> None:
     async with brokers(tmp_path) as (rigs, client):
         rigs[2].signals.first.set()
         async with asyncio.timeout(60):

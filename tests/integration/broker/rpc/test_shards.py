@@ -62,7 +62,7 @@ async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: P
 
 async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None:
     pushes = Pushes()
-    pushes.away = True
+    pushes.down = True
     async with two_brokers(tmp_path, pushes) as (_, _, client):
         await client.create_queue("q", shard=1)
         await client.execute([slatemq.Push("q", b"x")])

@@ -21,7 +21,7 @@ from tests.forms import shortly
 from tests.integration.broker.rig import Disk, Rig, running
 
 NEVER = 10**9
-PASSING = ("QUEUE_CHANGING", "QUEUE_BEING_REMOVED", "BROKER_AWAY")
+PASSING = ("QUEUE_CHANGING", "QUEUE_BEING_REMOVED", "BROKER_DOWN")
 
 
 class SteppedObjects(Objects):
@@ -141,7 +141,7 @@ async def test_a_new_name_needs_no_other_broker_and_a_used_one_only_its_own(fold
 
         error = from_rpc_error(refused.value)
         assert isinstance(error, Unavailable)
-        assert (error.reason, error.metadata["broker_shard"]) == ("BROKER_AWAY", "0")
+        assert (error.reason, error.metadata["broker_shard"]) == ("BROKER_DOWN", "0")
 
 
 async def test_a_deleted_name_is_free_for_every_shard_even_while_its_broker_is_down(

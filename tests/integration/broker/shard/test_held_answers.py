@@ -129,7 +129,7 @@ async def answered(tasks: dict[str, asyncio.Task[object]]) -> dict[str, object]:
 async def test_what_a_reading_call_shows_is_on_disk() -> None:
     # Given all sorts of things, and a disk that hangs when all of them are removed
     disk, pushes = Disk(), Pushes()
-    pushes.away = True
+    pushes.down = True
     async with running(disk=disk, pushes=pushes) as rig, asyncio.timeout(60):
         await fill(rig)
         requests, call = await readings(rig), caller(rig)
@@ -153,7 +153,7 @@ async def test_what_a_reading_call_shows_is_on_disk() -> None:
 async def test_no_command_is_refused_for_what_is_not_on_disk() -> None:
     # Given all sorts of things, and a disk that hangs when all of them are removed
     disk, pushes = Disk(), Pushes()
-    pushes.away = True
+    pushes.down = True
     async with running(disk=disk, pushes=pushes) as rig, asyncio.timeout(60):
         await fill(rig)
         requests, call = await commands(rig), caller(rig)
@@ -175,7 +175,7 @@ async def test_no_command_is_refused_for_what_is_not_on_disk() -> None:
 async def test_a_target_that_is_gone_is_reported_when_its_deletion_is_on_disk() -> None:
     # Given an archived message, and a queue whose deletion hangs
     disk, pushes = Disk(), Pushes()
-    pushes.away = True
+    pushes.down = True
     async with running(disk=disk, pushes=pushes) as rig, asyncio.timeout(60):
         await prepare(rig)
         request, call = await REQUESTS["RedriveArchived"](rig), caller(rig)
@@ -219,7 +219,7 @@ def change_once_durable(disk: Disk, rig: Rig, change: Callable[[int], object]) -
 async def test_what_goes_while_a_reading_call_waits_is_reported_when_it_is_gone_on_disk() -> None:
     # Given all sorts of things, and calls that read them, which wait for a commit
     disk, pushes = Disk(), Pushes()
-    pushes.away = True
+    pushes.down = True
     async with running(disk=disk, pushes=pushes) as rig, asyncio.timeout(60):
         await fill(rig)
         requests, call = await readings(rig), caller(rig)

@@ -114,7 +114,7 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
         ),
     ],
 )
-async def test_a_store_that_is_away_costs_latency_and_no_task(
+async def test_a_store_that_is_down_costs_latency_and_no_task(
     kind: str, consistency: Consistency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, make = SERVERS[kind]

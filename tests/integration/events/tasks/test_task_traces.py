@@ -99,7 +99,7 @@ async def test_a_task_that_is_tried_again_keeps_the_fingerprint_of_its_request(
         nonlocal tries
         tries += 1
         if tries == 1:
-            raise StoreUnavailable("away for a moment")
+            raise StoreUnavailable("down for a moment")
         await upload(uploads, waiting)
 
     # Given a store that is down for the first try, once the trace is in the headers

@@ -137,7 +137,7 @@ async def test_dead_letters_are_work_for_the_archive_and_past_their_queues_reten
         assert await detector.look("retention", now_ms + HOUR_MS + 62_000) == {"failed/0": 1}
 
 
-async def test_while_a_shard_is_away_that_is_unknown(tmp_path: Path) -> None:
+async def test_while_a_shard_is_down_that_is_unknown(tmp_path: Path) -> None:
     async with looked_at(tmp_path) as (detector, _, _, directory):
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
         await directory.announce(Peer("ingest", 7, "127.0.0.1:1"))

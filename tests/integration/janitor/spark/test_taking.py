@@ -99,7 +99,7 @@ async def test_they_are_released_when_their_reader_fails(tmp_path: Path) -> None
         assert await alive(root, taken.names) == [False, False]
 
 
-async def test_while_a_shard_is_away_none_is_taken(
+async def test_while_a_shard_is_down_none_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SNAPSHOTS_MAX", 4)  # one takes up to half a second

@@ -29,7 +29,7 @@ def test_a_queue_that_leaves_is_listed_with_its_target_until_it_is_there() -> No
     moves.leave(orders, LEAVING)
 
     assert moves.has("orders")
-    assert moves.away(START_MS + 100 * LISTED_MS) == {"orders": (orders, 2)}
+    assert moves.departing(START_MS + 100 * LISTED_MS) == {"orders": (orders, 2)}
 
 
 def test_a_queue_that_has_left_is_listed_for_ten_seconds_more() -> None:
@@ -39,44 +39,47 @@ def test_a_queue_that_has_left_is_listed_for_ten_seconds_more() -> None:
     moves.arrived_elsewhere("orders", START_MS)
 
     assert not moves.has("orders")
-    assert moves.away(START_MS + LISTED_MS - 1) == {"orders": (orders, 2), "others": (others, 2)}
-    assert moves.away(START_MS + LISTED_MS) == {"others": (others, 2)}
+    assert moves.departing(START_MS + LISTED_MS - 1) == {
+        "orders": (orders, 2),
+        "others": (others, 2),
+    }
+    assert moves.departing(START_MS + LISTED_MS) == {"others": (others, 2)}
 
 
-def test_a_queue_that_comes_back_is_away_no_more() -> None:
+def test_a_queue_that_comes_back_is_down_no_more() -> None:
     moves, orders = Moves(), queue()
     moves.leave(orders, LEAVING)
     moves.arrived_elsewhere("orders", START_MS)
     moves.expect("orders", COPYING)
     moves.end("orders")
 
-    assert moves.away(START_MS) == {}
+    assert moves.departing(START_MS) == {}
 
 
-def test_a_queue_whose_move_is_cancelled_is_away_no_more() -> None:
+def test_a_queue_whose_move_is_cancelled_is_down_no_more() -> None:
     moves = Moves()
     moves.leave(queue(), LEAVING)
     moves.end("orders")
 
     assert not moves.has("orders")
-    assert moves.away(START_MS) == {}
+    assert moves.departing(START_MS) == {}
 
 
 def test_a_caller_that_asked_too_early_may_ask_again_until_ten_seconds_after_the_arrival() -> None:
     moves = Moves()
-    assert not moves.has_come("orders", 0)
+    assert not moves.has_arrived("orders", 0)
 
     moves.expect("orders", COPYING)
-    assert moves.has_come("orders", START_MS)
+    assert moves.has_arrived("orders", START_MS)
 
     moves.end("orders")
-    assert not moves.has_come("orders", START_MS)
+    assert not moves.has_arrived("orders", START_MS)
 
-    moves.came("orders", START_MS)
-    moves.came("others", START_MS + LISTED_MS - 1)
-    assert moves.has_come("orders", START_MS + LISTED_MS - 1)
-    assert not moves.has_come("orders", START_MS + LISTED_MS)
-    assert moves.has_come("others", START_MS + LISTED_MS)
+    moves.arrive("orders", START_MS)
+    moves.arrive("others", START_MS + LISTED_MS - 1)
+    assert moves.has_arrived("orders", START_MS + LISTED_MS - 1)
+    assert not moves.has_arrived("orders", START_MS + LISTED_MS)
+    assert moves.has_arrived("others", START_MS + LISTED_MS)
 
 
 def test_a_restarted_shard_knows_the_queues_that_move() -> None:
@@ -98,7 +101,7 @@ def test_a_restarted_shard_knows_the_queues_that_move() -> None:
         assert stored is not None
         restarted.restore(orders if queue_id == "orders" else None, queue_id, decode_move(stored))
     assert not rows
-    assert restarted.away(START_MS) == {"orders": (orders, 2)}
+    assert restarted.departing(START_MS) == {"orders": (orders, 2)}
     assert restarted.arrivals == {"copying": COPYING, "copied": COPIED}
     assert restarted.drain() == []
 
@@ -156,4 +159,4 @@ def test_a_queue_that_comes_is_in_quarantine_and_keeps_the_reason_that_it_had(
     assert orders.settings.quarantine == reason
     assert orders.settings.quarantined_at_ms == (since_ms or START_MS)
     assert orders.settings.revision == rig.shard.revision == 10
-    assert rig.shard.moves.has_come("orders", START_MS)
+    assert rig.shard.moves.has_arrived("orders", START_MS)

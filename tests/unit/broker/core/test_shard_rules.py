@@ -245,7 +245,7 @@ async def test_a_message_past_its_retention_is_gone_without_an_attempt() -> None
     assert rig.queue().waiting.expired_count == 3
 
 
-async def test_an_ingest_that_is_away_holds_up_its_own_messages_only() -> None:
+async def test_an_ingest_that_is_down_holds_up_its_own_messages_only() -> None:
     rig = Rig()
     rig.create()
     await rig.route([1, 2], priority=0)

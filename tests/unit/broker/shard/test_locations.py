@@ -64,7 +64,7 @@ async def test_that_a_name_is_free_is_remembered_for_a_second(
     assert await known.of("q") == (3,)
 
 
-async def test_a_store_that_is_away_leaves_what_is_remembered(
+async def test_a_store_that_is_down_leaves_what_is_remembered(
     names: QueueNames, objects: Objects, clock: ManualSeconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Locations(names, clock)
@@ -73,7 +73,7 @@ async def test_a_store_that_is_away_leaves_what_is_remembered(
     clock.now_s = 2 * REMEMBERED_S
 
     async def away(prefix: str) -> list[str]:
-        raise StoreUnavailable("the store is away")
+        raise StoreUnavailable("the store is down")
 
     monkeypatch.setattr(objects, "list", away)
 

@@ -88,7 +88,7 @@ async def test_a_damaged_record_is_named_and_not_guessed_at(objects: Objects, da
         await InstanceRecords(objects).latest()
 
 
-async def test_a_store_that_is_away_is_not_an_instance_without_a_record(tmp_path: Path) -> None:
+async def test_a_store_that_is_down_is_not_an_instance_without_a_record(tmp_path: Path) -> None:
     records = InstanceRecords(open_root(tmp_path.as_uri()).objects)
     (tmp_path / "instance").write_bytes(b"a file where the folder should be")
 

@@ -4,20 +4,20 @@ import pytest
 
 from slatemq.v1 import queue_pb2
 from tests.acceptance.local_stack import LocalStack
-from tests.acceptance.mishaps import ingest_away_under_claims
+from tests.acceptance.mishaps import ingest_down_under_claims
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import FILTERS
 
-AWAY_SECONDS = 4.0
+DOWN_SECONDS = 4.0
 """Several times what a broker waits for payloads; `tests/faults` has the minute."""
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-async def test_an_ingest_that_is_away_under_claims_costs_no_attempt(
+async def test_an_ingest_that_is_down_under_claims_costs_no_attempt(
     stack: LocalStack, stubs: Stubs
 ) -> None:
-    run = await ingest_away_under_claims(stack, stubs, AWAY_SECONDS)
+    run = await ingest_down_under_claims(stack, stubs, DOWN_SECONDS)
 
     assert run.faults() == []
     assert {note.attempt for notes in run.notes.values() for note in notes} == {1}

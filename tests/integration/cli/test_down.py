@@ -1,4 +1,4 @@
-"""Commands whose services go away: they tell that from an empty queue, and outlast a restart."""
+"""Commands whose services go down: they tell that from an empty queue, and outlast a restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONSUMERS = {"for ever": ("--timeout", "3s"), "with a wait": ("--timeout", "3s",
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Commands that were at work when everything stopped."""
-    folder = tmp_path_factory.mktemp("away")
+    folder = tmp_path_factory.mktemp("down")
     started: dict[str, subprocess.Popen[bytes]] = {}
     with LocalStack(folder / "stack", ready=True) as stack:
         cli = Cli(stack, folder / "state")
@@ -73,7 +73,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Ended:
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_consume_ends_with_3_when_everything_stays_away(
+def test_consume_ends_with_3_when_everything_stays_down(
     ended: Mapping[str, Ended], name: str
 ) -> None:
     """It does not take that for an empty queue."""
@@ -88,7 +88,7 @@ def test_claim_waits_for_messages_but_not_so_long_for_a_broker(ended: Mapping[st
     assert code == 3, err
 
 
-def test_a_watch_ends_with_3_when_everything_stays_away(ended: Mapping[str, Ended]) -> None:
+def test_a_watch_ends_with_3_when_everything_stays_down(ended: Mapping[str, Ended]) -> None:
     """It does not look like a queue in which nothing is delayed."""
     code, _, err = ended["watch"]
     assert code == 3, err
