@@ -21,7 +21,7 @@ from libs.access.policy import Limits
 from libs.access.principals import LIMIT_REASON
 from slatemq.errors import ResourceExhausted
 
-Place = Literal["open_streams", "waiting_claims"]
+CallSlot = Literal["open_streams", "waiting_claims"]
 """What a call takes for as long as it lasts."""
 
 Quantity = Literal["queues", "filter_cost", "filter_cost_sum"]
@@ -150,7 +150,7 @@ class PrincipalQuota:
         self._usage = usage or Usage()
         self._limits = Limits()
         self._rates: dict[str, RateQuota] = {}
-        self._taken: Counter[Place] = Counter()
+        self._taken: Counter[CallSlot] = Counter()
         # By limit: many refusals by one make those by another no less prompt.
         self._refusals: dict[str, Refusals] = {}
         self.set_limits(limits)
@@ -184,7 +184,7 @@ class PrincipalQuota:
             rate.take(messages_count if name == "publish_messages_per_s" else bytes_count)
 
     @contextmanager
-    def place(self, kind: Place) -> Iterator[None]:
+    def place(self, kind: CallSlot) -> Iterator[None]:
         """Take a place for as long as a call lasts, or raise ResourceExhausted."""
         most = getattr(self._limits, kind)
         if most is not None and self._taken[kind] >= most:

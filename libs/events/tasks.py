@@ -200,7 +200,7 @@ def format_server_time(at_ms: object) -> str:
     return format_timestamp(at_ms if isinstance(at_ms, int) and 0 <= at_ms <= LAST_DATE_MS else 0)
 
 
-class HeldTasks(Generic[D]):
+class TaskDeliveries(Generic[D]):
     """Deliveries by task. A task may be delivered again while it is held: each has its own end.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from libs.filters.conditions import Condition, keys_read, necessary
 from libs.filters.engine import cel
-from libs.filters.plain import Part, parts_of
+from libs.filters.plain import Operand, parts_of
 from libs.filters.signatures import VARIABLES, Type
 from libs.filters.syntax import Node
 from libs.filters.typecheck import type_of
@@ -39,7 +39,7 @@ class Checked:
     source: str
     variables: frozenset[str]
     equalities: Condition | None
-    parts: tuple[Part, ...]
+    parts: tuple[Operand, ...]
     keys: frozenset[str] | None
     cost: int
 

@@ -24,7 +24,7 @@ LEAVES_KEPT: Final = 4_096
 """Tests that queues share, if they have them one after the other."""
 
 
-class Part(NamedTuple):
+class Operand(NamedTuple):
     """An operand of a filter's `&&`; without one, the whole filter.
 
     Attributes:
@@ -41,16 +41,16 @@ class _Outcomes(NamedTuple):
     false: Test
 
 
-def parts_of(node: Node) -> tuple[Part, ...]:
+def parts_of(node: Node) -> tuple[Operand, ...]:
     nodes = node.parts if node.kind == "and" else (node,)
     return tuple(_part(one) for one in nodes)
 
 
-def _part(node: Node) -> Part:
+def _part(node: Node) -> Operand:
     outcomes = _outcomes(node)
     condition = necessary(node) if is_exact(node) else None
     pairs = None if condition is None else frozenset[tuple[str, str]]().union(*condition)
-    return Part(outcomes and outcomes.true, pairs)
+    return Operand(outcomes and outcomes.true, pairs)
 
 
 def _outcomes(node: Node) -> _Outcomes | None:

@@ -2,13 +2,13 @@
 
 ::
 
-    look() of those who see most ─► what each token may see of it ─► history of each queue, in
-                                    memory ─► pages, and their event streams
+    a sample by those who see most ─► what each token may see of it ─► history of each queue, in
+                               memory ─► pages, and their event streams
 
 The instance keeps no history of counts; this one begins with the first page that someone opens, and
 ends a minute after the last. Persons with different tokens see different queues, so each token has
-a history of its own. But few of them are sampled for: before each look, each token asks the brokers
-what it may see, and one look serves all who may see no more than the token that took it.
+a history of its own. But few of them are sampled for: before each sample, each token asks the
+brokers what it may see, and one sample serves all who may see no more than the token that took it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from services.console.clients import Clients, OpenInstance
 from services.console.sights import Sight
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import Counts
-from slatemq._admin.rates import UNKNOWN, Look, QueueRates, look, rates_between, sum_rates
+from slatemq._admin.rates import UNKNOWN, QueueRates, Sample, rates_between, sum_rates, take_sample
 from slatemq.errors import SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Watch:
         self.sight = Sight({})
         self._clients = clients
         self._token = token
-        self._look: Look | None = None
+        self._sample: Sample | None = None
         self._tried = asyncio.Condition()
         self._is_sampling = False
         self._error: SlateMQError | OpenInstance | None = None
@@ -130,7 +130,7 @@ class Watch:
 
         Raises SlateMQError, OpenInstance: what the latest try met, unless another one goes on.
         """
-        if self._look is None or self._error is not None:
+        if self._sample is None or self._error is not None:
             if self._error is None or self._is_sampling:
                 await self.next_sample()
             else:
@@ -168,11 +168,11 @@ class Watch:
             self.sight = sight
         return sight
 
-    async def take(self) -> Look | None:
-        """Look with this token; None where that went wrong."""
+    async def take(self) -> Sample | None:
+        """A sample taken with this token; None where that went wrong."""
 
-        async def ask() -> Look:
-            return await look(await self._clients.of(self._token))
+        async def ask() -> Sample:
+            return await take_sample(await self._clients.of(self._token))
 
         return await self._trying(ask)
 
@@ -187,8 +187,8 @@ class Watch:
             await self._end_try(Unavailable(said))
         return None
 
-    async def show(self, now: Look) -> None:
-        """End a try with this look."""
+    async def show(self, now: Sample) -> None:
+        """End a try with this sample."""
 
         async def add() -> bool:
             self._add(now)
@@ -203,9 +203,9 @@ class Watch:
         async with self._tried:
             self._tried.notify_all()
 
-    def _add(self, now: Look) -> None:
-        rates, queues = rates_between(self._look, now), now.status.queues
-        self._look, self.status = now, now.status
+    def _add(self, now: Sample) -> None:
+        rates, queues = rates_between(self._sample, now), now.status.queues
+        self._sample, self.status = now, now.status
         # With a broker down the sum would fall, and rise again when it is back.
         if not now.status.unlisted_brokers:
             counts = together(queue.counts for queue in queues)
@@ -226,7 +226,7 @@ class Watches:
     """
 
     def __init__(self, clients: Clients, durations: Histogram) -> None:
-        """`durations` gets the length of each look, in s."""
+        """`durations` gets the length of each sample, in s."""
         self.streams_count = 0
         self._clients = clients
         self._durations = durations
@@ -277,11 +277,11 @@ class Watches:
                 left.append(watch)  # What went wrong may be about the other token alone.
             else:
                 seen = watch.sight.restricted(found.status)
-                await watch.show(Look(seen, found.taken_s))
+                await watch.show(Sample(seen, found.taken_s))
                 await asyncio.sleep(0)
         return any([*taken, *await asyncio.gather(*map(self._take, left))])
 
-    async def _take(self, watch: Watch) -> Look | None:
+    async def _take(self, watch: Watch) -> Sample | None:
         began_s = time.monotonic()
         now = await watch.take()
         self._durations.record(time.monotonic() - began_s)

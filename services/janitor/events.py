@@ -94,7 +94,7 @@ class OwedEvents(RunEvents):
         self._number = number
         self._source = source
         self._waiting: deque[str] = deque()
-        self._came = asyncio.Event()
+        self._woken = asyncio.Event()
         self._begun: set[str] = set()
         self._unmarked: set[str] = set()
         self._acts: dict[str, Event] = {}
@@ -112,13 +112,13 @@ class OwedEvents(RunEvents):
 
     def changed(self, run: Run) -> None:
         self._waiting.append(run.run_id)
-        self._came.set()
+        self._woken.set()
 
     def acted(self, event: Event) -> None:
         """Queue the event of an act, which is stored where runs get a mark."""
         self._acts[event.id] = event
         self._waiting.append(event.id)
-        self._came.set()
+        self._woken.set()
 
     def save(self) -> None:
         """Does nothing: `batches` marks what is published."""
@@ -132,9 +132,9 @@ class OwedEvents(RunEvents):
             self._is_read = True
         while True:
             await self._mark_published()
-            self._came.clear()
+            self._woken.clear()
             if not self._waiting:
-                await self._came.wait()
+                await self._woken.wait()
             act = self._acts.get(self._waiting[0])
             if act is not None:
                 at_ms = parse_timestamp("timestamp", act.timestamp)

@@ -64,7 +64,7 @@ async def opened(root: Root, name: SnapshotName) -> AsyncIterator[SnapshotReader
 
 
 @dataclass(frozen=True)
-class TakenSnapshot:
+class NamedSnapshot:
     """One snapshot.
 
     Attributes:
@@ -78,13 +78,13 @@ class TakenSnapshot:
 
 
 @dataclass
-class TakenSnapshots:
+class SnapshotSet:
     """Snapshots of all shards: the ingests' first, then the brokers'.
 
     `lost` resolves to what happened once a snapshot is gone before its time: rows may be missing.
     """
 
-    all: Sequence[TakenSnapshot]
+    all: Sequence[NamedSnapshot]
     lost: asyncio.Future[str]
 
     @property
@@ -101,13 +101,13 @@ def report_snapshots(listener: Callable[[SnapshotName], None]) -> None:
 
 
 @asynccontextmanager
-async def taken_snapshots(
+async def snapshots_of_all(
     directory: TopologyDirectory,
     channels: Channels,
     lifetime_ms: int = LIFETIME_MS,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     services: Sequence[str] = SHARDED,
-) -> AsyncIterator[TakenSnapshots]:
+) -> AsyncIterator[SnapshotSet]:
     """Take a snapshot of every ingest, then of every broker; renew them, release them at the end.
 
     In this order what a broker has of a message is never older than the message. Raises
@@ -128,7 +128,7 @@ async def taken_snapshots(
             now.shards(service).keys() != topology.shards(service).keys() for service in SHARDED
         ):
             raise Unavailable("a shard has come while snapshots were taken: take them again")
-        taken = TakenSnapshots(
+        taken = SnapshotSet(
             sorted(owners.taken, key=lambda one: (one.name.service != "ingest", one.name.shard)),
             asyncio.get_running_loop().create_future(),
         )
@@ -153,7 +153,7 @@ class _Owners:
     def __init__(
         self, channels: Channels, lifetime_ms: int, sleep: Callable[[float], Awaitable[None]]
     ) -> None:
-        self.taken: list[TakenSnapshot] = []
+        self.taken: list[NamedSnapshot] = []
         self._sleep = sleep
         self._channels = channels
         self._lifetime_ms = lifetime_ms
@@ -174,7 +174,7 @@ class _Owners:
             snapshot = (await stub.CreateSnapshot(request, timeout=CALL_S)).snapshot
         name = SnapshotName(snapshot.database, snapshot.snapshot_id)
         epoch = snapshot.purge_epoch if snapshot.HasField("purge_epoch") else None
-        self.taken.append(TakenSnapshot(name, snapshot.taken_at_ms, epoch))
+        self.taken.append(NamedSnapshot(name, snapshot.taken_at_ms, epoch))
         for listener in _listeners:
             listener(name)
         if (name.service, name.shard) != (service, shard):
@@ -213,7 +213,7 @@ SERVICES = ("ingest", "broker")
 
 
 @contextmanager
-def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[TakenSnapshots]:
+def renewed_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[SnapshotSet]:
     """Snapshots of all shards, renewed by a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="snapshots", daemon=True)
@@ -232,11 +232,11 @@ def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[Ta
 
 
 @asynccontextmanager
-async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[TakenSnapshots]:
+async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[SnapshotSet]:
     directory = TopologyDirectory(open_root(root).objects)
     channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
     try:
-        async with taken_snapshots(directory, channels, services=services) as taken:
+        async with snapshots_of_all(directory, channels, services=services) as taken:
             yield taken
     finally:
         await channels.close()

@@ -251,7 +251,7 @@ class BrokerLink:
             if self._is_in_reserve(shard) or self._waits(shard):
                 continue
             route = subscriber.route
-            route.refresh_held(self.rules, self._pace.limits)
+            route.refresh_waiting(self.rules, self._pace.limits)
             try:
                 judged_count += route.judge(self.rules, now_ms, self._pace.limits)
             except TooSlow as slow:

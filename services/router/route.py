@@ -194,7 +194,7 @@ class Route:
             self.in_flight, self.is_outdated = None, False
         self._count_memory()
 
-    def refresh_held(self, rules: BrokerRules, limits: PieceLimits) -> None:
+    def refresh_waiting(self, rules: BrokerRules, limits: PieceLimits) -> None:
         """What waits for its first match catches up with new configs, unless it is much."""
         piece = self.next_piece
         if piece is None or piece is self.in_flight or piece.columns or piece.is_catching_up:

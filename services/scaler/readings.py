@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.scaler.rates import RATE_S_MIN, Look, Rates
+from services.scaler.rates import RATE_S_MIN, Rates, Sample
 from services.scaler.triggers import Trigger
 from slatemq._admin.queue_models import Queue
 from slatemq.client import Client
@@ -71,8 +71,8 @@ class Readings:
         except DeadlineExceeded as error:
             raise Unavailable(error.message) from error
         if trigger.mode == "rate":
-            look = Look(time.monotonic(), queue.created_at_ms, queue.totals.entered_count)
-            self._rates.add(trigger.queue_id, look)
+            sample = Sample(time.monotonic(), queue.created_at_ms, queue.totals.entered_count)
+            self._rates.add(trigger.queue_id, sample)
         if queue.paused:
             problem = f"queue {queue.queue_id!r} is paused: resume it to have its workers scaled"
             raise FailedPrecondition("QUEUE_PAUSED", problem, subject=queue.queue_id)

@@ -18,7 +18,7 @@ from services.stack.process import Program, Supervised
 
 
 @dataclass(frozen=True)
-class Part:
+class StackProcess:
     """One process: `python -m services.<name>`, or a standby of that service.
 
     Attributes:
@@ -36,18 +36,18 @@ class Part:
 
 
 PARTS = (
-    Part("ingest", owns_data=True),
+    StackProcess("ingest", owns_data=True),
     # Others look up where the owners are: after a change of ports the old address is wrong.
-    Part("router", owns_data=False, after=("ingest", "broker")),
-    Part("broker", owns_data=True),
-    Part("janitor", owns_data=False, after=("ingest", "broker")),
-    Part("console", owns_data=False, after=("ingest", "broker"), has_pages=True),
+    StackProcess("router", owns_data=False, after=("ingest", "broker")),
+    StackProcess("broker", owns_data=True),
+    StackProcess("janitor", owns_data=False, after=("ingest", "broker")),
+    StackProcess("console", owns_data=False, after=("ingest", "broker"), has_pages=True),
 )
 """In the order of their ports."""
 
 STANDBYS = tuple(
     # After the others, so that those are the first owners.
-    Part(f"{name}-standby", owns_data=True, after=WITH_STANDBYS, standby_of=name)
+    StackProcess(f"{name}-standby", owns_data=True, after=WITH_STANDBYS, standby_of=name)
     for name in WITH_STANDBYS
 )
 
@@ -65,7 +65,7 @@ SAY_SECONDS = 10.0
 """How often a start that takes long says what it waits for."""
 
 
-def parts_of(options: StackOptions) -> Sequence[Part]:
+def parts_of(options: StackOptions) -> Sequence[StackProcess]:
     """The processes to run, in the order of their ports."""
     return (*PARTS, *STANDBYS) if options.standbys else PARTS
 
@@ -78,7 +78,7 @@ def programs(
 ) -> list[Program]:
     logs = options.logs
 
-    def command(part: Part) -> list[str]:
+    def command(part: StackProcess) -> list[str]:
         begin = [
             *(sys.executable, "-m", f"services.{part.standby_of or part.name}"),
             *("--host", HOST, "--port", str(ports[part.name])),
@@ -123,7 +123,7 @@ class StartFailed(Exception):
 class Stack:
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[StackProcess],
         what: Sequence[Program],
         root: str,
         ready_file: Path | None,

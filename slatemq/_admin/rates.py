@@ -1,4 +1,4 @@
-"""Rates of queues, from two looks at what has passed through them."""
+"""Rates of queues, from two samples at what has passed through them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # The help of a command loads this file, and does without pro
     from slatemq.models import RouteStatus
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """The instance as it answered, and when, by a clock that never steps."""
 
     status: Status
@@ -22,7 +22,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueRates:
-    """Messages a second; None until there are two looks at the queue."""
+    """Messages a second; None until there are two samples of the queue."""
 
     in_per_s: float | None = None
     claimed_per_s: float | None = None
@@ -33,12 +33,12 @@ class QueueRates:
 UNKNOWN = QueueRates()
 
 
-async def look(client: InstanceCalls) -> Look:
+async def take_sample(client: InstanceCalls) -> Sample:
     """Ask all processes once; no process reads the store for it."""
-    return Look(await client.status(settings=False), time.monotonic())
+    return Sample(await client.status(settings=False), time.monotonic())
 
 
-def rates_between(before: Look | None, now: Look) -> dict[str, QueueRates]:
+def rates_between(before: Sample | None, now: Sample) -> dict[str, QueueRates]:
     """The rates of each queue of `now`, by its ID.
 
     A queue that was made meanwhile, or whose broker was restarted, has none yet.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import overload
 
 from slatemq._consume.claims import claim
-from slatemq._consume.consumer import PAUSED, ConsumeOptions, Part, QueueConsumer
+from slatemq._consume.consumer import PAUSED, ConsumeOptions, PartitionFetcher, QueueConsumer
 from slatemq._consume.delivered import (
     Claimed,
     LeaseKeeper,
@@ -252,7 +252,7 @@ class BatchConsumer(QueueConsumer):
             await self._changed.wait_for(lambda: batch not in self._ready)
 
 
-class _Claims(Part):
+class _Claims(PartitionFetcher):
     """Claims from one partition whenever none of its batches waits to be taken."""
 
     def __init__(self, consumer: BatchConsumer, index: int) -> None:

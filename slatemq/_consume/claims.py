@@ -72,7 +72,7 @@ class _Claim:
             await asyncio.wait([calling])
         except asyncio.CancelledError:
             self._is_given_up = True
-            self._finisher.keep(asyncio.create_task(self._give_back(calling)))
+            self._finisher.keep(asyncio.create_task(self._release(calling)))
             raise
         return calling.result()
 
@@ -96,7 +96,7 @@ class _Claim:
         if self._on_failure is not None:
             self._on_failure(error)
 
-    async def _give_back(self, calling: asyncio.Task[Claimed]) -> None:
+    async def _release(self, calling: asyncio.Task[Claimed]) -> None:
         """Ends a claim whose caller has left, and releases what it brings."""
         try:
             while not calling.done():

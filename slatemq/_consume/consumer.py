@@ -109,7 +109,7 @@ class QueueConsumer(ABC):
         self._hold_s = seconds(options.hold)
         self._error: SlateMQError | None = None
         self._closed = False
-        self._parts: list[Part] = []
+        self._parts: list[PartitionFetcher] = []
         self._on_close = on_close
         self._timeout_s = timeout_of(options.outage_timeout)
 
@@ -129,7 +129,7 @@ class QueueConsumer(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
-    def _part(self, index: int) -> Part:
+    def _part(self, index: int) -> PartitionFetcher:
         """What fetches from a partition."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class QueueConsumer(ABC):
             log.warning("%d messages could not be released: %s", len(refused), refused[0])
 
 
-class Part(ABC):
+class PartitionFetcher(ABC):
     """What fetches from one partition of a queue, or from all of one without partitions."""
 
     def __init__(self, consumer: QueueConsumer, index: int) -> None:
@@ -324,7 +324,7 @@ class Consumer(QueueConsumer):
         self._arrived.set()
 
 
-class _Stream(Part):
+class _Stream(PartitionFetcher):
     """Keeps a stream of one partition open. It gets an even share of the consumer's credit."""
 
     def __init__(self, consumer: Consumer, index: int) -> None:

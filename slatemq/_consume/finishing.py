@@ -234,7 +234,7 @@ class Finisher:
         self,
         stub: consumer_pb2_grpc.ConsumerServiceAsyncStub,
         tokens: list[str],
-        rows: Rows,
+        rows: TokenRows,
         timeout: float,
     ) -> list[SlateMQError | None]:
         """Acks in one call, the tokens of each row as one."""
@@ -292,7 +292,7 @@ class Finisher:
         tokens: list[str],
         send: Send[I, R],
         call_s: float | None = None,
-        rows: Rows | None = None,
+        rows: TokenRows | None = None,
     ) -> list[R | SlateMQError]:
         """One result for each token; raises only when no shard returned any."""
         by_shard, refused = places_by_shard(tokens, rows and rows.heads(tokens))
@@ -377,17 +377,17 @@ ROW_MIN: Final = 64
 """The shortest row that is worth detecting and sending as one."""
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """Where the first one stands among other tokens, and how many there are."""
 
     at: int
     size: int
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """Tokens by whether they are in a row; not every last row is found where there are few."""
 
-    rows: list[Row]
+    rows: list[TokenRow]
     others: list[int]
     """Where the tokens stand that are in none, in order."""
 
@@ -397,14 +397,14 @@ class Rows(NamedTuple):
         return list(map(tokens.__getitem__, places))
 
 
-def rows_among(tokens: Sequence[str]) -> Rows | None:
+def rows_among(tokens: Sequence[str]) -> TokenRows | None:
     """The rows among these tokens; None where none was found."""
-    rows: list[Row] = []
+    rows: list[TokenRow] = []
     at, step = 0, ROW_MIN
     while len(tokens) - at >= ROW_MIN:
         size = _row_at(tokens, at)
         if size:
-            rows.append(Row(at, size))
+            rows.append(TokenRow(at, size))
             at, step = at + size, ROW_MIN
         else:
             # Where nothing is in a row, that must be found out soon.
@@ -416,7 +416,7 @@ def rows_among(tokens: Sequence[str]) -> Rows | None:
         others += range(end, row.at)
         end = row.at + row.size
     others += range(end, len(tokens))
-    return Rows(rows, others)
+    return TokenRows(rows, others)
 
 
 def _row_at(tokens: Sequence[str], at: int) -> int:

@@ -182,15 +182,15 @@ class QueueLocations:
         self._known.pop(queue_id, None)
 
     def note_count(self, queue_id: str, partitions_count: int) -> bool:
-        """Notes what a broker says of a queue: 0 partitions are none. Whether that is news.
+        """Notes what a broker says of a queue: 0 partitions are none. Returns whether it changed.
 
         A queue of the name may have been deleted and created again since it was looked up.
         """
         known = self._known.get(queue_id)
-        is_news = known is not None and len(known) != (partitions_count or 1)
-        if is_news:
+        has_changed = known is not None and len(known) != (partitions_count or 1)
+        if has_changed:
             self._outdated.add(queue_id)
-        return is_news
+        return has_changed
 
     async def call(
         self,

@@ -27,7 +27,7 @@ from slatemq.cli.failures import (
     sentence,
 )
 from slatemq.cli.output import note
-from slatemq.cli.session import SESSION_OPTIONS, Group, Place, Session
+from slatemq.cli.session import SESSION_OPTIONS, CommandEntry, Group, Session
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables
 
@@ -136,7 +136,7 @@ _COMMANDS = (
 )
 
 COMMANDS = {
-    name.rstrip("_"): Place(f"slatemq.cli.{module}", name, summary)
+    name.rstrip("_"): CommandEntry(f"slatemq.cli.{module}", name, summary)
     for name, module, summary in _COMMANDS
 }
 

@@ -336,7 +336,7 @@ async def in_thread(function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-class Place(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is defined, and its line in the list of commands.
 
     The line repeats the command's own help, because the list is shown without loading the command.
@@ -357,7 +357,11 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(
-        self, *args: Any, places: Mapping[str, Place] | None = None, epilog: str = "", **kwargs: Any
+        self,
+        *args: Any,
+        places: Mapping[str, CommandEntry] | None = None,
+        epilog: str = "",
+        **kwargs: Any,
     ):
         super().__init__(*args, epilog=verbatim(epilog), **kwargs)
         self.places = dict(places or {})

@@ -229,7 +229,7 @@ def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
         return None  # an editor is saving
 
 
-def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
+def appends_after(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
     """The new list for a file that we have rewritten: its listed appends, and its last entry.
 
     Raises FormatError, OSError.

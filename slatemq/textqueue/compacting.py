@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slatemq.textqueue.appends import carried_over, listing, look, rewrite
+from slatemq.textqueue.appends import appends_after, listing, look, rewrite
 from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import reader
 from slatemq.textqueue.entries import Entry
@@ -46,13 +46,13 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
         try:
             # Before it has the name, so that it cannot be used until the claims have moved.
             fcntl.flock(new, fcntl.LOCK_EX)
-            _look_alike(old, new)
+            _copy_owner(old, new)
             moved = {holder.offset: holder.offset for holder in holders}
             kept, removed, last = _copy(file, old, new, drop, moved)
             os.fsync(new)
             with listing(file.path, old) as log:
                 # Removed messages leave the list; kept ones are in both files.
-                made = carried_over(log, new, last, now_ms)
+                made = appends_after(log, new, last, now_ms)
                 if _state_of(old) != before or not is_named(old, file.path):
                     raise Rewritten(
                         f"{file.name} was written to without its lock: nothing was done"
@@ -83,7 +83,7 @@ def _state_of(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _look_alike(old: int, new: int) -> None:
+def _copy_owner(old: int, new: int) -> None:
     status = os.fstat(old)
     with suppress(PermissionError):
         os.fchown(new, status.st_uid, status.st_gid)

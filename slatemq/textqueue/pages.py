@@ -92,7 +92,7 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
     if sample.tell() < (LONG_CONTINUED_BYTES if is_continued else LONG_BYTES) * len(firsts):
         ends_count = _ends_count(firsts.translate(_kinds(states)))
         if ends_count:
-            found = _alike(text, states, ends_count, is_continued)
+            found = _separated(text, states, ends_count, is_continued)
         if found is None:
             found = _mixed(text, states, is_continued)
     return _line_by_line(bytes(content), states) if found is None else found
@@ -123,7 +123,7 @@ def _ends_count(kinds: bytes) -> int:
     return 2 * (kinds.replace(b"\1\n", b"") in (b"", b"\1"))
 
 
-def _alike(
+def _separated(
     text: str, states: frozenset[State], ends_count: int, is_continued: bool
 ) -> list[str] | None:
     """The texts where almost only `ends_count` newlines separate them; None where ambiguous."""
@@ -262,7 +262,7 @@ _STATES = [STATES.get(first, State.UNKNOWN) for first in range(256)]
 """By the first byte."""
 
 
-class Wishes:
+class UsedProperties:
     """The properties that a program has used, which later pages compute in advance.
 
     Attributes:
@@ -284,18 +284,18 @@ class Page:
         line: Of the first entry in the file, from 1.
         wanted: The wanted states.
         state: Of all wanted entries, where that is one; else see `states`.
-        wishes: Of the program that reads.
+        used: Of the program that reads.
     """
 
     def __init__(
-        self, content: bytes, offset: int, line: int, wanted: frozenset[State], wishes: Wishes
+        self, content: bytes, offset: int, line: int, wanted: frozenset[State], used: UsedProperties
     ) -> None:
         self.content = content
         self.offset = offset
         self.line = line
         self.wanted = wanted
         self.state: State | None = next(iter(wanted)) if len(wanted) == 1 else None
-        self.wishes = wishes
+        self.used = used
 
     @cached_property
     def firsts(self) -> bytes:
@@ -327,7 +327,7 @@ class Page:
 
     @cached_property
     def texts(self) -> list[str]:
-        self.wishes.texts = True
+        self.used.texts = True
         return texts_in(self.content, self.wanted) or []
 
     def raw(self, place: int) -> bytes:
@@ -350,7 +350,7 @@ class _Single(Page):
 
     @cached_property
     def texts(self) -> list[str]:
-        self.wishes.texts = True
+        self.used.texts = True
         return [text_of(self.content)]
 
 
@@ -365,7 +365,7 @@ def last_beginning(content: bytes, start: int = 0) -> int | None:
 
 
 def alone(raw: bytes, offset: int, line: int) -> Page:
-    page = _Single(raw, offset, line, EVERY, Wishes())
+    page = _Single(raw, offset, line, EVERY, UsedProperties())
     page.starts, page.ends, page.lines = (0,), (len(raw),), (line,)
     page.state = _STATES[raw[0]]
     return page

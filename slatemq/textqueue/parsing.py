@@ -23,7 +23,7 @@ from slatemq.textqueue.pages import (
     INNER,
     NEWLINE,
     Page,
-    Wishes,
+    UsedProperties,
     is_late,
     last_beginning,
     texts_in,
@@ -66,7 +66,7 @@ _UTF8_ADVICE = "save the file as UTF-8 (`iconv -t UTF-8 -f LATIN1`, or whatever 
 Read = Callable[[int], bytes]
 """Returns up to that many of the next bytes; none at the end."""
 
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 Settle = Callable[[], AbstractContextManager[Any]]
 """Keeps writers away during the block, so that the last entry is complete."""
@@ -122,7 +122,7 @@ def scan(
         controls: Give only entries that begin with one of these; empty: all.
     """
     # A chain runs in C, so that no Python code of ours runs for each entry.
-    place = Place(file, offset, line, strict)
+    place = ScanPosition(file, offset, line, strict)
     states = frozenset(STATES.get(control, State.UNKNOWN) for control in controls) or EVERY
     sizes = chain([min(FIRST_BYTES, chunk_bytes)], repeat(chunk_bytes))
     output = _Output[Entry](states, only_texts=False)
@@ -148,15 +148,15 @@ def scan_texts(
     Lines are not counted on the way: for an error, `lines_before` returns the number that end
     before an offset. The other arguments are those of `scan`.
     """
-    place = Place(file, 0, 1, strict)
+    place = ScanPosition(file, 0, 1, strict)
     output = _Output[str](frozenset(states), only_texts=True)
     batches = _batches(read, place, settle, hold_back, repeat(chunk_bytes), output)
     return chain.from_iterable(_counted(batches, place, lines_before))
 
 
 def _counted(
-    batches: Iterator[Given], place: Place, lines_before: Callable[[int], int]
-) -> Iterator[Given]:
+    batches: Iterator[Result], place: ScanPosition, lines_before: Callable[[int], int]
+) -> Iterator[Result]:
     """The batches; their errors name their lines in the file."""
     try:
         yield from batches
@@ -165,7 +165,7 @@ def _counted(
 
 
 @dataclass(slots=True)
-class Place:
+class ScanPosition:
     """How far a scan is; lines are counted from the offset `counted_from`."""
 
     file: str
@@ -177,12 +177,12 @@ class Place:
 
 def _batches(
     read: Read,
-    place: Place,
+    place: ScanPosition,
     settle: Settle | None,
     hold_back: bool,
     sizes: Iterator[int],
-    output: _Output[Given],
-) -> Iterator[Iterable[Given]]:
+    output: _Output[Result],
+) -> Iterator[Iterable[Result]]:
     buffer, at_end = b"", False
     while True:
         blank = _BLANK.match(buffer)
@@ -190,9 +190,9 @@ def _batches(
         place.line += position
         piece = _whole(buffer, position, at_end and not hold_back)
         if piece and not (place.strict and (piece[0] not in _KNOWN or _UNKNOWN.search(piece))):
-            given = output.many(piece, place, place.offset + position)
-            if given is not None:
-                yield from given
+            found = output.many(piece, place, place.offset + position)
+            if found is not None:
+                yield from found
                 position += len(piece)
         while (end := _end_of_entry(buffer, position)) is not None:
             if end == len(buffer) and (hold_back or not at_end):
@@ -255,19 +255,19 @@ def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
     return memoryview(buffer)[position : position if end is None else end]
 
 
-class _Output(Generic[Given]):
+class _Output(Generic[Result]):
     def __init__(self, states: frozenset[State], *, only_texts: bool) -> None:
         self._states = states
         self._only_texts = only_texts
-        self._wishes = Wishes()
+        self._used = UsedProperties()
 
-    def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Any] | None:
+    def many(self, piece: memoryview, place: ScanPosition, offset: int) -> Iterable[Any] | None:
         """Of complete entries, which begin at that offset, together; None if any is not valid."""
         if len(piece) > PAGE_BYTES_MAX:
             return None
         texts: list[str] | None = None
         try:
-            if self._only_texts or self._wishes.texts:
+            if self._only_texts or self._used.texts:
                 texts = texts_in(piece, self._states)
                 if texts is None:
                     return None
@@ -278,7 +278,7 @@ class _Output(Generic[Given]):
         if self._only_texts:
             place.line, place.counted_from = 1, offset + len(piece)
             return (texts,)
-        page = Page(bytes(piece), offset, place.line, self._states, self._wishes)
+        page = Page(bytes(piece), offset, place.line, self._states, self._used)
         if texts is not None:
             place.line += page.content.count(NEWLINE)
             return (_with_texts(page, texts),)

@@ -26,7 +26,7 @@ from services.janitor.backup.shards import (
 )
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.runs.history import RunStore
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.snapshots import snapshots_of_all
 from slatemq.errors import AlreadyExists
 from slatemq.v1 import (
     consumer_pb2,
@@ -203,7 +203,7 @@ async def snapshots_around(root: Root, between: Any) -> AsyncIterator[ShardSnaps
         stack.push_async_callback(channels.close)
         found: list[ShardSnapshot] = []
         for service in ("broker", "ingest"):
-            taking = taken_snapshots(directory, channels, services=(service,))
+            taking = snapshots_of_all(directory, channels, services=(service,))
             for one in (await stack.enter_async_context(taking)).all:
                 name = one.name
                 found.append(ShardSnapshot(name.database, name.snapshot_id, one.taken_at_ms))

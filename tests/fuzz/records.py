@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from libs.storage.arrow.queues import Place, active_batches, done_batch, failed_batch
+from libs.storage.arrow.queues import QueueShard, active_batches, done_batch, failed_batch
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import encode_seq_block
 from libs.storage.layout.keys import RecordType, active_key, done_key, failed_key
@@ -209,7 +209,7 @@ def _listed(first_id: int, payloads: Mapping[int, bytes]) -> list[bytes | None]:
     return [payloads.get(one) for one in range(first_id, max(payloads, default=first_id - 1) + 1)]
 
 
-_PLACE: Final = Place("q", 0)
+_PLACE: Final = QueueShard("q", 0)
 _QUEUE: Final = "q"
 
 

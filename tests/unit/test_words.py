@@ -18,7 +18,6 @@ BARRED = {
     "guests",
     "letter",
     "letters",
-    "looker",
     "mend",
     "mended",
     "nobody",
@@ -31,8 +30,17 @@ BARRED = {
     "whoever",
 }
 
-BARRED_IN_THE_PRODUCT = {"away"}
-"""The same for names of the product alone: tests speak of those who go away."""
+BARRED_IN_THE_PRODUCT = {
+    "away",
+    "hand",
+    "looker",
+    "lookers",
+    "news",
+    "who",
+    "wish",
+    "wishes",
+}
+"""The same for names of the product alone: tests have sentences, of those who go away."""
 
 BARRED_IN_TEXTS = re.compile(
     r"\b(told|tells?(?!\()|telling|whoever|nobody|somebody|anew|mend(s|ed|ing)?|for good|at hand"
@@ -112,6 +120,8 @@ def _names(tree: ast.Module) -> Iterator[str]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
             case ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)):
                 yield name
 
 

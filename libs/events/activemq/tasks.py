@@ -14,7 +14,7 @@ from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.engine import Received, Receiver
 from libs.events.tasks import (
     FailedTask,
-    HeldTasks,
+    TaskDeliveries,
     UnreadableTask,
     WriteTask,
     decode_task,
@@ -41,7 +41,7 @@ class Tasks:
         self._addresses = connection.addresses
         self._waiting: Receiver | None = None
         self._retrying: Receiver | None = None
-        self._held = HeldTasks[Received]()
+        self._held = TaskDeliveries[Received]()
         self._looking = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
@@ -80,7 +80,7 @@ class Tasks:
     async def _receivers(self) -> tuple[Receiver, Receiver]:
         waiting, retrying = self._waiting, self._retrying
         if waiting is None or retrying is None or waiting.is_lost or retrying.is_lost:
-            self._held = HeldTasks[Received]()  # others get them
+            self._held = TaskDeliveries[Received]()  # others get them
             for old in (waiting, retrying):
                 if old is not None and not old.is_lost:
                     await old.close()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiokafka import TopicPartition
 
 from libs.events.kafka.connection import ERROR, Connection
-from libs.events.kafka.offsets import Lookers
+from libs.events.kafka.offsets import TopicReader
 from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
@@ -32,9 +32,9 @@ COMMIT_COUNT: Final = 100
 class DeadLetters:
     """Dead letters behind what their group has committed, which is what was retried."""
 
-    def __init__(self, connection: Connection, lookers: Lookers) -> None:
+    def __init__(self, connection: Connection, topics: TopicReader) -> None:
         self._connection = connection
-        self._lookers = lookers
+        self._topics = topics
         self._topic = f"{connection.settings.topic_prefix}.dead-letter"
         self._others = f"{self._topic}.events"
         self._group = f"{connection.settings.consumer_group}.dead-letter"
@@ -54,17 +54,17 @@ class DeadLetters:
     async def count(self) -> int:
         count = 0
         for topic in self.topics:
-            ranges = await self._lookers.ranges(topic, self._group)
+            ranges = await self._topics.ranges(topic, self._group)
             count += sum(max(0, end - begin) for begin, end in ranges.values())
         return count
 
     async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Each task once, with its last error, the oldest first; they stay there."""
         found: dict[str, FailedTask | UnreadableTask] = {}
-        async with self._lookers.reader(self._group) as consumer:
+        async with self._topics.reader(self._group) as consumer:
             for topic in self.topics:
                 async with aclosing(
-                    self._lookers.read(consumer, topic, self._group)
+                    self._topics.read(consumer, topic, self._group)
                 ) as dead_letters:
                     async for record in dead_letters:
                         if len(found) > limit:
@@ -83,9 +83,9 @@ class DeadLetters:
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
         # Two at a time would enqueue them twice.
-        async with self._turn, self._lookers.reader(self._group) as consumer:
+        async with self._turn, self._topics.reader(self._group) as consumer:
             async with aclosing(
-                self._lookers.read(consumer, self._topic, self._group)
+                self._topics.read(consumer, self._topic, self._group)
             ) as dead_letters:
                 async for record in dead_letters:
                     dead = _dead_letter_of(record)
@@ -105,7 +105,7 @@ class DeadLetters:
 
     async def commit_again(self) -> dict[TopicPartition, int]:
         """Commit what was retried once more, before brokers forget it; returns the offsets."""
-        async with self._turn, self._lookers.reader(self._group) as consumer:
+        async with self._turn, self._topics.reader(self._group) as consumer:
             numbers = await self._connection.partitions(self._topic)
             partitions = [TopicPartition(self._topic, number) for number in numbers]
             known = {one: await consumer.committed(one) for one in partitions}

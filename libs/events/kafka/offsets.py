@@ -105,7 +105,7 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         """Nothing is delivered of them yet."""
 
 
-class Lookers:
+class TopicReader:
     """Looks at topics without taking part in a group, and without moving it.
 
     One consumer for each group reads offsets, and no record; records have readers of their own.

@@ -15,10 +15,10 @@ from aiokafka import TopicPartition, errors
 
 from libs.events.kafka.connection import JOIN_S, KEPT, OPERATION_S, Connection, translated
 from libs.events.kafka.dead_letters import DeadLetters
-from libs.events.kafka.offsets import Lookers, Offsets
+from libs.events.kafka.offsets import Offsets, TopicReader
 from libs.events.tasks import (
     FailedTask,
-    HeldTasks,
+    TaskDeliveries,
     UnreadableTask,
     WriteTask,
     cut_error,
@@ -35,7 +35,7 @@ WAIT_S: Final = 1.0
 NOT_BEFORE: Final = "not-before"
 FETCH_COUNT: Final = 100
 
-Place = tuple[TopicPartition, int]
+RecordPosition = tuple[TopicPartition, int]
 """A partition, and the offset of a record."""
 
 
@@ -44,7 +44,7 @@ class _Delivery:
 
     __slots__ = ("is_moved", "place", "task")
 
-    def __init__(self, task: WriteTask, place: Place) -> None:
+    def __init__(self, task: WriteTask, place: RecordPosition) -> None:
         self.task = task
         self.place = place
         self.is_moved = False
@@ -61,14 +61,14 @@ class Tasks:
         self._topic = f"{self._settings.topic_prefix}.tasks"
         self._retry_topic = f"{self._topic}.retry"
         self._group = f"{self._settings.consumer_group}.tasks"
-        self._lookers = Lookers(connection)
-        self._dead = DeadLetters(connection, self._lookers)
+        self._topics = TopicReader(connection)
+        self._dead = DeadLetters(connection, self._topics)
         self._consumer: Any = None
         self._offsets: Offsets
-        self._held = HeldTasks[_Delivery]()
+        self._held = TaskDeliveries[_Delivery]()
         self._fetched: deque[tuple[TopicPartition, Any]] = deque()
-        self._ready: deque[tuple[WriteTask, Place]] = deque()
-        self._delayed: list[tuple[int, int, WriteTask, Place]] = []
+        self._ready: deque[tuple[WriteTask, RecordPosition]] = deque()
+        self._delayed: list[tuple[int, int, WriteTask, RecordPosition]] = []
         self._numbers = itertools.count()
         self._cannot_trim = False
 
@@ -131,7 +131,9 @@ class Tasks:
                 self._arrive(task, place, record.headers)
                 self._fetched.popleft()
 
-    def _arrive(self, task: WriteTask, place: Place, headers: Iterable[tuple[str, bytes]]) -> None:
+    def _arrive(
+        self, task: WriteTask, place: RecordPosition, headers: Iterable[tuple[str, bytes]]
+    ) -> None:
         if place[0].topic == self._topic:
             self._ready.append((task, place))
             return
@@ -219,7 +221,7 @@ class Tasks:
         """
         pending = 0
         for topic in (self._topic, self._retry_topic):
-            for partition, (begin, end) in (await self._lookers.ranges(topic, self._group)).items():
+            for partition, (begin, end) in (await self._topics.ranges(topic, self._group)).items():
                 if self._consumer is not None and partition in self._consumer.assignment():
                     end = max(end, self._consumer.highwater(partition) or 0)
                 pending += max(0, end - begin)
@@ -227,9 +229,9 @@ class Tasks:
 
     async def pending(self) -> AsyncGenerator[bytes, None]:
         """Also those that are finished behind one that is not."""
-        async with self._lookers.reader(self._group) as consumer:
+        async with self._topics.reader(self._group) as consumer:
             for topic in (self._retry_topic, self._topic):
-                async with aclosing(self._lookers.read(consumer, topic, self._group)) as records:
+                async with aclosing(self._topics.read(consumer, topic, self._group)) as records:
                     async for record in records:
                         yield record.value or b""
 
@@ -257,10 +259,10 @@ class Tasks:
 
     async def stop(self) -> None:
         consumer, self._consumer = self._consumer, None
-        self._held = HeldTasks[_Delivery]()
+        self._held = TaskDeliveries[_Delivery]()
         for waiting in (self._fetched, self._ready, self._delayed):
             waiting.clear()
-        await self._lookers.close()
+        await self._topics.close()
         if consumer is not None:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.stop()

@@ -37,12 +37,12 @@ each one that a crash of ours or a look at the dead letters ended counts."""
 log = logging.getLogger(__name__)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """False for aiormq's line about a try to connect: it raises that, too, and callers log it."""
     return record.msg != "error when creating transport: %r"
 
 
-logging.getLogger("aiormq.connection").addFilter(_is_news)
+logging.getLogger("aiormq.connection").addFilter(_is_worth_a_line)
 
 REFUSALS = (
     ChannelAccessRefused,

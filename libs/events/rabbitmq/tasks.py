@@ -22,7 +22,7 @@ from libs.events.rabbitmq.connection import (
 )
 from libs.events.tasks import (
     FailedTask,
-    HeldTasks,
+    TaskDeliveries,
     UnreadableTask,
     WriteTask,
     decode_task,
@@ -45,7 +45,7 @@ class Tasks:
         self._settings = connection.settings
         self._names = Names(connection.settings)
         self._deliveries: Deliveries | None = None
-        self._held = HeldTasks[AbstractIncomingMessage]()
+        self._held = TaskDeliveries[AbstractIncomingMessage]()
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
@@ -65,7 +65,7 @@ class Tasks:
         lost, self._deliveries = self._deliveries, None
         if lost is not None:
             await close_channel(lost.channel)
-        self._held = HeldTasks[AbstractIncomingMessage]()  # they come again
+        self._held = TaskDeliveries[AbstractIncomingMessage]()  # they come again
         channel = await self._connection.open_channel(self._settings.prefetch_count)
         deliveries = self._connection.deliveries(channel)
         # A server that is still starting may never answer.

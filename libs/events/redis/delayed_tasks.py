@@ -20,7 +20,7 @@ from libs.events.redis.streams import PAGE
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
-    HeldTasks,
+    TaskDeliveries,
     UnreadableTask,
     WriteTask,
     decode_task,
@@ -98,7 +98,7 @@ class DelayedTasks(ABC, Generic[D]):
         self._read_count = reading.count_max
         self._read_again_at = 0.0
         self._read: deque[D] = deque()
-        self._held = HeldTasks[D]()
+        self._held = TaskDeliveries[D]()
         self._enqueues = Gathered(self._append_all)
         self._completions = Gathered(self._finish_all)
         self._promote = self._client.register_script(PROMOTE.format(append=self.APPEND_SCRIPT))

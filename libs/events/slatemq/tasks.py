@@ -14,7 +14,7 @@ from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
 from libs.events.slatemq.routed import Unrouted
 from libs.events.tasks import (
     FailedTask,
-    HeldTasks,
+    TaskDeliveries,
     UnreadableTask,
     WriteTask,
     cut_error,
@@ -41,7 +41,7 @@ class Tasks:
         self._queues = queues
         self._unrouted = Unrouted(queues.client, knows_earlier=not is_sole_consumer)
         self._consumer: slatemq.Consumer | None = None
-        self._held = HeldTasks[tuple[WriteTask, slatemq.Received]]()
+        self._held = TaskDeliveries[tuple[WriteTask, slatemq.Received]]()
 
     async def enqueue(self, task: WriteTask) -> None:
         headers = {TASKS_HEADER: self._queues.settings.queue_prefix}

@@ -50,7 +50,7 @@ def configure(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(service) if form == "json" else TextLines(service))
-    handler.addFilter(_is_news)
+    handler.addFilter(_is_worth_a_line)
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -58,7 +58,7 @@ def configure(
     logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Whether a record matters: gRPC logs an error when a reader of a stream leaves."""
     kind = record.exc_info[0] if record.exc_info else None
     return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") != (

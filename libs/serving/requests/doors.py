@@ -42,7 +42,7 @@ from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
 if TYPE_CHECKING:
     from libs.access.callers import Callers, Identity
-    from libs.access.quotas import Place
+    from libs.access.quotas import CallSlot
     from libs.serving.revocations import Revocations
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -302,7 +302,7 @@ class _ByPolicy:
         self._method = method
         self._access = access
         self._is_audited = access.caller in AUDITED
-        self._place: Place | None = None
+        self._place: CallSlot | None = None
         if access.is_stream:
             self._place = "open_streams"
         elif access.waits:

@@ -128,7 +128,7 @@ ATTEMPTS_SCHEMA: Final = pa.schema(
 """A failed attempt, counted from 1. `failed_in` is the queue in which it failed."""
 
 
-class Place(NamedTuple):
+class QueueShard(NamedTuple):
     """The queue that rows belong to, and its broker shard."""
 
     queue: str
@@ -157,7 +157,7 @@ def _keys(rows: Sequence[Row], queue: str) -> _Keys:
 
 def active_batches(
     rows: Sequence[Row],
-    place: Place,
+    place: QueueShard,
     head_order: int = 0,
     head_offset: int = 0,
     schema: pa.Schema = ACTIVE_SCHEMA,
@@ -189,7 +189,7 @@ def active_batches(
 
 
 def _available(
-    schema: pa.Schema, place: Place, keys: _Keys, waiting: npt.NDArray[Any]
+    schema: pa.Schema, place: QueueShard, keys: _Keys, waiting: npt.NDArray[Any]
 ) -> pa.RecordBatch:
     size = len(waiting)
     return _batch(
@@ -214,7 +214,7 @@ def _available(
 
 def _in_flight(
     schema: pa.Schema,
-    place: Place,
+    place: QueueShard,
     keys: _Keys,
     claimed: npt.NDArray[Any],
     deadlines_ms: npt.NDArray[Any],
@@ -243,7 +243,7 @@ def _in_flight(
 
 
 def done_batch(
-    rows: Sequence[Row], place: Place, schema: pa.Schema = DONE_SCHEMA
+    rows: Sequence[Row], place: QueueShard, schema: pa.Schema = DONE_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
     counts, done = walk.fixed(_DONE)
@@ -271,7 +271,7 @@ def _orders(rows: Sequence[Row], counts: Ints) -> pa.Array:
 
 
 def failed_batch(
-    rows: Sequence[Row], place: Place, schema: pa.Schema = FAILED_SCHEMA
+    rows: Sequence[Row], place: QueueShard, schema: pa.Schema = FAILED_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
     counts, failed = walk.fixed(_FAILED)
@@ -294,7 +294,7 @@ def failed_batch(
 
 
 def archived_batch(
-    rows: Sequence[Row], place: Place, schema: pa.Schema = ARCHIVED_SCHEMA
+    rows: Sequence[Row], place: QueueShard, schema: pa.Schema = ARCHIVED_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
     counts, archived = walk.fixed(_ARCHIVED)
@@ -325,7 +325,7 @@ def archived_batch(
 
 
 def attempts_batch(
-    rows: Sequence[Row], place: Place, schema: pa.Schema = ATTEMPTS_SCHEMA
+    rows: Sequence[Row], place: QueueShard, schema: pa.Schema = ATTEMPTS_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
     counts, consumers = walk.texts()
@@ -364,7 +364,7 @@ def _finish(
 
 
 def _batch(
-    chosen: pa.Schema, schema: pa.Schema, place: Place, message_ids: Any, *rest: Any
+    chosen: pa.Schema, schema: pa.Schema, place: QueueShard, message_ids: Any, *rest: Any
 ) -> pa.RecordBatch:
     """The chosen columns of a schema. A column is numbers to cast, or a function that makes it."""
     size = len(message_ids)

@@ -38,7 +38,7 @@ commands may wait for the store, and so may commits."""
 _NUMBER_BYTES: Final = 8
 
 
-class Run(NamedTuple):
+class NumberRange(NamedTuple):
     """The rows whose keys are a head and a number within `first`..`last`, u64 big-endian.
 
     The keys of timed buckets have another number after it.
@@ -66,27 +66,27 @@ class Waiting(NamedTuple):
     The first `head_offset` elements of the bucket `head_order` are gone.
     """
 
-    run: Run
+    run: NumberRange
     head_order: int
     head_offset: int
     message_count: int
 
 
-def log_run(first: int = 0, last: int = LAST_NUMBER) -> Run:
-    return Run(log_key(0)[:-_NUMBER_BYTES], first, last)
+def log_run(first: int = 0, last: int = LAST_NUMBER) -> NumberRange:
+    return NumberRange(log_key(0)[:-_NUMBER_BYTES], first, last)
 
 
-def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
-    return Run(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
+def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
+    return NumberRange(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
-def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
+def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
     """The packs of payloads whose first messages have IDs from `first_id` to `last_id`."""
-    return Run(pack_key(0)[:-_NUMBER_BYTES], first_id, last_id)
+    return NumberRange(pack_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
-def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
-    return Run(queue_head(RecordType.ATTEMPTS, queue), first_id, last_id)
+def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
+    return NumberRange(queue_head(RecordType.ATTEMPTS, queue), first_id, last_id)
 
 
 def active_runs(queue: str, state: QueueStateRecord) -> Iterator[Waiting]:
@@ -96,17 +96,17 @@ def active_runs(queue: str, state: QueueStateRecord) -> Iterator[Waiting]:
     for lane in state.lanes:
         if lane.waiting_count:
             first = bucket_number(lane.priority, lane.kind, lane.head_order)
-            run = Run(head, first, bucket_number(lane.priority, lane.kind, end))
+            run = NumberRange(head, first, bucket_number(lane.priority, lane.kind, end))
             yield Waiting(run, lane.head_order, lane.head_offset, lane.waiting_count)
     if state.in_flight_count:
         first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
         last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
-        yield Waiting(Run(head, first, last), 0, 0, state.in_flight_count)
+        yield Waiting(NumberRange(head, first, last), 0, 0, state.in_flight_count)
 
 
 def done_run(
     queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
-) -> Run | None:
+) -> NumberRange | None:
     """The done rows that may have messages finished at from_ms ≤ time < until_ms."""
     oldest = state.oldest_done_order if state.done_count else 0
     return _finished(RecordType.DONE, queue, state.epoch, oldest, from_ms, until_ms)
@@ -114,7 +114,7 @@ def done_run(
 
 def failed_run(
     queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
-) -> Run | None:
+) -> NumberRange | None:
     """The failed rows that may have messages that failed at from_ms ≤ time < until_ms."""
     oldest = state.oldest_failed_order if state.failed_count else 0
     return _finished(RecordType.FAILED, queue, state.epoch, oldest, from_ms, until_ms)
@@ -122,7 +122,7 @@ def failed_run(
 
 def archived_run(
     queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
-) -> Run | None:
+) -> NumberRange | None:
     """The rows that may have messages archived at from_ms ≤ time < until_ms."""
     archived = state.archived or ArchivedRecord()
     oldest = archived.oldest_order if archived.messages_count else 0
@@ -131,7 +131,7 @@ def archived_run(
 
 def _finished(
     record_type: RecordType, queue: str, epoch: int, oldest: int, from_ms: int, until_ms: int | None
-) -> Run | None:
+) -> NumberRange | None:
     """The rows of a list: each was written after its messages were finished, by LATE_MS at most."""
     if not oldest:
         return None
@@ -139,7 +139,7 @@ def _finished(
     last = last_order(epoch)
     if until_ms is not None:
         last = order_of(epoch, _within(until_ms + LATE_MS), MAX_ORDER_N)
-    return Run(queue_head(record_type, queue), first, last) if first <= last else None
+    return NumberRange(queue_head(record_type, queue), first, last) if first <= last else None
 
 
 def _within(ms: int) -> int:

@@ -438,12 +438,14 @@ class LeaseTable:
             results += [Finish.OK] * len(part)
         return results
 
-    def nack(self, items: Sequence[Nack], now_ms: int, came_ms: int | None = None) -> list[Finish]:
+    def nack(
+        self, items: Sequence[Nack], now_ms: int, arrived_ms: int | None = None
+    ) -> list[Finish]:
         """Finishes leases: their messages are available again, or failed. May raise Needs.
 
-        Delays count from `came_ms`, when the command came; None: now.
+        Delays count from `arrived_ms`, when the command came; None: now.
         """
-        since_ms = now_ms if came_ms is None else came_ms
+        since_ms = now_ms if arrived_ms is None else arrived_ms
         planned: dict[int, _Return] = {}
         for item in items:
             lease = None if item.token in planned else self.running(item.token)

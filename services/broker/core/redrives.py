@@ -126,7 +126,7 @@ class Redrives:
             yield redrive_key(number), value
 
 
-class Step(NamedTuple):
+class RedriveStep(NamedTuple):
     """What a redrive decided about messages of a row.
 
     `messages` are all of the row `order`, as it is stored. Those before `through` were examined;
@@ -149,7 +149,7 @@ def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]
 
 
 def moved(
-    queue: Queue, record: RedriveRecord, step: Step, enter: Enter, now_ms: int
+    queue: Queue, record: RedriveRecord, step: RedriveStep, enter: Enter, now_ms: int
 ) -> tuple[RedriveRecord, set[int], list[Row]]:
     """Applies a step; returns the redrive after it, the places removed, and the rows to write.
 

@@ -32,7 +32,7 @@ from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.core.lists.attempts import carried
 from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.core.queue import Queue
-from services.broker.core.redrives import Step, is_its_queue, moved
+from services.broker.core.redrives import RedriveStep, is_its_queue, moved
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.message_cache import FETCH_BYTES, Ingests, ReadResult
 from services.broker.entries.finished_pages import ListPosition, TimeRange
@@ -199,7 +199,7 @@ class RedriveRunner:
         number: int,
         queue: Queue,
         record: RedriveRecord,
-        steps: Sequence[Step],
+        steps: Sequence[RedriveStep],
         pushes: PushBatch | None,
     ) -> None:
         began = time.monotonic()
@@ -212,7 +212,7 @@ class RedriveRunner:
             due = max(self._next_at.get(number, 0.0), began)
             self._next_at[number] = due + count / record.rate
 
-    async def _look(self, queue: Queue, record: RedriveRecord) -> list[Step]:
+    async def _look(self, queue: Queue, record: RedriveRecord) -> list[RedriveStep]:
         """The next rows, and what of them is to move as far as that is known without contents."""
         left, quota = STEP_LOOKED_AT, STEP_MESSAGES
         if record.rate:
@@ -220,7 +220,7 @@ class RedriveRunner:
         wanted = set(record.message_ids)
         retention_s = queue.settings.failed_retention_s
         kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
-        steps: list[Step] = []
+        steps: list[RedriveStep] = []
         after = ListPosition(record.next_order, record.next_place - 1)
         async for order, messages in self._mover.lists.failed.rows(queue, TimeRange(), after):
             if order > record.end_order or left <= 0 or quota <= 0:
@@ -237,11 +237,11 @@ class RedriveRunner:
                 through += 1
                 left -= 1
             quota -= len(chosen)
-            steps.append(Step(order, messages, through, chosen))
+            steps.append(RedriveStep(order, messages, through, chosen))
         return steps
 
     def _apply(
-        self, number: int, steps: Sequence[Step], pushes: PushBatch | None, now_ms: int
+        self, number: int, steps: Sequence[RedriveStep], pushes: PushBatch | None, now_ms: int
     ) -> int:
         """Moves what the steps have chosen, all of it or nothing; returns how many messages.
 
@@ -311,10 +311,10 @@ class RedriveRunner:
         self,
         number: int,
         record: RedriveRecord,
-        steps: Sequence[Step],
+        steps: Sequence[RedriveStep],
         pushes: PushBatch | None,
         room_bytes: int,
-    ) -> list[Step]:
+    ) -> list[RedriveStep]:
         """What of the steps the filter lets through; its pushes are added, where there are any.
 
         A message that is not stored any more stays where it failed, since nothing is known of it.
@@ -395,15 +395,15 @@ class _IngestBusy(Exception):
     """ASKING_MAX steps wait for this ingest already."""
 
 
-def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
+def _chosen(steps: Sequence[RedriveStep]) -> Iterator[FailedMessage]:
     for step in steps:
         for place in step.chosen:
             yield step.messages[place]
 
 
-def first_chosen(steps: Sequence[Step], count: int) -> list[Step]:
+def first_chosen(steps: Sequence[RedriveStep], count: int) -> list[RedriveStep]:
     """The steps up to a number of chosen messages; what follows is left to the next look."""
-    first: list[Step] = []
+    first: list[RedriveStep] = []
     for step in steps:
         if len(step.chosen) > count:
             through = step.chosen[count]

@@ -61,7 +61,7 @@ class DeadLetterSettler:
         """
         queue_id, each = self._checked(request)
         _require_replacements(queue_id, request)
-        who = consumer_id(request.consumer_id)
+        consumer = consumer_id(request.consumer_id)
         self._owner.admit()
         fingerprint = await asyncio.to_thread(_fingerprint, request)
         queue = await self._owner.find(queue_id)
@@ -70,7 +70,7 @@ class DeadLetterSettler:
             if was_done(self._owner.shard, request.request_id, fingerprint):
                 return
             rows = {order: await failed.row(queue, order) for order in {o.order for o in each}}
-            settlements = Settlements(each, rows, {}, 0, who, request.request_id, fingerprint)
+            settlements = Settlements(each, rows, {}, 0, consumer, request.request_id, fingerprint)
             pushes = await self._replaced(queue, request, settlements)
             if pushes is not None:
                 settlements = replace(

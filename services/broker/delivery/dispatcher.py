@@ -254,14 +254,14 @@ class Dispatcher:
             held.update(here)
             expected_bytes = size_of(here)
             if missing:
-                ahead, asked = self._windows.of(queue.queue_id), len(missing)
-                if (count := ahead.count(missing[0])) > len(ids):
+                window, asked = self._windows.of(queue.queue_id), len(missing)
+                if (count := window.count(missing[0])) > len(ids):
                     _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
-                expected_bytes += ahead.expected_bytes(len(missing), self._budget.share_bytes)
+                expected_bytes += window.expected_bytes(len(missing), self._budget.share_bytes)
             async with self._budget.fetching(expected_bytes) as fetch_bytes:
                 fetched = await self._payloads.fetch(missing, held, fetch_bytes)
                 if missing:
-                    ahead.fetched(missing, asked, fetched)
+                    window.fetched(missing, asked, fetched)
                 self._note_down(waiter_line, fetched.down, passed)
                 self._ingests.mark_slow(fetched.slow)
                 if fetched.gone:
@@ -394,13 +394,13 @@ class Dispatcher:
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._ingests.can_serve(message_id)]
         if missing:
-            ahead = self._windows.of(queue.queue_id)
-            fetch_bytes = ahead.expected_bytes(len(missing), self._budget.share_bytes)
+            window = self._windows.of(queue.queue_id)
+            fetch_bytes = window.expected_bytes(len(missing), self._budget.share_bytes)
             if not self._budget.try_reserve(fetch_bytes):
                 return  # The claims fetch for themselves; what is assigned must not wait.
             with self._budget.releasing(fetch_bytes):
                 fetched = await self._payloads.fetch(missing, None, fetch_bytes)
-            ahead.fetched(missing, len(missing), fetched)
+            window.fetched(missing, len(missing), fetched)
             self._ingests.mark_down(fetched.down)
             self._ingests.mark_slow(fetched.slow)
 

@@ -55,11 +55,11 @@ GONE = "payload gone"
 DAMAGED = "payload damaged"
 """The reason of one whose stored bytes cannot be read."""
 
-AHEAD = 1000
+PREFETCH_MAX = 1000
 """Messages fetched at a time at most where fewer are asked for: of a long backlog a fetch costs
 half a millisecond, however few messages it is for."""
 
-AHEAD_BYTES = 1 << 20
+PREFETCH_BYTES = 1 << 20
 """The most bytes to fetch ahead, judged by the size of earlier messages."""
 
 FIRST_BYTES = 4 << 20
@@ -71,8 +71,8 @@ FETCH_BYTES_MIN = 64 << 10
 PAUSE = 32
 """Fetches without more than is asked for, once it was seen that more is forgotten again."""
 
-AHEADS_MAX = 256
-"""Queues that fetch ahead in turns; of more than these, each would only push the others out."""
+WINDOWS_MAX = 256
+"""Queues that prefetch in turns; of more than these, each would only push the others out."""
 
 REPLACE_DEADLINE_S = 30.0
 """For a message that is replaced: its payload may have to be uploaded."""
@@ -105,7 +105,7 @@ class IngestMessages(NamedTuple):
     """IDs of those that the ingest is still reading."""
 
 
-def _held_of(runs: Iterable[StoredRun]) -> tuple[dict[int, CachedMessage], int]:
+def _decode_runs(runs: Iterable[StoredRun]) -> tuple[dict[int, CachedMessage], int]:
     """The messages of some runs, and their size as of IngestMessages."""
     held: dict[int, CachedMessage] = {}
     size_bytes = 0
@@ -181,7 +181,7 @@ class Ingests:
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes)
         answer = await self._read(shard, request)
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
-        return IngestMessages(*_held_of(answer.runs), gone, answer.slow_ids)
+        return IngestMessages(*_decode_runs(answer.runs), gone, answer.slow_ids)
 
     async def read(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
@@ -253,7 +253,7 @@ class Payloads:
         self._young: dict[int, CachedMessage] = {}
         self._old: dict[int, CachedMessage] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
-        self._hands: dict[object, dict[int, CachedMessage]] = {}
+        self._pinned: dict[object, dict[int, CachedMessage]] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -287,11 +287,11 @@ class Payloads:
         What is forgotten meanwhile leaves it.
         """
         key = object()
-        held = self._hands[key] = dict[int, CachedMessage]()
+        pinned = self._pinned[key] = dict[int, CachedMessage]()
         try:
-            yield held
+            yield pinned
         finally:
-            del self._hands[key]
+            del self._pinned[key]
 
     async def reaches(self, shard: int) -> bool:
         try:
@@ -303,7 +303,7 @@ class Payloads:
     async def fetch(
         self,
         ids: Sequence[int],
-        hand: dict[int, CachedMessage] | None = None,
+        pinned: dict[int, CachedMessage] | None = None,
         max_bytes: int = FETCH_BYTES,
     ) -> FetchResult:
         """Read messages into the cache and the pinned ones: the first that fit."""
@@ -315,7 +315,7 @@ class Payloads:
             by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
         fetched, share = FetchResult(), max(max_bytes // len(by_shard), 1)
         await asyncio.gather(
-            *(self._fetch_from(*part, share, fetched, hand) for part in by_shard.items())
+            *(self._fetch_from(*part, share, fetched, pinned) for part in by_shard.items())
         )
         return fetched
 
@@ -325,12 +325,12 @@ class Payloads:
         ids: Sequence[int],
         max_bytes: int,
         fetched: FetchResult,
-        hand: dict[int, CachedMessage] | None,
+        pinned: dict[int, CachedMessage] | None,
     ) -> None:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
         try:
-            came, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
+            messages, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
         except Unavailable as error:
             log.debug("%s", error.message)
             fetched.down.add(shard)
@@ -339,13 +339,13 @@ class Payloads:
             del self._fetches[fetch]
         fetched.gone |= gone
         fetched.slow.update(slow)
-        fetched.count += len(came)
+        fetched.count += len(messages)
         fetched.size_bytes += size_bytes
         for message_id in forgotten:
-            came.pop(message_id, None)
-        if hand is not None:
-            hand.update(came)
-        self._keep(came, size_bytes)
+            messages.pop(message_id, None)
+        if pinned is not None:
+            pinned.update(messages)
+        self._keep(messages, size_bytes)
 
     def forget(self, message_id: int) -> None:
         """The message has changed: drop it from the cache, from pins and from fetches in flight."""
@@ -353,26 +353,26 @@ class Payloads:
         self._old.pop(message_id, None)
         for forgotten in self._fetches.values():
             forgotten.add(message_id)
-        for hand in self._hands.values():
-            hand.pop(message_id, None)
+        for pinned in self._pinned.values():
+            pinned.pop(message_id, None)
 
     def add_fresh(self, runs: Iterable[StoredRun], cursors: Mapping[int, int]) -> None:
         """Take messages that came with their assignment, unless it is applied already.
 
         Those may have been edited since; see `MessageEditor.forget`.
         """
-        held, size_bytes = _held_of(runs)
+        held, size_bytes = _decode_runs(runs)
         known = {one for one in held if one <= cursors.get(shard_of(one), 0)}
         if known:
             held = {one: message for one, message in held.items() if one not in known}
             size_bytes = size_of(held)
         self._keep(held, size_bytes)
 
-    def _keep(self, came: dict[int, CachedMessage], size_bytes: int) -> None:
+    def _keep(self, messages: dict[int, CachedMessage], size_bytes: int) -> None:
         # With what messages share counted for each: they may outlive one another here.
-        size_bytes += len(came) * OVERHEAD_BYTES
+        size_bytes += len(messages) * OVERHEAD_BYTES
         if size_bytes > self._half_bytes:
-            pairs = list(came.items())
+            pairs = list(messages.items())
             middle = len(pairs) // 2
             if middle:
                 for half in (dict(pairs[:middle]), dict(pairs[middle:])):
@@ -381,7 +381,7 @@ class Payloads:
         if self._young_bytes + size_bytes > self._half_bytes:
             self._old, self._old_bytes = self._young, self._young_bytes
             self._young, self._young_bytes = {}, 0
-        self._young.update(came)
+        self._young.update(messages)
         self._young_bytes += size_bytes
 
 
@@ -409,12 +409,12 @@ class PrefetchWindow:
         return min(max(count * self._size * 5 // 4, FETCH_BYTES_MIN), FETCH_BYTES, most)
 
     def fetched(self, ids: Sequence[int], asked: int, fetched: FetchResult) -> None:
-        """Notes that these were fetched, the first ones since they were asked for; what came."""
+        """Notes what was fetched: `ids`, of which the first `asked` were needed."""
         self._pause = max(0, self._pause - 1)
         self._more = set(ids[asked:])
         if fetched.count:
             self._size = fetched.size_bytes // fetched.count + OVERHEAD_BYTES
-            self._count = min(AHEAD, AHEAD_BYTES // self._size)
+            self._count = min(PREFETCH_MAX, PREFETCH_BYTES // self._size)
 
 
 class PrefetchWindows:
@@ -424,8 +424,8 @@ class PrefetchWindows:
         self._by_queue: OrderedDict[str, PrefetchWindow] = OrderedDict()
 
     def of(self, queue_id: str) -> PrefetchWindow:
-        ahead = self._by_queue.setdefault(queue_id, PrefetchWindow())
+        window = self._by_queue.setdefault(queue_id, PrefetchWindow())
         self._by_queue.move_to_end(queue_id)
-        if len(self._by_queue) > AHEADS_MAX:
+        if len(self._by_queue) > WINDOWS_MAX:
             self._by_queue.popitem(last=False)
-        return ahead
+        return window

@@ -120,7 +120,7 @@ def _runs_of_one(shard: int, columns: _Columns) -> list[bytes]:
         common_sizes,
         id_sizes,
     )
-    if all(map(_are_alike, others)):
+    if all(map(_are_equal, others)):
         one = next(zip(*others, strict=True))
         kinds: list[Any] = sizes
         heads = {size: _heads(token, len(numbers[0]), size, *one) for size in set(sizes)}
@@ -148,7 +148,7 @@ def _cuts(columns: _Columns) -> list[int]:
     # What has its leases in one bucket has tokens in a row, of one block (see `InFlight.put`).
     cuts = {first for _, first, _ in claimed.parts}
     for column in (commons, attempts, priorities):
-        if not _are_alike(column):
+        if not _are_equal(column):
             cuts.update(compress(count(1), map(ne, column[1:], column)))
     return sorted(cuts)
 
@@ -181,13 +181,13 @@ def _runs(shard: int, columns: _Columns, cuts: Sequence[int]) -> list[bytes]:
     return parts
 
 
-def _are_alike(column: Sequence[object]) -> bool:
+def _are_equal(column: Sequence[object]) -> bool:
     return column.count(column[0]) == len(column)
 
 
 def _abouts(terms: Terms, attempts: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
     """The lease of each message, without its token."""
-    if _are_alike(attempts) and _are_alike(priorities):
+    if _are_equal(attempts) and _are_equal(priorities):
         return [_about(terms, attempts[0], priorities[0])] * len(attempts)
     kinds = list(zip(attempts, priorities, strict=True))
     abouts = {kind: _about(terms, *kind) for kind in set(kinds)}

@@ -134,13 +134,13 @@ class Executor:
         execution = replace(execution, commands=commands)
         rows = [command.value for command in commands if isinstance(command, Push)]
         size_bytes = sum(map(len, rows)) + COMMAND_BYTES * len(commands)
-        came_ms = self._owner.clock.now_ms()
+        arrived_ms = self._owner.clock.now_ms()
 
         def run(now_ms: int) -> list[int]:
             self._owner.shard.check_stays()
             if batch is not None:
                 batch.check_age(now_ms)
-            return execute(self._owner.shard, execution, now_ms, came_ms)
+            return execute(self._owner.shard, execution, now_ms, arrived_ms)
 
         return await self._owner.run(run, size_bytes)
 

@@ -214,7 +214,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, request: consumer_pb2.NackRequest, context: Any
     ) -> consumer_pb2.NackResponse:
         _check_count("items", len(request.items))
-        came_ms = self._owner.clock.now_ms()
+        arrived_ms = self._owner.clock.now_ms()
         items = request.items
         # All of them are looked at before anything is released.
         for first in range(0, len(items), STEP_LEASES):
@@ -228,7 +228,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
         def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
             nacks = [_nack(token, item) for token, item in pairs]
-            return self._owner.shard.leases.nack(nacks, now_ms, came_ms)
+            return self._owner.shard.leases.nack(nacks, now_ms, arrived_ms)
 
         pairs = list(zip(tokens, rows, strict=True))
         done = await self._in_steps(pairs, nack, request.ByteSize())

@@ -24,7 +24,7 @@ from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
 
 _ID: Final = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 
-Place = tuple[int, int]
+PushKey = tuple[int, int]
 """The ingest shard of a refused push, and its number."""
 
 
@@ -113,11 +113,11 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.run(command)
         await self._owner.durable()
 
-    def _forget(self, push_id: str, place: Place) -> None:
+    def _forget(self, push_id: str, place: PushKey) -> None:
         if not self._owner.shard.outbox.forget(place):
             raise NotFound("refused push", push_id)
 
-    async def _stored(self, push_id: str, place: Place) -> bytes:
+    async def _stored(self, push_id: str, place: PushKey) -> bytes:
         """Its outbox value, once it is durable."""
         await self._owner.durable()
         stored = await self._database.get(refused_push_key(*place))
@@ -134,7 +134,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         except (ObjectNotFound, DamagedObject, ForeignUri) as error:
             raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
 
-    async def _place(self, push_id: str) -> Place:
+    async def _place(self, push_id: str) -> PushKey:
         """Its place; raises NotFound once it is durable that there is none."""
         found = _ID.fullmatch(push_id)
         if found is not None:
@@ -144,7 +144,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.durable()
         raise NotFound("refused push", push_id)
 
-    def _refused_push(self, place: Place, push: RefusedPush) -> outbox_pb2.RefusedPush:
+    def _refused_push(self, place: PushKey, push: RefusedPush) -> outbox_pb2.RefusedPush:
         ingest_shard, number = place
         return outbox_pb2.RefusedPush(
             push_id=f"{self._shard:x}-{ingest_shard:x}-{number:x}",

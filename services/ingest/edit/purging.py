@@ -89,7 +89,7 @@ class Purged:
     refused_ids: list[int] = field(default_factory=list)
 
 
-class _Step(NamedTuple):
+class _EntryRewrite(NamedTuple):
     """One rewrite of an entry; an entry that loses many messages takes several."""
 
     sequence: int
@@ -98,7 +98,7 @@ class _Step(NamedTuple):
 
 
 class _PurgePlan(NamedTuple):
-    steps: list[_Step]
+    steps: list[_EntryRewrite]
     refused_ids: list[int]
 
 
@@ -192,18 +192,18 @@ class Purger:
             await self._delete(uris)
         return commits
 
-    async def _next_going(self, steps: Iterator[_Step]) -> _Going:
+    async def _next_going(self, steps: Iterator[_EntryRewrite]) -> _Going:
         """The next steps that fit into one commit; empty when none is left."""
         going = _Going()
         for step in steps:
             going.entries[step.sequence] = step.value
             going.removed += step.removed
-            await self._take_out(going, step)
+            await self._rewrite_entry(going, step)
             if going.packs_bytes >= PACKS_BYTES:
                 break
         return going
 
-    async def _take_out(self, going: _Going, step: _Step) -> None:
+    async def _rewrite_entry(self, going: _Going, step: _EntryRewrite) -> None:
         """Find where the payloads of the removed messages are stored."""
         by_pack: dict[int, list[int]] = {}
         for one, _ in step.removed:
@@ -217,10 +217,14 @@ class Purger:
         while at_once := list(islice(first_ids, PACKS_AT_ONCE)):
             read = read_rows(self._database, PACKS, at_once)
             stored = {first_id: value async for rows in read for first_id, value in rows}
-            self._take_out_of(going, step, {one: by_pack[one] for one in at_once}, stored)
+            self._remove_from(going, step, {one: by_pack[one] for one in at_once}, stored)
 
-    def _take_out_of(
-        self, going: _Going, step: _Step, by_pack: dict[int, list[int]], stored: dict[int, bytes]
+    def _remove_from(
+        self,
+        going: _Going,
+        step: _EntryRewrite,
+        by_pack: dict[int, list[int]],
+        stored: dict[int, bytes],
     ) -> None:
         for first_id, some in by_pack.items():
             try:
@@ -345,20 +349,20 @@ def _sort_out(
     return result
 
 
-def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:
+def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_EntryRewrite]:
     """Split a partial removal, so that each commit rewrites about PACKS_BYTES of packs."""
     removed = removal.removed
     if removal.kept is None:
-        yield _Step(sequence, None, removed)
+        yield _EntryRewrite(sequence, None, removed)
         return
     pack_bytes = PACK_MESSAGES * sum(size for _, size in removed) // len(removed)
     width = PACK_MESSAGES * max(1, min(PACKS_AT_ONCE, PACKS_BYTES // max(pack_bytes, 1)))
     for _, some in groupby(removed, lambda one: (one[0] - sequence) // width):
         gone = list(some)
         if gone[-1] == removed[-1]:
-            yield _Step(sequence, removal.kept, gone)
+            yield _EntryRewrite(sequence, removal.kept, gone)
             return
         kept = remove_messages(value, {one for one, _ in gone}, lambda *_: True).kept
         assert kept is not None, "more of it goes in the next step"
         value = kept
-        yield _Step(sequence, value, gone)
+        yield _EntryRewrite(sequence, value, gone)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from libs.storage.records.metadata import MessageMetadata
 from services.ingest.batches import NOT_SET, select
-from services.ingest.read.payload_cache import Run
+from services.ingest.read.payload_cache import CachedRun
 from slatemq._rpc.wire_format import framed_each, number_field, tag_of, varint
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse, StoredRun
 from slatemq.v1.message_pb2 import Message
@@ -141,7 +141,7 @@ class ReadResult(NamedTuple):
         return b"".join([*fields, response.SerializeToString()])
 
 
-def common_stretches(run: Run, offsets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+def common_stretches(run: CachedRun, offsets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Split messages of a cached run where their common fields change.
 
     Yields the end of each stretch, counted in `offsets`, and the common fields of its messages.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from services.ingest.batches import Columns
 
 
-class Run(NamedTuple):
+class CachedRun(NamedTuple):
     """Messages of one commit, with IDs in a row; None stands for a payload not cached."""
 
     first_id: int
@@ -18,7 +18,7 @@ class Run(NamedTuple):
     columns: Columns
 
 
-_NOTHING = Run(0, 0, (), Columns())
+_NOTHING = CachedRun(0, 0, (), Columns())
 
 
 class PayloadCache:
@@ -31,11 +31,11 @@ class PayloadCache:
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._first_ids: list[int] = []
-        self._runs: list[Run] = []
+        self._runs: list[CachedRun] = []
         self._sizes: list[int] = []
         self._gone = 0  # runs at the front that are evicted already
 
-    def add(self, run: Run, size_bytes: int) -> None:
+    def add(self, run: CachedRun, size_bytes: int) -> None:
         """Add a run; runs come in ascending order of ID."""
         if size_bytes > self._bytes_max:
             return
@@ -46,7 +46,7 @@ class PayloadCache:
         while self.size_bytes > self._bytes_max:
             self._evict()
 
-    def run(self, message_id: int) -> Run | None:
+    def run(self, message_id: int) -> CachedRun | None:
         """The cached run that has the message; its payload may be None."""
         at = bisect_right(self._first_ids, message_id) - 1
         if at < self._gone:

@@ -28,7 +28,7 @@ from services.ingest.read.message_runs import (
     common_stretches,
     fitting,
 )
-from services.ingest.read.payload_cache import PayloadCache, Run
+from services.ingest.read.payload_cache import CachedRun, PayloadCache
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.read.tailing import MetadataLog, Unsettled
 
@@ -120,7 +120,7 @@ class Reader:
 
     def _take_cached(
         self,
-        run: Run,
+        run: CachedRun,
         message_ids: Sequence[int],
         at: int,
         room: ResponseBudget,

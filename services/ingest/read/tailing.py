@@ -284,7 +284,7 @@ class MetadataLog:
             elif position < end.sequence:
                 most = min(UPDATE_BYTES_MAX, bytes_max())
                 position, entries = self._take(position, most)
-            elif fresh or not await self._news():
+            elif fresh or not await self._wait_for_entries():
                 entries = []
             else:
                 continue
@@ -323,23 +323,23 @@ class MetadataLog:
         await self._settled(first, position)
         return position, entries, size_bytes
 
-    async def _news(self) -> bool:
+    async def _wait_for_entries(self) -> bool:
         """Wait for the next commit; False when a heartbeat is due."""
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(news)
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(woken)
         try:
             async with asyncio.timeout(self._heartbeat_s):
-                await news
+                await woken
         except TimeoutError:
             return False
         finally:
-            self._waiting.discard(news)
+            self._waiting.discard(woken)
         return True
 
     def _wake(self) -> None:
-        for news in self._waiting:
-            if not news.done():
-                news.set_result(None)
+        for woken in self._waiting:
+            if not woken.done():
+                woken.set_result(None)
         self._waiting.clear()
 
     def _evict(self) -> None:

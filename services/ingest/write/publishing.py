@@ -24,7 +24,7 @@ from libs.storage.records.metadata import encode_log_columns
 from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.payloads import encode_uri
 from services.ingest.batches import NOT_SET, Accepted, Columns, fingerprint_of
-from services.ingest.read.payload_cache import PayloadCache, Run
+from services.ingest.read.payload_cache import CachedRun, PayloadCache
 from services.ingest.read.tailing import MetadataLog, Recent
 from services.ingest.write.dedupe_keys import DedupeKeys, Duplicates
 from services.ingest.write.id_gaps import IdGaps
@@ -425,7 +425,7 @@ class Publisher:
     def _durable(self, number: int) -> None:
         commit = self._in_flight.pop(number)
         for first_id, accepted in commit.payloads:
-            run = Run(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
+            run = CachedRun(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
             self._cache.add(run, accepted.size_bytes)
             self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:

@@ -25,7 +25,7 @@ from libs.storage.database.slate import Database
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
 from libs.storage.objects.topology_entries import database_of
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.snapshots import snapshots_of_all
 from slatemq.errors import FailedPrecondition, Unavailable
 
 ORDER: Final = ("broker", "ingest")
@@ -94,7 +94,7 @@ async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
     directory = TopologyDirectory(root.objects)
     channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
     try:
-        async with taken_snapshots(directory, channels, services=ORDER) as taken:
+        async with snapshots_of_all(directory, channels, services=ORDER) as taken:
             found = tuple(
                 ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
                 for one in taken.all

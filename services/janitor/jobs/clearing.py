@@ -48,7 +48,7 @@ from services.janitor.jobs.standing import read_judged
 from services.janitor.jobs.task_bodies import remove_bodies, unneeded_bodies
 from services.janitor.jobs.work import Work
 from services.janitor.orphans import ORPHAN_AGE_MS, store_time_ms
-from services.janitor.snapshots import held_snapshots
+from services.janitor.snapshots import renewed_snapshots
 from services.janitor.spark.snapshots import table_of
 from slatemq.v1 import purge_pb2
 
@@ -159,7 +159,7 @@ async def _remove_task_bodies(work: Work) -> dict[str, int]:
 def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:
     """The URIs that are named, the cheapest to find first."""
     yield named_by_pushes(work.spark, work.url, work.names)
-    later = stack.enter_context(held_snapshots(work.url, ("ingest",)))
+    later = stack.enter_context(renewed_snapshots(work.url, ("ingest",)))
     since_ms = min(one.taken_at_ms for one in work.taken.all) - work.grace_ms
     sized = ("message_id", "payload_bytes")
     moved = table_of(work.spark, work.url, later.names, "messages", *sized, "received_at").where(

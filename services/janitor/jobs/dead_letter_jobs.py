@@ -46,7 +46,7 @@ _IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_a
 
 def dead_letters(work: Work) -> Counter[str]:
     """Archive the dead letters that are old enough."""
-    counts = Counter(letters_written=0, letters_archived=0, payload_bytes=0)
+    counts = Counter(dead_letters_written=0, dead_letters_archived=0, payload_bytes=0)
     with work.phase("dead letters"):
         before_ms = work.now_ms - work.options.older_than_s * 1000
         due = due_dead_letters(work.of_queues("failed"), work.of_queues("queues"), before_ms)
@@ -65,9 +65,9 @@ def dead_letters(work: Work) -> Counter[str]:
         dead_letters = with_content(due, messages, attempts)
         if work.options.dry_run:
             found = totals_by_queue(
-                dead_letters, letters_archived="1", payload_bytes="payload_bytes"
+                dead_letters, dead_letters_archived="1", payload_bytes="payload_bytes"
             )
-            return counts + Counter(letters_written=found["letters_archived"], **found)
+            return counts + Counter(dead_letters_written=found["dead_letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
         last_ids = asyncio.run(read_last_ids(work.root, names))
         task = DeadLetterArchive(work.url, names, last_ids, work.run)
@@ -79,7 +79,7 @@ def dead_letters(work: Work) -> Counter[str]:
 def restore(work: Work) -> Counter[str]:
     """Push archived dead letters back into queues."""
     options = work.options
-    counts = Counter(letters_restored=0)
+    counts = Counter(dead_letters_restored=0)
     with work.phase("archived dead letters"):
         archived = work.of_queues("archived")
         if options.message_ids is not None:
@@ -91,7 +91,7 @@ def restore(work: Work) -> Counter[str]:
         made = work.table("queues").select("queue", "created_revision")
         rows = archived.withColumn("day", sf.to_date("failed_at")).join(sf.broadcast(made), "queue")
         if options.dry_run:
-            counts.update(totals_by_queue(rows, letters_restored="1"))
+            counts.update(totals_by_queue(rows, dead_letters_restored="1"))
         else:
             counts.update(
                 counted(_in_days(rows), DeadLetterRestore(work.url, options.target_queue_id))
@@ -181,19 +181,19 @@ class DeadLetterArchive:
         self, owners: Owners, contents: Contents, folder: DayFolder, table: pa.Table
     ) -> Counter[str]:
         known = self.can_be_known(table)
-        counts = Counter(letters_postponed=table.num_rows - known.num_rows)
+        counts = Counter(dead_letters_postponed=table.num_rows - known.num_rows)
         table = known
         for some in self._with_payloads(contents, folder.missing(table)):
             folder.add(some)
-            counts["letters_written"] += some.num_rows
+            counts["dead_letters_written"] += some.num_rows
             counts["payload_bytes"] += pc.sum(pc.binary_length(some["payload"])).as_py() or 0
         for start in range(0, table.num_rows, BATCH_ROWS):
             rows = failed_rows(table.slice(start, BATCH_ROWS))
             archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)
             result = remove_entries(owners, table.slice(start, BATCH_ROWS), archive=archive)
-            counts["letters_archived"] += result.removed_count
-            counts["letters_gone"] += result.gone_count
-            counts["letters_refused"] += len(result.refused)
+            counts["dead_letters_archived"] += result.removed_count
+            counts["dead_letters_gone"] += result.gone_count
+            counts["dead_letters_refused"] += len(result.refused)
         return counts
 
     def can_be_known(self, dead_letters: pa.Table) -> pa.Table:
@@ -247,10 +247,10 @@ class DeadLetterRestore:
                 for rows in _in_requests(folder, table):
                     found += len(rows)
                     pushable = [row for row in rows if row is not None]
-                    counts["letters_without_payload"] += len(rows) - len(pushable)
+                    counts["dead_letters_without_payload"] += len(rows) - len(pushable)
                     if pushable:
                         counts += self._push(owners, table, pushable)
-                counts["letters_missing"] += table.num_rows - found
+                counts["dead_letters_missing"] += table.num_rows - found
         yield counts_batch(counts)
 
     def _push(
@@ -270,11 +270,11 @@ class DeadLetterRestore:
         except FailedPrecondition as error:
             if error.reason != "QUEUE_CHANGED":
                 raise
-            return Counter(letters_gone=len(rows))
+            return Counter(dead_letters_gone=len(rows))
         return Counter(
-            letters_restored=response.redriven_count,
-            letters_gone=response.gone_count,
-            letters_refused=len(response.expired_rows),
+            dead_letters_restored=response.redriven_count,
+            dead_letters_gone=response.gone_count,
+            dead_letters_refused=len(response.expired_rows),
         )
 
 

@@ -27,7 +27,7 @@ from services.janitor.jobs.contract import (
     Report,
 )
 from services.janitor.jobs.work import Work
-from services.janitor.snapshots import SnapshotName, held_snapshots
+from services.janitor.snapshots import SnapshotName, renewed_snapshots
 from services.janitor.spark.session import QUIET, is_local, spark_session
 from slatemq.errors import Unavailable
 
@@ -110,7 +110,7 @@ def run_on(
     with ExitStack() as stack:
         with work.phase(SNAPSHOTS):
             _JOBS[job].prepare(work)
-            work.work_on(stack.enter_context(held_snapshots(root)))
+            work.work_on(stack.enter_context(renewed_snapshots(root)))
             asyncio.run(refuse_unknown_shards(work.root, work.names))
         counts = _JOBS[job].do(work)
     return JobResult(dict(sorted(counts.items())), work.artifacts, work.phases)

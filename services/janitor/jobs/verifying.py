@@ -23,7 +23,7 @@ from services.janitor.jobs.contract import (
     Report,
 )
 from services.janitor.orphans import store_time_ms
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.snapshots import snapshots_of_all
 from services.janitor.verify.command import fields_of
 from services.janitor.verify.findings import Findings
 from services.janitor.verify.repairs import Repairs
@@ -60,7 +60,7 @@ class _Work:
         self._report(Progress(SNAPSHOTS, 1, self._phases_count))
         try:
             began_ms = await store_time_ms(self._root.objects)
-            async with taken_snapshots(StoredShards(self._root), channels) as taken:
+            async with snapshots_of_all(StoredShards(self._root), channels) as taken:
                 self._end_phase(SNAPSHOTS)
                 databases = RunningDatabases(self._root, channels, taken)
                 verification = Verification(

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
 from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Report
-from services.janitor.snapshots import SnapshotName, TakenSnapshots
+from services.janitor.snapshots import SnapshotName, SnapshotSet
 from services.janitor.spark.failures import cause_of
 from services.janitor.spark.snapshots import table_of
 from slatemq.errors import SlateMQError
@@ -55,15 +55,15 @@ class Work:
         self.phases: list[tuple[str, float]] = []
         self.artifacts: list[str] = []
         self.store_time_ms = 0
-        self._taken: TakenSnapshots | None = None
+        self._taken: SnapshotSet | None = None
         self._phases_count = phases_count
         self.report = report
 
-    def work_on(self, taken: TakenSnapshots) -> None:
+    def work_on(self, taken: SnapshotSet) -> None:
         self._taken = taken
 
     @property
-    def taken(self) -> TakenSnapshots:
+    def taken(self) -> SnapshotSet:
         assert self._taken is not None, "taken before any table is read"
         return self._taken
 

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from libs.storage.arrow.queues import Place
+from libs.storage.arrow.queues import QueueShard
 from libs.storage.database.log_positions import position_before
 from libs.storage.database.queue_ranges import (
-    Run,
+    NumberRange,
     active_runs,
     archived_run,
     attempts_run,
@@ -55,26 +55,26 @@ lie in a hundred bytes."""
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedRange:
     """A range of keys with about `message_count` messages; a read has at most `rows_max` rows."""
 
-    run: Run
+    run: NumberRange
     of: Bucketed
     message_count: int
     rows_max: int = BATCH_ROWS_MAX
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlannedRead:
     """What one task reads."""
 
     name: SnapshotName
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedRange, ...]
 
 
 async def plan(
     reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter, pieces_max: int
-) -> list[Piece]:
+) -> list[PlannedRead]:
     """At most `pieces_max` pieces, with all that is wanted of a table in one snapshot."""
     if table.service == "ingest":
         parts = [part async for part in _ingest_parts(reader, name, table, wanted)]
@@ -82,14 +82,14 @@ async def plan(
         parts = [
             part
             for queue, _, state in await read_queues(reader, wanted)
-            for part in _queue_parts(Place(queue, name.shard), table, state, wanted)
+            for part in _queue_parts(QueueShard(queue, name.shard), table, state, wanted)
         ]
     total = sum(part.message_count for part in parts)
     target = max(math.ceil(total / pieces_max), PIECE_ROWS)
-    cut: list[Part] = []
+    cut: list[PlannedRange] = []
     for part in parts:
         cut += await _cut(reader, part, target)
-    return [Piece(name, tuple(some)) for some in _packed(cut, target)]
+    return [PlannedRead(name, tuple(some)) for some in _packed(cut, target)]
 
 
 async def read_queues(
@@ -118,8 +118,8 @@ async def read_queues(
 
 async def _ingest_parts(
     reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter
-) -> AsyncIterator[Part]:
-    of, begin = Bucketed(Place("", name.shard)), await _log_begin(reader)
+) -> AsyncIterator[PlannedRange]:
+    of, begin = Bucketed(QueueShard("", name.shard)), await _log_begin(reader)
     if table.name == "payloads":
         async for part in _payload_parts(reader, of, begin, wanted):
             yield part
@@ -143,24 +143,24 @@ async def _ingest_parts(
     if first <= last:
         run = await _tight(reader, log_run(first, last))
         if run is not None:
-            yield Part(run, of, run.last - run.first + 1)
+            yield PlannedRange(run, of, run.last - run.first + 1)
 
 
 async def _payload_parts(
     reader: SnapshotReader, of: Bucketed, begin: int, wanted: RowFilter
-) -> AsyncIterator[Part]:
+) -> AsyncIterator[PlannedRange]:
     """The payloads with records of their own, then those in packs."""
     first_id = wanted.first_id or 0
     last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
     last_id = max(last_id, 0)
     run = await _tight(reader, payload_run(max(first_id, begin), last_id))
     if run is not None:
-        yield Part(run, of, _width(run))
+        yield PlannedRange(run, of, _width(run))
     # A pack begins so far before the last message that it may have.
     before = PACK_MESSAGES - 1
     packs = await _tight(reader, pack_run(max(first_id - before, begin), last_id))
     if packs is not None:
-        yield Part(packs, of, _width(packs) + before, PACKS_AT_ONCE)
+        yield PlannedRange(packs, of, _width(packs) + before, PACKS_AT_ONCE)
 
 
 async def _log_begin(reader: SnapshotReader) -> int:
@@ -170,34 +170,36 @@ async def _log_begin(reader: SnapshotReader) -> int:
 
 
 def _queue_parts(
-    place: Place, table: Table, state: QueueStateRecord, wanted: RowFilter
-) -> Iterator[Part]:
+    place: QueueShard, table: Table, state: QueueStateRecord, wanted: RowFilter
+) -> Iterator[PlannedRange]:
     of, queue = Bucketed(place), place.queue
     until_ms = None if wanted.last_ms is None else wanted.last_ms + 1
     match table.name:
         case "active":
             for run, head_order, head_offset, count in active_runs(queue, state):
-                yield Part(run, Bucketed(place, head_order, head_offset), count)
+                yield PlannedRange(run, Bucketed(place, head_order, head_offset), count)
         case "done":
             if done := done_run(queue, state, wanted.first_ms or 0, until_ms):
-                yield Part(done, of, state.done_count)
+                yield PlannedRange(done, of, state.done_count)
         case "failed":
             if failed := failed_run(queue, state, wanted.first_ms or 0, until_ms):
-                yield Part(failed, of, state.failed_count)
+                yield PlannedRange(failed, of, state.failed_count)
         case "archived":
             if archived := archived_run(queue, state, wanted.first_ms or 0, until_ms):
-                yield Part(archived, of, state.archived.messages_count if state.archived else 0)
+                yield PlannedRange(
+                    archived, of, state.archived.messages_count if state.archived else 0
+                )
         case "attempts":
             first_id = min(max(wanted.first_id or 0, 0), MAX_MESSAGE_ID)
             last_id = MAX_MESSAGE_ID if wanted.last_id is None else wanted.last_id
             last_id = min(max(last_id, 0), MAX_MESSAGE_ID)
-            yield Part(attempts_run(queue, first_id, last_id), of, state.failed_count + 1)
+            yield PlannedRange(attempts_run(queue, first_id, last_id), of, state.failed_count + 1)
 
 
 # --- Cutting runs -----------------------------------------------------------
 
 
-async def _tight(reader: SnapshotReader, run: Run) -> Run | None:
+async def _tight(reader: SnapshotReader, run: NumberRange) -> NumberRange | None:
     """The range from its first row to its last; None if it has no row."""
     if run.first > run.last:
         return None
@@ -207,14 +209,14 @@ async def _tight(reader: SnapshotReader, run: Run) -> Run | None:
     return None if first is None or last is None else run._replace(first=first, last=last)
 
 
-async def _number(reader: SnapshotReader, run: Run, *, last: bool) -> int | None:
+async def _number(reader: SnapshotReader, run: NumberRange, *, last: bool) -> int | None:
     span = run.span
     async for rows in reader.scan(span.start, span.end, limit=1, descending=last):
         return run.number(rows[0][0])
     return None
 
 
-async def _cut(reader: SnapshotReader, part: Part, target: int) -> list[Part]:
+async def _cut(reader: SnapshotReader, part: PlannedRange, target: int) -> list[PlannedRange]:
     """The part in pieces of about `target` messages.
 
     Numbers have gaps: after restarts, where messages were removed, where nothing happened for a
@@ -244,25 +246,25 @@ async def _cut(reader: SnapshotReader, part: Part, target: int) -> list[Part]:
     ]
 
 
-async def _halves(reader: SnapshotReader, run: Run) -> list[Run]:
+async def _halves(reader: SnapshotReader, run: NumberRange) -> list[NumberRange]:
     middle = (run.first + run.last) // 2
     halves = (run._replace(last=middle), run._replace(first=middle + 1))
     found = await asyncio.gather(*(_tight(reader, half) for half in halves))
     return [half for half in found if half is not None]
 
 
-def _width(run: Run) -> int:
+def _width(run: NumberRange) -> int:
     return run.last - run.first + 1
 
 
-def _grouped(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
+def _grouped(runs: Sequence[NumberRange], size: int) -> Iterator[Sequence[NumberRange]]:
     for start in range(0, len(runs), size):
         yield runs[start : start + size]
 
 
-def _packed(parts: Iterable[Part], target: int) -> Iterator[list[Part]]:
+def _packed(parts: Iterable[PlannedRange], target: int) -> Iterator[list[PlannedRange]]:
     """The parts in order, put together up to about `target` messages."""
-    some: list[Part] = []
+    some: list[PlannedRange] = []
     count = 0
     for part in parts:
         if some and count + part.message_count > target * 5 // 4:

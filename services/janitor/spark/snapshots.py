@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.snapshots import SnapshotName, held_snapshots
+from services.janitor.snapshots import SnapshotName, renewed_snapshots
 from services.janitor.spark.source import FORMAT, options_of, schema_of
 from services.janitor.spark.tables import TABLES
 
@@ -25,7 +25,7 @@ def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], Data
     They are renewed until the block ends. Raises ValueError for a bad root, Unavailable when a
     shard is down, StoreUnavailable.
     """
-    with held_snapshots(root) as taken:
+    with renewed_snapshots(root) as taken:
         yield lambda name: table_of(spark, root, taken.names, name)
 
 

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from libs.storage.database.roots import open_root
 from services.janitor.snapshots import SnapshotName, opened
-from services.janitor.spark.planning import Piece, plan, read_queues
+from services.janitor.spark.planning import PlannedRead, plan, read_queues
 from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table, queues_batch
 from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by
@@ -137,19 +137,19 @@ class SlateMQReader(DataSourceReader):
         if wanted.nothing or not names:
             return []
         if table.decode is None:
-            return [InputPartition(Piece(name, ())) for name in names]
+            return [InputPartition(PlannedRead(name, ())) for name in names]
         return [InputPartition(piece) for piece in asyncio.run(self._plan(names))]
 
-    async def _plan(self, names: Sequence[SnapshotName]) -> list[Piece]:
+    async def _plan(self, names: Sequence[SnapshotName]) -> list[PlannedRead]:
         root, share = open_root(self._options.root), max(1, self._options.partitions // len(names))
-        pieces: list[Piece] = []
+        pieces: list[PlannedRead] = []
         for name in names:
             async with opened(root, name) as reader:
                 pieces += await plan(reader, name, self._options.table, self.wanted, share)
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        piece: Piece | None = partition.value
+        piece: PlannedRead | None = partition.value
         if piece is None:
             return  # what Spark makes of no partitions at all
         with asyncio.Runner() as runner:
@@ -164,7 +164,7 @@ class SlateMQReader(DataSourceReader):
             finally:
                 runner.run(found.aclose())
 
-    async def _together(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _together(self, piece: PlannedRead) -> AsyncGenerator[pa.RecordBatch, None]:
         small: list[pa.RecordBatch] = []
         count = 0
         async with aclosing(self._batches(piece)) as batches:
@@ -177,7 +177,7 @@ class SlateMQReader(DataSourceReader):
         if small:
             yield pa.concat_batches(small)
 
-    async def _batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _batches(self, piece: PlannedRead) -> AsyncGenerator[pa.RecordBatch, None]:
         table = self._options.table
         async with opened(open_root(self._options.root), piece.name) as reader:
             if table.decode is None:

@@ -19,7 +19,7 @@ from libs.storage.arrow.queues import (
     ATTEMPTS_SCHEMA,
     DONE_SCHEMA,
     FAILED_SCHEMA,
-    Place,
+    QueueShard,
     active_batches,
     archived_batch,
     attempts_batch,
@@ -54,7 +54,7 @@ QUEUES_SCHEMA: Final = pa.schema(
 class Bucketed:
     """Where rows come from: the queue, and what is gone of the bucket at its head."""
 
-    place: Place
+    place: QueueShard
     head_order: int = 0
     head_offset: int = 0
 
@@ -94,7 +94,9 @@ class Table:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
 
-def _list_decoder(batch: Callable[[Sequence[Row], Place, pa.Schema], pa.RecordBatch]) -> Decode:
+def _list_decoder(
+    batch: Callable[[Sequence[Row], QueueShard, pa.Schema], pa.RecordBatch],
+) -> Decode:
     return lambda rows, of, only: [batch(rows, of.place, only)]
 
 

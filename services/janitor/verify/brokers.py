@@ -36,7 +36,7 @@ from libs.storage.records.states import (
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Kind
 from services.janitor.verify.ingests import NamedObject
-from services.janitor.verify.walk import EVERYTHING, Row, Walk, shown
+from services.janitor.verify.walk import EVERYTHING, ReadRow, Walk, shown
 
 LOST_REASONS: Final = frozenset({"payload gone", "payload damaged"})
 """Reasons of dead letters whose loss their broker has met and said."""
@@ -165,7 +165,7 @@ class BrokerCheck:
 
     # --- Queues -------------------------------------------------------------
 
-    def _take_first(self, row: Row) -> None:
+    def _take_first(self, row: ReadRow) -> None:
         match row.key[1]:
             case RecordType.CONFIG:
                 self._configs[row.parsed] = row.value
@@ -181,7 +181,7 @@ class BrokerCheck:
                 self._arriving[row.parsed] = row.value
                 self._check_arriving(row)
 
-    def _check_arriving(self, row: Row) -> None:
+    def _check_arriving(self, row: ReadRow) -> None:
         """The records decode that make the queue once its name is claimed for this shard."""
         move: MoveRecord = row.value
         try:
@@ -213,7 +213,7 @@ class BrokerCheck:
             wrong = "the queue has no state, or was deleted"
             self._add(Kind.REFERENCE, "queue config", f"queue {queue}", wrong)
 
-    def _begin(self, row: Row) -> _Lists | None:
+    def _begin(self, row: ReadRow) -> _Lists | None:
         """The lists of a row's queue; None, and a finding, where there is no such queue."""
         queue = _queue_of(row)
         if queue in self._arriving:
@@ -228,7 +228,9 @@ class BrokerCheck:
         lists.needed = NeededMessages(queue, row.kind.name)
         return lists
 
-    def _is_live(self, row: Row, lists: _Lists, order: int, epoch: int, garbage: set[int]) -> bool:
+    def _is_live(
+        self, row: ReadRow, lists: _Lists, order: int, epoch: int, garbage: set[int]
+    ) -> bool:
         """Whether a row is of this incarnation; a finding where it is of none that is known."""
         found = split_order(order).epoch
         if not lists.state.deleted and found == epoch:
@@ -245,7 +247,7 @@ class BrokerCheck:
 
     # --- What waits and is in flight ----------------------------------------
 
-    def _active(self, row: Row, lists: _Lists) -> None:
+    def _active(self, row: ReadRow, lists: _Lists) -> None:
         key: BucketKey = row.parsed
         available, in_flight = row.value
         if not key.bucket:  # written with the queue, and empty
@@ -267,7 +269,7 @@ class BrokerCheck:
         else:
             self._waiting(row, lists, bucket, available)
 
-    def _waiting(self, row: Row, lists: _Lists, bucket: Bucket, available: list[Any]) -> None:
+    def _waiting(self, row: ReadRow, lists: _Lists, bucket: Bucket, available: list[Any]) -> None:
         name = (bucket.priority, bucket.kind)
         lane = lists.lanes.get(name)
         if lane is None or bucket.order < lane.head_order or not lane.waiting_count:
@@ -287,7 +289,7 @@ class BrokerCheck:
             one.message_id for one in available if not 0 < one.retention_deadline_ms <= now_ms
         )
 
-    def _in_flight(self, row: Row, lists: _Lists, bucket: Bucket, in_flight: list[Any]) -> None:
+    def _in_flight(self, row: ReadRow, lists: _Lists, bucket: Bucket, in_flight: list[Any]) -> None:
         state = lists.state
         if bucket.order < state.first_in_flight_order:
             wrong = f"a start reads from {state.first_in_flight_order} on, and would miss it"
@@ -324,25 +326,25 @@ class BrokerCheck:
 
     # --- What is done, failed or archived -----------------------------------
 
-    def _done(self, row: Row, lists: _Lists) -> None:
+    def _done(self, row: ReadRow, lists: _Lists) -> None:
         state, purges = lists.state, lists.state.purges or PurgesRecord(0)
         oldest = state.oldest_done_order
         if self._is_listed(row, lists, oldest, purges.garbage_done):
             lists.count += len(row.value)
 
-    def _failed(self, row: Row, lists: _Lists) -> None:
+    def _failed(self, row: ReadRow, lists: _Lists) -> None:
         state, purges = lists.state, lists.state.purges or PurgesRecord(0)
         if self._is_listed(row, lists, state.oldest_failed_order, purges.garbage_failed):
             lists.count += len(row.value)
             kept = (one for one in row.value if one.reason not in LOST_REASONS)
             lists.needed.ids.extend(one.message_id for one in kept)
 
-    def _archived(self, row: Row, lists: _Lists) -> None:
+    def _archived(self, row: ReadRow, lists: _Lists) -> None:
         archived = lists.state.archived or ArchivedRecord()
         if self._is_listed(row, lists, archived.oldest_order, archived.garbage):
             lists.count += len(row.value)
 
-    def _is_listed(self, row: Row, lists: _Lists, oldest: int, garbage: OrderRange) -> bool:
+    def _is_listed(self, row: ReadRow, lists: _Lists, oldest: int, garbage: OrderRange) -> bool:
         """Whether a row of a list counts: it is neither garbage nor before the list's begin."""
         key: BucketKey = row.parsed
         order = key.bucket
@@ -397,18 +399,18 @@ class BrokerCheck:
 
     # --- Attempts and delayed messages --------------------------------------
 
-    def _attempts(self, row: Row, lists: _Lists) -> None:
+    def _attempts(self, row: ReadRow, lists: _Lists) -> None:
         if len(row.value) > ATTEMPTS_KEPT:
             wrong = f"it has {len(row.value)} attempts, {ATTEMPTS_KEPT} are kept"
             self._add(Kind.ROW, row.kind.name, shown(row.key), wrong, queue_id=lists.queue)
 
-    def _delayed(self, row: Row, lists: _Lists) -> None:
+    def _delayed(self, row: ReadRow, lists: _Lists) -> None:
         key: BucketKey = row.parsed
         self._is_live(row, lists, key.bucket, lists.lane_epoch, self._garbage(lists))
 
     # --- Everything else ----------------------------------------------------
 
-    def _take(self, row: Row, events: EventNumbers) -> Iterable[NamedObject]:
+    def _take(self, row: ReadRow, events: EventNumbers) -> Iterable[NamedObject]:
         value: Any = row.value
         match row.key[1]:
             case RecordType.CONFIG_REVISION:
@@ -439,7 +441,7 @@ class BrokerCheck:
                 wrong = f"its revision is {state.created_revision}, the newest is {self._revision}"
                 self._add(Kind.ORDER, "queue state", f"queue {queue}", wrong, queue_id=queue)
 
-    def _take_finished(self, row: Row) -> None:
+    def _take_finished(self, row: ReadRow) -> None:
         record = row.value
         if record.sequence in self._sequences:
             wrong = f"another slot has the sequence {record.sequence}, too"
@@ -449,7 +451,7 @@ class BrokerCheck:
             wrong = "a lease is finished, and still in flight"
             self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
 
-    def _take_outbox(self, row: Row) -> Iterable[NamedObject]:
+    def _take_outbox(self, row: ReadRow) -> Iterable[NamedObject]:
         ingest_shard, number = row.parsed
         counter = self.contents.counters.get(ingest_shard)
         if counter is None or not counter.first_waiting <= number <= counter.last_number:
@@ -462,7 +464,7 @@ class BrokerCheck:
         found[1] += row.value_bytes
         return _object_of(row.value, self.walk.name, row.kind.name, shown(row.key))
 
-    def _take_refused(self, row: Row) -> Iterable[NamedObject]:
+    def _take_refused(self, row: ReadRow) -> Iterable[NamedObject]:
         try:
             push = decode_outbox(row.value.outbox)
         except CorruptRecord as error:
@@ -490,7 +492,7 @@ def _object_of(push: OutboxRecord, shard: str, record: str, key: str) -> Iterabl
     return (NamedObject(push.payload.uri, push.payload_bytes, shard, record, key),)
 
 
-def _queue_of(row: Row) -> str:
+def _queue_of(row: ReadRow) -> str:
     parsed = row.parsed
     return str(parsed[0]) if isinstance(parsed, tuple) else str(parsed)
 

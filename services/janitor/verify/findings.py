@@ -100,7 +100,7 @@ class Findings:
     unreadable: set[str] = field(default_factory=set)
     leftovers: list[Finding] = field(default_factory=list)
     _found: list[Finding] = field(default_factory=list)
-    _alike: Counter[tuple[Kind, str, str]] = field(default_factory=Counter)
+    _counts: Counter[tuple[Kind, str, str]] = field(default_factory=Counter)
 
     def add(
         self,
@@ -115,8 +115,8 @@ class Findings:
         message_ids: Sequence[int] = (),
     ) -> None:
         """Note a finding; beyond ALIKE_MAX that are alike it is not among `all`, only counted."""
-        self._alike[kind, shard, record] += 1
-        count = self._alike[kind, shard, record]
+        self._counts[kind, shard, record] += 1
+        count = self._counts[kind, shard, record]
         found = Finding(kind, shard, record, key, wrong, advice, queue_id, tuple(message_ids))
         if count <= ALIKE_MAX:
             self._found.append(found)
@@ -127,15 +127,15 @@ class Findings:
         """The findings, faults first; those beyond ALIKE_MAX are one finding for each kind."""
         more = [
             Finding(kind, shard, record, "", f"{count - ALIKE_MAX:,} more that are alike")
-            for (kind, shard, record), count in self._alike.items()
+            for (kind, shard, record), count in self._counts.items()
             if count > ALIKE_MAX
         ]
         return sorted([*self._found, *more], key=lambda one: (not one.is_fault, one))
 
     @property
     def faults_count(self) -> int:
-        return sum(n for (kind, _, _), n in self._alike.items() if kind is not Kind.LEFTOVER)
+        return sum(n for (kind, _, _), n in self._counts.items() if kind is not Kind.LEFTOVER)
 
     @property
     def leftovers_count(self) -> int:
-        return sum(n for (kind, _, _), n in self._alike.items() if kind is Kind.LEFTOVER)
+        return sum(n for (kind, _, _), n in self._counts.items() if kind is Kind.LEFTOVER)

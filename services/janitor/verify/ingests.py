@@ -30,7 +30,7 @@ from libs.storage.records.task_records import AppliedTask, WaitingTask
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
-from services.janitor.verify.walk import Row, Walk, shown
+from services.janitor.verify.walk import ReadRow, Walk, shown
 
 _REST: Final = (
     KeyRange(key_head(RecordType.PAYLOAD)[:1], key_head(RecordType.PAYLOAD)),
@@ -84,20 +84,20 @@ class IngestContents:
 class _Payloads:
     """The payloads of messages, in the order of their IDs."""
 
-    def __init__(self, rows: AsyncIterator[Row]) -> None:
+    def __init__(self, rows: AsyncIterator[ReadRow]) -> None:
         self._rows = rows
-        self._next: Row | None = None
+        self._next: ReadRow | None = None
         self._begun = False
 
-    async def up_to(self, last_id: int) -> list[Row]:
+    async def up_to(self, last_id: int) -> list[ReadRow]:
         """The rows not returned yet that begin with this ID at the latest."""
-        found: list[Row] = []
+        found: list[ReadRow] = []
         while (row := await self._peek()) is not None and row.parsed <= last_id:
             found.append(row)
             self._next = await anext(self._rows, None)
         return found
 
-    async def _peek(self) -> Row | None:
+    async def _peek(self) -> ReadRow | None:
         if not self._begun:
             self._begun = True
             self._next = await anext(self._rows, None)
@@ -148,7 +148,7 @@ class IngestCheck:
         if not self.contents.clock_ms:
             self._add(Kind.ROW, "clock", "(the only one)", "every commit writes it, and it is gone")
 
-    def _take(self, row: Row, events: EventNumbers) -> None:
+    def _take(self, row: ReadRow, events: EventNumbers) -> None:
         value: Any = row.value
         match row.key[1]:
             case RecordType.CLOCK:
@@ -175,14 +175,14 @@ class IngestCheck:
             case RecordType.TASK if isinstance(value, WaitingTask) and not value.has_failed:
                 self.contents.waiting_tasks.add(row.parsed)
 
-    def _take_published(self, row: Row, answer: RequestIdRecord | AppliedTask) -> None:
+    def _take_published(self, row: ReadRow, answer: RequestIdRecord | AppliedTask) -> None:
         """The messages of an answered publish."""
         new_count = answer.message_count - len(answer.duplicates)
         self._take_named(row, answer.first_message_id, answer.first_message_id + new_count - 1)
         for _, message in answer.duplicates:
             self._take_named(row, message)
 
-    def _take_named(self, row: Row, first: int, last: int = 0) -> None:
+    def _take_named(self, row: ReadRow, first: int, last: int = 0) -> None:
         """Messages that a record names; 0: none."""
         if not first:
             return
@@ -258,7 +258,7 @@ class IngestCheck:
             wrong = f"messages {before + 1} to {sequence - 1} are missing, and none was removed"
             self._add(Kind.MESSAGE, "log entry", key, wrong)
 
-    def _sizes(self, packs: list[Row]) -> dict[int, int]:
+    def _sizes(self, packs: list[ReadRow]) -> dict[int, int]:
         """The sizes of the payloads in these packs, by message ID."""
         found: dict[int, int] = {}
         for pack in packs:
@@ -270,7 +270,7 @@ class IngestCheck:
         return found
 
     def _record_sizes(
-        self, rows: list[Row], messages: list[MessageMetadata], found: dict[int, int]
+        self, rows: list[ReadRow], messages: list[MessageMetadata], found: dict[int, int]
     ) -> Iterator[NamedObject]:
         """Add the sizes of payloads with records of their own; yields those that are objects."""
         said = {one.message_id: one.payload_bytes for one in messages}
@@ -285,7 +285,7 @@ class IngestCheck:
             else:
                 found[one] = len(row.value)
 
-    def _object(self, row: Row, size_bytes: int) -> NamedObject:
+    def _object(self, row: ReadRow, size_bytes: int) -> NamedObject:
         """The object that a payload's record names."""
         one = row.parsed
         key = f"message {one}"

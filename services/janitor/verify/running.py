@@ -14,9 +14,9 @@ from services.janitor.asking import asking
 from services.janitor.snapshots import (
     SHARDED,
     SnapshotName,
-    TakenSnapshots,
+    SnapshotSet,
     opened,
-    taken_snapshots,
+    snapshots_of_all,
 )
 from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -51,7 +51,7 @@ class RunningDatabases:
 
     is_stopped = False
 
-    def __init__(self, root: Root, channels: Channels, taken: TakenSnapshots) -> None:
+    def __init__(self, root: Root, channels: Channels, taken: SnapshotSet) -> None:
         self._root = root
         self._channels = channels
         self._taken = taken
@@ -80,7 +80,7 @@ class RunningDatabases:
     @asynccontextmanager
     async def later_ingests(self) -> AsyncIterator[RunningDatabases]:
         shards = StoredShards(self._root)
-        async with taken_snapshots(shards, self._channels, services=("ingest",)) as taken:
+        async with snapshots_of_all(shards, self._channels, services=("ingest",)) as taken:
             later = RunningDatabases(self._root, self._channels, taken)
             yield later
             later.check()

@@ -27,7 +27,7 @@ _NUMBER_BYTES: Final = 8
 _TYPE_BYTES: Final = 2
 
 
-class Row(NamedTuple):
+class ReadRow(NamedTuple):
     """A row whose key and value were read; `parsed` is what its key says."""
 
     kind: RecordKind
@@ -57,7 +57,7 @@ class Walk:
     def shard(self) -> int:
         return int(self.name.partition("/")[2])
 
-    async def rows(self, span: KeyRange = EVERYTHING) -> AsyncGenerator[Row, None]:
+    async def rows(self, span: KeyRange = EVERYTHING) -> AsyncGenerator[ReadRow, None]:
         """The rows of a range that decode; the others are findings."""
         async for key, value in self._stored(span):
             self.rows_count += 1
@@ -67,7 +67,7 @@ class Walk:
                 self.findings.counts[f"rows/{row.kind.name}"] += 1
                 yield row
 
-    def _decoded(self, key: bytes, value: bytes) -> Row | None:
+    def _decoded(self, key: bytes, value: bytes) -> ReadRow | None:
         name = "row"
         try:
             kind = kind_of_key(key)
@@ -75,7 +75,7 @@ class Walk:
             parsed = kind.parse_key(key)
             if self.service not in kind.services:
                 raise CorruptRecord(kind.name, f"does not belong in a database of {self.service}")
-            return Row(kind, key, parsed, kind.decode(value), len(value))
+            return ReadRow(kind, key, parsed, kind.decode(value), len(value))
         except CorruptRecord as error:
             self.findings.add(Kind.ROW, self.name, name, shown(key), error.detail)
             self.findings.unreadable.add(self.name)

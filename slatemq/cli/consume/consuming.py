@@ -168,7 +168,7 @@ class _Worker:
         await self.settle(message, "acked", message.ack())
         return [message]
 
-    async def finish_held(self) -> Sequence[Received]:
+    async def finish_waiting(self) -> Sequence[Received]:
         """Called while no messages come; returns the messages that are finished now.
 
         Raises BadInput if none can be processed.
@@ -223,7 +223,7 @@ class _Executor(_Worker):
         self._not_run.clear()
         return await self._settle_held()
 
-    async def finish_held(self) -> Sequence[Received]:
+    async def finish_waiting(self) -> Sequence[Received]:
         if self._held and not self._can_run:
             raise self._cannot_run()
         return await self._settle_held()
@@ -291,7 +291,7 @@ class _Pump:
                 self._start(message)
             while self._running:
                 await self._reap()
-            await self._finish_held()
+            await self._finish_waiting()
         except BaseException:
             await self._release()
             raise
@@ -334,7 +334,7 @@ class _Pump:
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
             if waited_s >= ALONE_S:
-                await self._finish_held()
+                await self._finish_waiting()
             looked_at_s = now_s
 
     def _note_pause(self) -> None:
@@ -357,8 +357,8 @@ class _Pump:
         for finished in await self._worker.finish(message):
             del self._unfinished[finished.lease_token]
 
-    async def _finish_held(self) -> None:
-        for finished in await self._worker.finish_held():
+    async def _finish_waiting(self) -> None:
+        for finished in await self._worker.finish_waiting():
             del self._unfinished[finished.lease_token]
 
     def _ended(self, task: asyncio.Task[None]) -> None:

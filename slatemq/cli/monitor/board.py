@@ -23,8 +23,8 @@ from rich.text import Text
 
 from slatemq._admin.rates import (
     UNKNOWN,
-    Look,
     QueueRates,
+    Sample,
     lag_by_broker,
     lag_of,
     rate_fields,
@@ -53,7 +53,7 @@ KEYS: Final = "q quit  s sort  r reverse  / filter  p pause  ↑↓ scroll"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QueueRow:
     """One queue: its state, what it holds, and what passes through it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Column(NamedTuple):
     """A column of numbers: its head, its value in a row, and how that is shown."""
 
     head: str
-    value: Callable[[Row], float | None]
+    value: Callable[[QueueRow], float | None]
     shown: Callable[[float], str]
 
 
@@ -142,12 +142,12 @@ LEFT_OUT_FIRST: Final = ("lag", "retry/s", "delayed", "failed", "flight", "oldes
 BY_WAITING: Final = [column.head for column in COLUMNS].index("waiting")
 
 
-def rows_of(before: Look | None, now: Look) -> list[Row]:
-    """All queues of a look, with their rates since the one before."""
+def rows_of(before: Sample | None, now: Sample) -> list[QueueRow]:
+    """All queues of a sample, with their rates since the one before."""
     rates = rates_between(before, now)
     lag = lag_by_broker(now.status.routes)
     return [
-        Row(queue, rates.get(queue.queue_id, UNKNOWN), lag_of(queue, lag))
+        QueueRow(queue, rates.get(queue.queue_id, UNKNOWN), lag_of(queue, lag))
         for queue in now.status.queues
     ]
 
@@ -157,7 +157,7 @@ class Board:
 
     Attributes:
         is_paused: Whether the numbers stand still, and nothing is asked.
-        problem: Why the last look failed; empty when it did not.
+        problem: Why the last sample failed; empty when it did not.
     """
 
     def __init__(self, endpoint: str, interval: str) -> None:
@@ -165,9 +165,9 @@ class Board:
         self.problem = ""
         self._title = f"slatemq top  {endpoint}"
         self._interval = interval
-        self._look: Look | None = None
+        self._sample: Sample | None = None
         self._at = ""
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[QueueRow] = ()
         self._sort = BY_WAITING
         self._reverse = False
         self._filter = ""
@@ -175,10 +175,10 @@ class Board:
         self._first = 0
         self._page = 1
 
-    def update(self, look: Look) -> None:
-        """Show another look."""
-        self._rows = rows_of(self._look, look)
-        self._look = look
+    def update(self, sample: Sample) -> None:
+        """Show another sample."""
+        self._rows = rows_of(self._sample, sample)
+        self._sample = sample
         self._at = datetime.now().astimezone().strftime("%H:%M:%S")
         self.problem = ""
 
@@ -224,7 +224,7 @@ class Board:
         }
         self._first = 0 if key == "home" else max(0, self._first + steps.get(key, 0))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[QueueRow]:
         """The rows that match the filter, sorted: the largest first, names from a to z."""
         wanted = self._filter.lower()
         found = [row for row in self._rows if wanted in row.queue.queue_id.lower()]
@@ -251,11 +251,11 @@ class Board:
     def _head(self) -> list[Text]:
         state = "PAUSED" if self.is_paused else f"every {self._interval}"
         title = Text(f"{self._title}  {self._at}  {state}", style="bold")
-        if self._look is None:
+        if self._sample is None:
             return [title, _state(None, self.problem), Text()]
-        return [title, _state(self._look.status, self.problem), Text(_sums(self._rows))]
+        return [title, _state(self._sample.status, self.problem), Text(_sums(self._rows))]
 
-    def _table(self, shown: Sequence[Row], rows: Sequence[Row], width: int) -> list[Text]:
+    def _table(self, shown: Sequence[QueueRow], rows: Sequence[QueueRow], width: int) -> list[Text]:
         longest = max([LEAST_NAME_WIDTH, *(cell_len(row.name) for row in rows)])
         columns = _fitting(width - min(longest, NAME_WIDTH), self._sort)
         widths = {one: _width(column) for one, column in columns.items()}
@@ -293,7 +293,7 @@ def _state(status: Status | None, problem: str) -> Text:
     return Text(f"{count} of {count} services serving, lag {short_count(lag)}{notes}")
 
 
-def _sums(rows: Sequence[Row]) -> str:
+def _sums(rows: Sequence[QueueRow]) -> str:
     heads = ("in/s", "out/s", "waiting", "flight", "failed")
     columns = {column.head: column for column in COLUMNS}
     parts = []
@@ -320,13 +320,13 @@ def _width(column: Column) -> int:
     return max(len(column.head) + 1, NUMBER_WIDTH)
 
 
-def cell_of(column: Column, row: Row) -> str:
+def cell_of(column: Column, row: QueueRow) -> str:
     value = column.value(row)
     return "-" if value is None else column.shown(value)
 
 
 def _line(
-    row: Row, name_width: int, columns: Mapping[int, Column], widths: Mapping[int, int]
+    row: QueueRow, name_width: int, columns: Mapping[int, Column], widths: Mapping[int, int]
 ) -> Text:
     name = cut(row.name, name_width)
     is_open = state_of(row.queue) == OPEN

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.live import Live
 
-from slatemq._admin.rates import Look, look
-from slatemq.cli.monitor.board import COLUMNS, Board, Row, cell_of, rows_of
+from slatemq._admin.rates import Sample, take_sample
+from slatemq.cli.monitor.board import COLUMNS, Board, QueueRow, cell_of, rows_of
 from slatemq.cli.monitor.keys import Keyboard, read_keys
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import now_ms
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 async def write_objects(client: Client, interval: timedelta, *, once: bool) -> None:
-    before = await look(client)
+    before = await take_sample(client)
     while True:
         await asyncio.sleep(interval.total_seconds())
-        now = await look(client)
+        now = await take_sample(client)
         write_json(_fields(before, now))
         if once:
             return
@@ -37,9 +37,9 @@ async def write_objects(client: Client, interval: timedelta, *, once: bool) -> N
 
 
 async def write_once(client: Client, interval: timedelta) -> None:
-    before = await look(client)
+    before = await take_sample(client)
     await asyncio.sleep(interval.total_seconds())
-    now = await look(client)
+    now = await take_sample(client)
     rows = sorted(rows_of(before, now), key=lambda row: row.queue.queue_id)
     cells = [(row.name, *(cell_of(column, row) for column in COLUMNS)) for row in rows]
     write_table(("queue", *(column.head for column in COLUMNS)), cells, cuts=("queue",))
@@ -50,8 +50,8 @@ async def write_once(client: Client, interval: timedelta) -> None:
         note(refusal)
 
 
-def _fields(before: Look, now: Look) -> dict[str, Any]:
-    rows: list[Row] = rows_of(before, now)
+def _fields(before: Sample, now: Sample) -> dict[str, Any]:
+    rows: list[QueueRow] = rows_of(before, now)
     return {
         "at_ms": now_ms(),
         "seconds": round(now.taken_s - before.taken_s, 3),
@@ -108,7 +108,7 @@ class Top:
                 self._resumed.clear()
                 await self._resumed.wait()
             try:
-                self._board.update(await look(self._client))
+                self._board.update(await take_sample(self._client))
             except SlateMQError as error:
                 self._board.problem = f"no answer, asking again: {error.message}"
             self._draw()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import slatemq
-from slatemq._admin.rates import Look, QueueRates, look, rate_fields, rates_between
+from slatemq._admin.rates import QueueRates, Sample, rate_fields, rates_between, take_sample
 from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import (
@@ -158,9 +158,9 @@ async def _measured(
         return await client.status(), None
     if not length:
         raise click.UsageError("--rates: give time to measure, as in --rates 2s")
-    before = await look(client)
+    before = await take_sample(client)
     await asyncio.sleep(length.total_seconds())
-    now = Look(await client.status(), time.monotonic())
+    now = Sample(await client.status(), time.monotonic())
     return now.status, rates_between(before, now)
 
 

@@ -17,7 +17,7 @@ from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq._admin.settling import ArchivedDeadLetter, ArchivedOutcome, DropDeadLetter
 from slatemq.cli.files.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
 from slatemq.cli.output import note
-from slatemq.cli.repair.dead_letter_plans import Step
+from slatemq.cli.repair.dead_letter_plans import PlannedSettlement
 from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.textqueue import TextQueue, TextQueueError
@@ -38,7 +38,7 @@ class ArchiveSettler(DeadLetterSettler):
 
     _is_marking = True
 
-    async def decide(self, step: Step) -> Step:
+    async def decide(self, step: PlannedSettlement) -> PlannedSettlement:
         """What to do; asks the broker whether the dead letter is still archived."""
         if step.problem:
             return step
@@ -51,7 +51,7 @@ class ArchiveSettler(DeadLetterSettler):
             return replace(step, is_done=True)
         return replace(step, problem=now) if isinstance(now, str) else replace(step, now=now)
 
-    async def with_message(self, step: Step) -> Step:
+    async def with_message(self, step: PlannedSettlement) -> PlannedSettlement:
         """The step with the archived content, to compare an edited one with."""
         now = step.now
         if now is None or not step.content.is_edited:
@@ -75,12 +75,12 @@ class ArchiveSettler(DeadLetterSettler):
             return "it is a dead letter that is not archived: edit it without --archived"
         return GONE
 
-    def _report(self, step: Step, problem: str | None) -> None:
+    def _report(self, step: PlannedSettlement, problem: str | None) -> None:
         if step.settlement is not None:  # else it may not be ours, without the variable
             self._note(step, SETTLED_NO if problem else SETTLED_YES)
         super()._report(step, problem)
 
-    def _note(self, step: Step, settled: str) -> None:
+    def _note(self, step: PlannedSettlement, settled: str) -> None:
         if not self._is_marking:
             return
         try:
@@ -89,11 +89,11 @@ class ArchiveSettler(DeadLetterSettler):
             self._is_marking = False
             note(f"what was done cannot be noted in {step.file}: {error}")
 
-    def _size(self, step: Step) -> int:
+    def _size(self, step: PlannedSettlement) -> int:
         dropped = isinstance(step.settlement, DropDeadLetter)
         return 0 if dropped else len(step.content.payload)
 
-    async def _settle(self, batch: list[Step]) -> None:
+    async def _settle(self, batch: list[PlannedSettlement]) -> None:
         """Settle a batch in its order; what cannot be done is reported, and left out."""
         for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropDeadLetter)):
             if dropped:
@@ -101,23 +101,25 @@ class ArchiveSettler(DeadLetterSettler):
             else:
                 await self._bring_back(list(some))
 
-    async def _drop(self, batch: Sequence[Step]) -> None:
+    async def _drop(self, batch: Sequence[PlannedSettlement]) -> None:
         entries = [one.now for one in batch if one.now is not None]
         self._sent(batch)
         self._answered(batch, await self._client.drop_archived(entries))
 
-    def _sent(self, batch: Sequence[Step]) -> None:
+    def _sent(self, batch: Sequence[PlannedSettlement]) -> None:
         for step in batch:
             self._note(step, SETTLED_SENT)
 
-    def _answered(self, batch: Sequence[Step], outcomes: Sequence[ArchivedOutcome]) -> None:
+    def _answered(
+        self, batch: Sequence[PlannedSettlement], outcomes: Sequence[ArchivedOutcome]
+    ) -> None:
         for step, outcome in zip(batch, outcomes, strict=True):
             was_sent = step.content.settled == SETTLED_SENT
             # An earlier run had sent it, and it was done just after this one looked.
             is_ours = outcome is ArchivedOutcome.GONE and was_sent
             self._report(step, "" if is_ours else PROBLEMS[outcome])
 
-    async def _bring_back(self, batch: list[Step]) -> None:
+    async def _bring_back(self, batch: list[PlannedSettlement]) -> None:
         while batch:
             dead_letters = [
                 ArchivedDeadLetter(one.now, one.content.payload, one.content.headers)
@@ -137,7 +139,7 @@ class ArchiveSettler(DeadLetterSettler):
             return
 
 
-def _mark(step: Step, settled: str) -> None:
+def _mark(step: PlannedSettlement, settled: str) -> None:
     """Note it under the dead letter, unless that was done. Raises TextQueueError, OSError."""
     queue = TextQueue(step.file)
     entry = queue.entry(step.offset)

@@ -42,7 +42,7 @@ _ACTIONS: dict[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedSettlement:
     """What the file asks for one dead letter.
 
     Attributes:
@@ -74,7 +74,7 @@ class Step:
         return f"line {self.line}, message {self.content.message_id or 'without an ID'}"
 
 
-def steps(file: str, queue_id: str) -> Iterator[Step]:
+def steps(file: str, queue_id: str) -> Iterator[PlannedSettlement]:
     """The steps of a file, in its order. Raises FormatError, BadInput, OSError."""
     notes: list[str] = []
     for entry in TextQueue(file).entries(*State):
@@ -109,11 +109,13 @@ def with_note(settlement: Settlement | None, content: Content, note: str) -> Set
     return NoteDeadLetter(content.handle, note) if note else None
 
 
-def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ...]) -> Step | None:
+def _step(
+    entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ...]
+) -> PlannedSettlement | None:
     place = (file, entry.offset, entry.line)
     if entry.state is State.UNKNOWN and entry.get("handle"):
         content = Content(b"", {}, handle=entry.get("handle"))
-        return Step(
+        return PlannedSettlement(
             *place,
             content,
             notes,
@@ -122,11 +124,11 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     if entry.state in (State.COMMENT, State.UNKNOWN):
         # It stays, even if its text was changed.
         content = Content(b"", {}, handle=entry.get("handle"))
-        return Step(*place, content, notes) if notes and content.handle else None
+        return PlannedSettlement(*place, content, notes) if notes and content.handle else None
     try:
-        step = Step(*place, content_of(entry, file), notes)
+        step = PlannedSettlement(*place, content_of(entry, file), notes)
     except BadInput as error:
-        return Step(*place, Content(b"", {}), notes, problem=str(error))
+        return PlannedSettlement(*place, Content(b"", {}), notes, problem=str(error))
     content = step.content
     if entry.state is State.ERROR:
         if not content.handle:
@@ -166,5 +168,5 @@ def _named(handle: str) -> tuple[str, int]:
     return queue_id, message_id
 
 
-def _stopped(step: Step, why: str) -> Step:
+def _stopped(step: PlannedSettlement, why: str) -> PlannedSettlement:
     return replace(step, problem=why)

@@ -19,7 +19,7 @@ from slatemq.cli.entry_output import one_line
 from slatemq.cli.files.queue_files import notes_of
 from slatemq.cli.output import note, write_json
 from slatemq.cli.parameters import format_time
-from slatemq.cli.repair.dead_letter_plans import Step, with_note
+from slatemq.cli.repair.dead_letter_plans import PlannedSettlement, with_note
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 
 if TYPE_CHECKING:
@@ -49,17 +49,17 @@ class DeadLetterSettler:
         counts: By action; also those done already, and those that conflict.
     """
 
-    def __init__(self, client: Client, who: str, as_json: bool) -> None:
-        """`who` goes into the records of what is dropped or replaced."""
+    def __init__(self, client: Client, consumer_id: str, as_json: bool) -> None:
+        """`consumer_id` goes into the records of what is dropped or replaced."""
         self.counts: Counter[str] = Counter()
         self._client = client
-        self._who = who
+        self._consumer_id = consumer_id
         self._as_json = as_json
         self._asked: dict[str, int] = {}
 
     # --- Looking ------------------------------------------------------------
 
-    async def decide_once(self, step: Step) -> Step:
+    async def decide_once(self, step: PlannedSettlement) -> PlannedSettlement:
         """Like `decide`; a dead letter that already had a step in the file is a conflict."""
         if step.settlement is None or step.problem:
             return await self.decide(step)
@@ -70,7 +70,7 @@ class DeadLetterSettler:
             self._asked[step.content.handle] = step.line
         return await self.decide(step)
 
-    async def decide(self, step: Step) -> Step:
+    async def decide(self, step: PlannedSettlement) -> PlannedSettlement:
         """What to do; asks the broker where the dead letter was edited, or has notes."""
         asks = isinstance(step.settlement, ReplaceDeadLetter) or step.notes
         if step.problem or not asks or not step.content.handle:
@@ -91,10 +91,10 @@ class DeadLetterSettler:
             return replace(step, settlement=settlement, now=now, problem=why)
         return replace(step, settlement=settlement, now=now)
 
-    async def with_message(self, step: Step) -> Step:
+    async def with_message(self, step: PlannedSettlement) -> PlannedSettlement:
         return step
 
-    async def _look(self, step: Step, view: EntryView) -> Entry | str:
+    async def _look(self, step: PlannedSettlement, view: EntryView) -> Entry | str:
         """The dead letter as it is now, or what has become of it."""
         handle = step.content.handle
         try:
@@ -109,14 +109,14 @@ class DeadLetterSettler:
             return now
         return self._became(now, step)
 
-    def _became(self, now: Entry, step: Step) -> str:
+    def _became(self, now: Entry, step: PlannedSettlement) -> str:
         """What has become of a dead letter; empty when that is what was wanted."""
         when = format_time(now.finished_at_ms)
         if now.state is EntryState.FAILED:
             return f"it was redriven meanwhile, and failed again at {when}"
         if now.state is EntryState.DONE:
             finishing = isinstance(step.settlement, DropDeadLetter | ReplaceDeadLetter)
-            if finishing and now.consumer_id == self._who:
+            if finishing and now.consumer_id == self._consumer_id:
                 return ""
             return f"it was done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
         if now.state is EntryState.ARCHIVED:
@@ -127,9 +127,9 @@ class DeadLetterSettler:
 
     # --- Doing --------------------------------------------------------------
 
-    async def settle_all(self, steps: Iterable[Step]) -> None:
+    async def settle_all(self, steps: Iterable[PlannedSettlement]) -> None:
         """Do what the file asks for, a batch in a commit. Raises SlateMQError."""
-        batch: list[Step] = []
+        batch: list[PlannedSettlement] = []
         size = 0
         for asked in steps:
             step = await self.decide_once(asked)
@@ -146,17 +146,17 @@ class DeadLetterSettler:
             size += taken
         await self._settle(batch)
 
-    def _size(self, step: Step) -> int:
+    def _size(self, step: PlannedSettlement) -> int:
         """Bytes of payload that are sent with it."""
         replaced = isinstance(step.settlement, ReplaceDeadLetter)
         return len(step.content.payload) if replaced else 0
 
-    async def _settle(self, batch: list[Step]) -> None:
+    async def _settle(self, batch: list[PlannedSettlement]) -> None:
         """Settle a batch; what cannot be done is reported, and left out."""
         while batch:
             settlements = [one.settlement for one in batch if one.settlement is not None]
             try:
-                await self._client.settle_dead_letters(settlements, consumer_id=self._who)
+                await self._client.settle_dead_letters(settlements, consumer_id=self._consumer_id)
             except (NotFound, FailedPrecondition, InvalidArgument) as error:
                 place = error.metadata.get("settlement", "")
                 if not place.isdigit() or int(place) >= len(batch):
@@ -170,7 +170,7 @@ class DeadLetterSettler:
                 self._report(step, None)
             return
 
-    async def _refused(self, step: Step, error: SlateMQError) -> None:
+    async def _refused(self, step: PlannedSettlement, error: SlateMQError) -> None:
         if error.reason != "ENTRY_UNKNOWN":
             # Without the field, which is one of the RPC.
             description = error.description if isinstance(error, InvalidArgument) else error.message
@@ -180,15 +180,15 @@ class DeadLetterSettler:
         twice = f"{_TWICE}: the first one counts"
         self._report(step, now if isinstance(now, str) else twice)
 
-    async def _still_there(self, batch: Sequence[Step]) -> list[Step]:
+    async def _still_there(self, batch: Sequence[PlannedSettlement]) -> list[PlannedSettlement]:
         """The steps whose dead letters are still as exported; reports the others."""
         looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
-        async def look(step: Step) -> Entry | str:
+        async def look(step: PlannedSettlement) -> Entry | str:
             async with looks:
                 return await self._look(step, EntryView.BASIC)
 
-        left: list[Step] = []
+        left: list[PlannedSettlement] = []
         for step, now in zip(batch, await asyncio.gather(*map(look, batch)), strict=True):
             if isinstance(now, str):
                 self._report(step, now)
@@ -196,7 +196,7 @@ class DeadLetterSettler:
                 left.append(step)
         return left
 
-    def _report(self, step: Step, problem: str | None) -> None:
+    def _report(self, step: PlannedSettlement, problem: str | None) -> None:
         """Count and print an outcome: done (None), done already (empty), or a conflict."""
         kind = step.action if problem is None else "conflict" if problem else "already"
         self.counts[kind] += 1
@@ -218,7 +218,7 @@ class DeadLetterSettler:
 
 
 async def review(
-    settler: DeadLetterSettler, steps: Iterable[Step], show: Callable[[str], None]
+    settler: DeadLetterSettler, steps: Iterable[PlannedSettlement], show: Callable[[str], None]
 ) -> Counter[str]:
     """Show what the file asks for; return the counts by action, of conflicts and of no action."""
     counts: Counter[str] = Counter()
@@ -238,7 +238,7 @@ async def review(
     return counts
 
 
-def _lines(step: Step) -> Iterator[str]:
+def _lines(step: PlannedSettlement) -> Iterator[str]:
     if step.problem:
         yield f"NOT      {step.name}: {step.problem}"
         return

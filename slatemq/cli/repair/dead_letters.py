@@ -36,7 +36,7 @@ from slatemq.cli.parameters import (
 )
 from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import list_entries, show_message
-from slatemq.cli.session import Group, Place, Session, write_listing
+from slatemq.cli.session import CommandEntry, Group, Session, write_listing
 from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _REDRIVE = click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
     "failed",
     cls=Group,
     places={
-        "edit": Place(
+        "edit": CommandEntry(
             "slatemq.cli.repair.failed_edit",
             "edit",
             "Edit the dead letters of QUEUE, to send them again, changed or not, or drop them.",

@@ -187,16 +187,16 @@ def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> 
         expect_none_in(file)
     name = session_of_file(file)
     settler_of = ArchiveSettler if archived else DeadLetterSettler
-    who = f"{_user()}, slatemq failed edit {name}"[:200]
+    consumer_id = f"{_user()}, slatemq failed edit {name}"[:200]
 
     async def look(client: Client) -> Counter[str]:
         with translated_errors():
-            settler = settler_of(client, who, session.json)
+            settler = settler_of(client, consumer_id, session.json)
             # With --json stdout is for the result alone.
             return await review(settler, steps(file, queue), remark if session.json else say)
 
     async def settle(client: Client) -> Counter[str]:
-        settler = settler_of(client, who, session.json)
+        settler = settler_of(client, consumer_id, session.json)
         with translated_errors():
             await settler.settle_all(steps(file, queue))
         return settler.counts

@@ -29,7 +29,7 @@ from services.ingest.edit.purging import PIECE_MESSAGES, Purge
 from services.ingest.shard import open_shard
 from services.janitor.jobs.owners import Owners
 from services.janitor.jobs.removing import MessagePurge
-from services.janitor.snapshots import SnapshotName, held_snapshots
+from services.janitor.snapshots import SnapshotName, renewed_snapshots
 from services.janitor.spark.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
@@ -270,7 +270,7 @@ async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_ag
     monkeypatch.setattr(SnapshotReader, "scan", noting(SnapshotReader.scan, begins))
 
     def purge() -> int:
-        with held_snapshots(root) as taken:
+        with renewed_snapshots(root) as taken:
             batches, count = scanned(root, taken.names, "messages")
             epochs = {one.name.shard: one.purge_epoch or 0 for one in taken.all}
         task = MessagePurge(root, epochs, purge_pb2.PURGE_REASON_UNREFERENCED)
@@ -280,7 +280,7 @@ async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_ag
         return count
 
     def read_again() -> int:
-        with held_snapshots(root) as taken:
+        with renewed_snapshots(root) as taken:
             begins.clear()
             return scanned(root, taken.names, "messages")[1]
 

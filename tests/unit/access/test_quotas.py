@@ -17,7 +17,7 @@ from libs.access.quotas import (
     HELD_MAX,
     PROMPT_REFUSALS_PER_S,
     RETRY_MS_MAX,
-    Place,
+    CallSlot,
     PrincipalQuota,
     Quantity,
     RateQuota,
@@ -162,7 +162,7 @@ def test_the_first_entry_with_the_name_has_the_limits() -> None:
     assert policy.limits(Principal("other", "token")).publish_bytes_per_s is None
 
 
-PLACES: Final[tuple[Place, ...]] = get_args(Place)
+PLACES: Final[tuple[CallSlot, ...]] = get_args(CallSlot)
 
 
 @given(
@@ -170,12 +170,12 @@ PLACES: Final[tuple[Place, ...]] = get_args(Place)
     steps=st.lists(st.tuples(st.sampled_from(PLACES), st.integers(-1, 5)), max_size=60),
 )
 def test_no_more_places_are_taken_than_there_are_and_all_are_given_back(
-    most: int, steps: list[tuple[Place, int]]
+    most: int, steps: list[tuple[CallSlot, int]]
 ) -> None:
     usage = Usage()
     limits = Limits(principals=("shop",), open_streams=most, waiting_claims=most)
     quota = PrincipalQuota("shop", limits, ManualSeconds(100.0), usage)
-    taken: list[tuple[Place, AbstractContextManager[None]]] = []
+    taken: list[tuple[CallSlot, AbstractContextManager[None]]] = []
 
     for kind, left in steps:  # -1 takes a place; others give one back, in any order
         if left < 0:

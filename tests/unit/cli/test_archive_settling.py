@@ -11,16 +11,16 @@ from slatemq._admin.entry_models import Archived, Entry, EntryState
 from slatemq._admin.settling import ArchivedOutcome, DropDeadLetter, RedriveDeadLetter
 from slatemq.cli.files.queue_files import Content
 from slatemq.cli.repair.archive_settling import ArchiveSettler
-from slatemq.cli.repair.dead_letter_plans import Step
+from slatemq.cli.repair.dead_letter_plans import PlannedSettlement
 from slatemq.client import Client
 from slatemq.textqueue import TextQueue
 
 HANDLE = "orders/1/f2"
 
 
-def drop(file: Path, offset: int, handle: str = HANDLE) -> Step:
+def drop(file: Path, offset: int, handle: str = HANDLE) -> PlannedSettlement:
     content = Content(b"", {}, handle=handle)
-    return Step(str(file), offset, 1, content, (), DropDeadLetter(handle))
+    return PlannedSettlement(str(file), offset, 1, content, (), DropDeadLetter(handle))
 
 
 @pytest.fixture
@@ -83,7 +83,9 @@ async def test_content_that_cannot_be_sent_fails_its_dead_letter_alone(
     offset = TextQueue(file).append("one", [f"handle={HANDLE}", "settled=no"]).offset
     entry = Entry(HANDLE, "orders", 1, EntryState.ARCHIVED, archived=Archived("run", 1, 1))
     content = Content(b"one", {"a": "\ud800"}, handle=HANDLE)
-    step = Step(str(file), offset, 1, content, (), RedriveDeadLetter(HANDLE), now=entry)
+    step = PlannedSettlement(
+        str(file), offset, 1, content, (), RedriveDeadLetter(HANDLE), now=entry
+    )
 
     await settler._bring_back([step])
 

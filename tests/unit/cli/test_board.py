@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of
-from slatemq._admin.rates import UNKNOWN, Look, QueueRates, rates_between, sum_rates
+from slatemq._admin.rates import UNKNOWN, QueueRates, Sample, rates_between, sum_rates
 from slatemq.cli.monitor.board import Board, short_age, short_count, short_rate
 from slatemq.cli.monitor.keys import keys_in
 from slatemq.models import RouteStatus, ServiceStatus
@@ -26,15 +26,15 @@ def queue(name: str, waiting: int = 0, *, entered: int = 0, acked: int = 0) -> q
     return made
 
 
-def look(*queues: queue_pb2.Queue, at_s: float = 0.0, services: int = 3) -> Look:
+def sample(*queues: queue_pb2.Queue, at_s: float = 0.0, services: int = 3) -> Sample:
     routes = [RouteStatus(0, 0, 5, 12, 7)]
     found = [queue_of(one) for one in queues]
-    return Look(Status(SERVICES[:services], routes, found, []), at_s)
+    return Sample(Status(SERVICES[:services], routes, found, []), at_s)
 
 
-def board_of(*looks: Look) -> Board:
+def board_of(*samples: Sample) -> Board:
     board = Board("127.0.0.1:7420", "2s")
-    for one in looks:
+    for one in samples:
         board.update(one)
     return board
 
@@ -48,8 +48,8 @@ def shown(board: Board) -> list[str]:
 
 
 def test_rates_are_what_has_grown_between_two_looks() -> None:
-    before = look(queue("orders", entered=100, acked=90), queue("restarted", entered=9))
-    now = look(
+    before = sample(queue("orders", entered=100, acked=90), queue("restarted", entered=9))
+    now = sample(
         queue("orders", entered=300, acked=100), queue("restarted", entered=1), queue("new"), at_s=2
     )
 
@@ -64,7 +64,7 @@ def test_a_queue_that_was_made_again_has_no_rates_yet() -> None:
     again = queue("orders", entered=500)
     again.created_at_ms = 2
 
-    rates = rates_between(look(queue("orders", entered=100)), look(again, at_s=1))
+    rates = rates_between(sample(queue("orders", entered=100)), sample(again, at_s=1))
 
     assert rates["orders"].in_per_s is None
 
@@ -77,7 +77,9 @@ def test_rates_together_leave_out_queues_that_have_none_yet() -> None:
 
 
 def test_it_shows_rates_depth_and_lag() -> None:
-    board = board_of(look(queue("orders", entered=1)), look(queue("orders", 3, entered=41), at_s=2))
+    board = board_of(
+        sample(queue("orders", entered=1)), sample(queue("orders", 3, entered=41), at_s=2)
+    )
 
     said = text(board)
 
@@ -88,7 +90,7 @@ def test_it_shows_rates_depth_and_lag() -> None:
 
 
 def test_what_is_down_is_named() -> None:
-    one = look(queue("orders"))
+    one = sample(queue("orders"))
     down = ServiceStatus("broker", 3, "127.0.0.1:1", False, "waits for the store")
 
     said = text(board_of(one._replace(status=Status([*SERVICES, down], [], [], []))))
@@ -99,7 +101,7 @@ def test_what_is_down_is_named() -> None:
 @given(width=st.integers(1, 200), height=st.integers(1, 60), rows=st.integers(0, 100))
 def test_it_fits_any_terminal(width: int, height: int, rows: int) -> None:
     names = [f"{LONG}-{n}" for n in range(rows)]
-    board = board_of(look(*(queue(name, 10**n) for n, name in enumerate(names[:18]))))
+    board = board_of(sample(*(queue(name, 10**n) for n, name in enumerate(names[:18]))))
 
     lines = board.lines(width, height)
 
@@ -109,7 +111,7 @@ def test_it_fits_any_terminal(width: int, height: int, rows: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_column_is_cut(width: int) -> None:
-    board = board_of(look(queue(LONG, 1_234_567)))
+    board = board_of(sample(queue(LONG, 1_234_567)))
 
     line = next(one for one in text(board, width).splitlines() if one.startswith("prod"))
 
@@ -118,7 +120,7 @@ def test_no_column_is_cut(width: int) -> None:
 
 
 def test_the_first_sorted_by_waiting_and_keys_change_that() -> None:
-    board = board_of(look(queue("a", 1), queue("b", 3), queue("c", 2)))
+    board = board_of(sample(queue("a", 1), queue("b", 3), queue("c", 2)))
     assert shown(board) == ["b", "c", "a"]
 
     board.press("r")
@@ -136,7 +138,7 @@ def test_the_first_sorted_by_waiting_and_keys_change_that() -> None:
 
 
 def test_a_filter_is_typed_and_cleared() -> None:
-    board = board_of(look(queue("orders"), queue("Bills"), queue("quotes")))
+    board = board_of(sample(queue("orders"), queue("Bills"), queue("quotes")))
 
     for key in ("/", "x", "backspace", "q", "U", "enter"):
         assert board.press(key)
@@ -149,7 +151,7 @@ def test_a_filter_is_typed_and_cleared() -> None:
 
 
 def test_rows_scroll_within_the_terminal() -> None:
-    board = board_of(look(*(queue(f"q{n:03}", 1000 - n) for n in range(100))))
+    board = board_of(sample(*(queue(f"q{n:03}", 1000 - n) for n in range(100))))
     assert "1-10 of 100" in text(board, 80, 16)
 
     for key in ("down", "pagedown", "j"):
@@ -166,13 +168,13 @@ def test_rows_scroll_within_the_terminal() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     strange = ServiceStatus("broker", 0, "127.0.0.1:1", False, "\x1b[2J")
-    one = look(queue("orders"))
+    one = sample(queue("orders"))
 
     assert "\x1b" not in text(board_of(one._replace(status=Status([strange], [], [], []))))
 
 
 def test_a_look_that_fails_keeps_the_numbers_and_says_why() -> None:
-    board = board_of(look(queue("orders", 5)))
+    board = board_of(sample(queue("orders", 5)))
     board.problem = "no answer, asking again: connection refused"
 
     said = text(board)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq._consume.finishing import LAST, ROW_MIN, Rows, rows_among
+from slatemq._consume.finishing import LAST, ROW_MIN, TokenRows, rows_among
 from slatemq._consume.handles import places_by_shard
 
 BLOCKS = st.tuples(
@@ -27,7 +27,7 @@ TOKENS = st.lists(BLOCKS | OTHERS, max_size=6).map(lambda parts: list(chain(*par
 @given(TOKENS)
 def test_rows_are_what_they_claim_to_be(tokens: list[str]) -> None:
     end = 0
-    rows, others = rows_among(tokens) or Rows([], list(range(len(tokens))))
+    rows, others = rows_among(tokens) or TokenRows([], list(range(len(tokens))))
     in_rows = [place for row in rows for place in range(row.at, row.at + row.size)]
     assert sorted([*in_rows, *others]) == list(range(len(tokens)))
     for row in rows:

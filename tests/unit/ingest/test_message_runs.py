@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from libs.storage.records.metadata import MessageMetadata, encode_headers
 from services.ingest.batches import NOT_SET, Columns
 from services.ingest.read.message_runs import ReadResult, ResponseBudget, common_of
-from services.ingest.read.payload_cache import PayloadCache, Run
+from services.ingest.read.payload_cache import CachedRun, PayloadCache
 from services.ingest.read.reading import Reader
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse
 from slatemq.v1.message_pb2 import Message
@@ -57,7 +57,7 @@ def stored(count: int, size: int = 10) -> Stored:
     }
 
 
-def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
+def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> CachedRun:
     chosen = [messages[at] for at in range(first, last + 1)]
     columns = Columns(
         [dict(metadata.headers) for metadata, _ in chosen],
@@ -67,7 +67,7 @@ def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
         [len(payload) for _, payload in chosen],
     )
     payloads = [None if meta.message_id == without else payload for meta, payload in chosen]
-    return Run(first, 5000, payloads, columns)
+    return CachedRun(first, 5000, payloads, columns)
 
 
 def read(disk: Disk, ids: Sequence[int], room: ResponseBudget) -> BatchGetMessagesResponse:
@@ -130,7 +130,7 @@ def test_what_is_in_the_cache_is_not_read_from_the_disk() -> None:
 def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> None:
     columns = Columns([{}], [encode_headers({})], [NOT_SET], [0], [1])
     cache = PayloadCache(100)
-    cache.add(Run(1, 5000, [b"x"], columns), 1)
+    cache.add(CachedRun(1, 5000, [b"x"], columns), 1)
 
     (message,) = messages_of(read(Disk({}, cache), [1], big_room()))
 

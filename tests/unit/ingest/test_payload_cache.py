@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingest.batches import Columns
-from services.ingest.read.payload_cache import PayloadCache, Run
+from services.ingest.read.payload_cache import CachedRun, PayloadCache
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=60), st.integers(0, 400))
@@ -14,7 +14,7 @@ def test_the_newest_payloads_are_kept_within_the_bound(
     next_id = 1
     for count, gap in runs:
         run = {next_id + n: b"%d" % (next_id + n) for n in range(count)}
-        cache.add(Run(next_id, 0, list(run.values()), Columns()), size_bytes=20 * count)
+        cache.add(CachedRun(next_id, 0, list(run.values()), Columns()), size_bytes=20 * count)
         next_id += count + gap
         if 20 * count <= bytes_max:
             kept.append(run)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from libs.storage.arrow.log import log_batches
-from libs.storage.arrow.queues import Place
+from libs.storage.arrow.queues import QueueShard
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import (
@@ -35,7 +35,7 @@ from libs.storage.records.queues import (
 )
 from services.janitor.spark.tables import TABLES, Bucketed
 
-HERE = Bucketed(Place("orders", 3), head_order=7, head_offset=1)
+HERE = Bucketed(QueueShard("orders", 3), head_order=7, head_offset=1)
 
 ONE = MessageMetadata(1, 10, 20, 30, 40, {"a": "b", "c": "ü"}, 5, 6, "")
 OF_ALL_FORMS = [

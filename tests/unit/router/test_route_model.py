@@ -180,7 +180,7 @@ class Routing:
 
     def judge(self, who: int) -> None:
         router = self.routers[who]
-        router.route.refresh_held(router.rules, LIMITS)
+        router.route.refresh_waiting(router.rules, LIMITS)
         router.route.judge(router.rules, 0, LIMITS)
 
     def send(self, who: int, *, catches_up: bool) -> None:

@@ -1,16 +1,16 @@
-"""Rates of arrivals, from looks at totals that begin again with each start of a broker."""
+"""Rates of arrivals, from samples of totals that begin again with each start of a broker."""
 
 from __future__ import annotations
 
 import pytest
 
-from services.scaler.rates import LOOKS_KEPT_S, RATE_S, Look, Rates
+from services.scaler.rates import RATE_S, SAMPLES_KEPT_S, Rates, Sample
 
 
 def rates_of(*looks: tuple[float, int], created_at_ms: int = 1) -> Rates:
     rates = Rates()
     for at_s, entered_count in looks:
-        rates.add("orders", Look(at_s, created_at_ms, entered_count))
+        rates.add("orders", Sample(at_s, created_at_ms, entered_count))
     return rates
 
 
@@ -39,20 +39,20 @@ def test_looks_that_are_further_apart_than_a_minute_are_a_rate_too() -> None:
 def test_few_looks_are_kept_however_many_there_were() -> None:
     rates = rates_of(*((float(second), second) for second in range(10_000)))
 
-    assert len(rates._looks["orders"]) <= RATE_S + 2
+    assert len(rates._samples["orders"]) <= RATE_S + 2
 
 
 def test_a_restarted_broker_gives_no_rate_until_there_are_two_looks_again() -> None:
     restarted = rates_of((0, 5_000), (10, 20))
 
     assert restarted.rate("orders") is None
-    restarted.add("orders", Look(12, 1, 40))
+    restarted.add("orders", Sample(12, 1, 40))
     assert restarted.rate("orders") == 10
 
 
 def test_a_queue_that_was_created_again_is_another_one() -> None:
     rates = rates_of((0, 100))
-    rates.add("orders", Look(10, 2, 5_000))
+    rates.add("orders", Sample(10, 2, 5_000))
 
     assert rates.rate("orders") is None
 
@@ -60,7 +60,7 @@ def test_a_queue_that_was_created_again_is_another_one() -> None:
 def test_queues_that_were_not_looked_at_for_long_are_forgotten() -> None:
     rates = Rates()
     for number in range(100):
-        rates.add(f"old-{number}", Look(0, 1, 0))
-    rates.add("new", Look(LOOKS_KEPT_S + 1, 1, 0))
+        rates.add(f"old-{number}", Sample(0, 1, 0))
+    rates.add("new", Sample(SAMPLES_KEPT_S + 1, 1, 0))
 
     assert len(rates) == 1

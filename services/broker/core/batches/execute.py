@@ -98,7 +98,7 @@ class Execution:
     elsewhere: frozenset[str] = frozenset()
 
 
-class Step(NamedTuple):
+class PlannedCommand(NamedTuple):
     """A command as planned.
 
     Attributes:
@@ -111,11 +111,11 @@ class Step(NamedTuple):
 
 
 def execute(
-    shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = None
+    shard: Shard, execution: Execution, now_ms: int, arrived_ms: int | None = None
 ) -> list[int]:
     """Applies the commands; returns for each the end of the lease that it extends, else 0.
 
-    Delays count from `came_ms`, when the commands came; None: now. A repeat changes nothing, and
+    Delays count from `arrived_ms`, when the commands came; None: now. A repeat changes nothing, and
     returns where the extended leases end now (0: they have ended). May raise Needs. Raises
     InvalidArgument, NotFound, FailedPrecondition and ResourceExhausted, with the place of the
     command in the metadata, when nothing has changed.
@@ -123,7 +123,7 @@ def execute(
     ends = repeated(shard, execution)
     if ends is not None:
         return ends
-    steps = plan(shard, execution, now_ms, came_ms)
+    steps = plan(shard, execution, now_ms, arrived_ms)
     shard.attempts.require(key for step in steps for key in step.attempts)
     ends = [step.apply() for step in steps]
     if execution.request_id:
@@ -151,9 +151,11 @@ def _end_now(shard: Shard, command: Command) -> int:
     return lease.deadline_ms if lease else 0
 
 
-def plan(shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = None) -> list[Step]:
+def plan(
+    shard: Shard, execution: Execution, now_ms: int, arrived_ms: int | None = None
+) -> list[PlannedCommand]:
     """What each command will do; changes nothing. Raises what `execute` does, except Needs."""
-    planner = _Planner(shard, execution, now_ms, now_ms if came_ms is None else came_ms)
+    planner = _Planner(shard, execution, now_ms, now_ms if arrived_ms is None else arrived_ms)
     steps = []
     for index, command in enumerate(execution.commands):
         try:
@@ -177,12 +179,12 @@ class _Planner:
     _since_ms: int
     _used: set[int] = field(default_factory=set, init=False)
 
-    def plan(self, command: Command, index: int) -> Step:
+    def plan(self, command: Command, index: int) -> PlannedCommand:
         if isinstance(command, Push):
             elsewhere = self._execution.elsewhere
             if command.queue_id not in self._shard.queues and command.queue_id not in elsewhere:
                 raise self._shard.absence(command.queue_id)
-            return Step(partial(self._push, command))
+            return PlannedCommand(partial(self._push, command))
         if command.token in self._used:
             raise InvalidArgument(
                 f"commands[{index}].{type(command).__name__.lower()}.lease_token",
@@ -193,18 +195,18 @@ class _Planner:
         lease = _running(self._shard, command.token)
         match command:
             case Complete():
-                return Step(partial(self._complete, lease))
+                return PlannedCommand(partial(self._complete, lease))
             case Release():
-                return Step(partial(self._release, command, lease))
+                return PlannedCommand(partial(self._release, command, lease))
             case Extend():
-                return Step(partial(self._extend, command))
+                return PlannedCommand(partial(self._extend, command))
             case Fail():
                 key = attempts_at(lease.queue, lease.message_id)
-                return Step(partial(self._fail, command, lease), (key,))
+                return PlannedCommand(partial(self._fail, command, lease), (key,))
             case Transfer():
                 target = self._target(command, lease.queue.settings)
                 keys = carried((lease.message_id,), lease.queue, target)
-                return Step(partial(self._transfer, command, lease, target), keys)
+                return PlannedCommand(partial(self._transfer, command, lease, target), keys)
 
     def _target(self, command: Transfer, source: QueueSettings) -> Queue:
         target = self._shard.queues.get(command.target)

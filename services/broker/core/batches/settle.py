@@ -56,7 +56,7 @@ class Settlements:
         rows: The rows that have them, as they are stored, by order.
         pushes: The outbox rows of what replaces dead letters, by the place of the settlement.
         ingest_shard: Where these go.
-        who: The person or program that decided.
+        consumer_id: The person or program that decided.
         request_id: Makes repeating safe; empty = none.
         fingerprint: Of the content, to recognize a repeat.
     """
@@ -65,7 +65,7 @@ class Settlements:
     rows: Mapping[int, Sequence[FailedMessage]]
     pushes: Mapping[int, bytes]
     ingest_shard: int
-    who: str
+    consumer_id: str
     request_id: str = ""
     fingerprint: bytes = b""
 
@@ -93,7 +93,7 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
     for number, (one, place) in enumerate(zip(wanted.each, places, strict=True)):
         dead_letter = wanted.rows[one.order][place]
         if one.note:
-            attempt = FailedAttempt(wanted.who, now_ms, NOTED + one.note)
+            attempt = FailedAttempt(wanted.consumer_id, now_ms, NOTED + one.note)
             shard.attempts.add(attempts_at(queue, one.message_id), attempt)
         if one.action is Action.COMES_BACK:
             queue.waiting.enqueue(_back(dead_letter), now_ms)
@@ -105,11 +105,11 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
                 dead_letter.message_id,
                 now_ms,
                 dead_letter.attempts,
-                wanted.who,
+                wanted.consumer_id,
                 transferred_to=into,
             )
             queue.done.add((done,))
-    _take_out(shard, queue, wanted, places)
+    _remove(shard, queue, wanted, places)
     back = (one.message_id for one in wanted.each if one.action in LIVING_ON)
     shard.events.redriven(queue, queue.queue_id, back, now_ms, wanted.request_id)
     if wanted.request_id:
@@ -163,7 +163,7 @@ def _back(dead_letter: FailedMessage) -> AvailableMessage:
     )
 
 
-def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[int]) -> None:
+def _remove(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[int]) -> None:
     taken: dict[int, set[int]] = {}
     for one, place in zip(wanted.each, places, strict=True):
         if one.action is not Action.STAYS:

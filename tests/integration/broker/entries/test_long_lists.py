@@ -11,7 +11,7 @@ import pytest
 
 from libs.storage.records.queues import FailedMessage, decode_failed
 from services.broker.core.lists.finished_lists import LIST_ROW_MAX
-from services.broker.core.redrives import Step
+from services.broker.core.redrives import RedriveStep
 from services.broker.dead_letters import redrive_runner
 from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.entries import finished_pages
@@ -109,7 +109,9 @@ async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_dead_letters
         steps: list[int] = []
         apply = RedriveRunner._apply
 
-        def counted(self: RedriveRunner, number: int, rows: Sequence[Step], *rest: Any) -> int:
+        def counted(
+            self: RedriveRunner, number: int, rows: Sequence[RedriveStep], *rest: Any
+        ) -> int:
             steps.append(len(rows))
             return apply(self, number, rows, *rest)
 

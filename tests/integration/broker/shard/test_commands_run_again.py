@@ -79,11 +79,13 @@ async def test_the_delay_of_a_nack_or_a_release_counts_from_when_it_came(tmp_pat
     tokens = [parse_token(one.lease_token, "")[1] for one in claimed]
     async with running(tmp_path, clock) as rig:
         shard = rig.owner.shard
-        came_ms = clock.now_ms()
+        arrived_ms = clock.now_ms()
 
         # When they are given back, and every read takes long
-        nack = Nack(tokens[0], "no", due_ms - came_ms)
-        _, nack_reads = await slowly(rig, lambda now_ms: shard.leases.nack([nack], now_ms, came_ms))
+        nack = Nack(tokens[0], "no", due_ms - arrived_ms)
+        _, nack_reads = await slowly(
+            rig, lambda now_ms: shard.leases.nack([nack], now_ms, arrived_ms)
+        )
         came_later_ms = clock.now_ms()
         release = Execution([Release(tokens[1], due_ms - came_later_ms)])
         await slowly(rig, lambda now_ms: execute(shard, release, now_ms, came_later_ms))

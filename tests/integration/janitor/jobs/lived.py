@@ -18,7 +18,7 @@ import slatemq
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.snapshots import snapshots_of_all
 from services.janitor.spark.source import options_of
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.janitor.instances import Instance
@@ -276,7 +276,7 @@ class Lived:
         found: dict[tuple[str, str], set[int]] = {
             (name, state): set() for name in self.queues for state in STATES
         }
-        async with taken_snapshots(directory, channels) as taken:
+        async with snapshots_of_all(directory, channels) as taken:
             options = options_of(self.made.url, taken.names)
             for table in ("active", "done", "failed", "archived"):
                 for row in (await read(options, table)).rows:

@@ -170,9 +170,9 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         if again:
             result = await run(spark, made, "dead-letters", dry_run=True)
             assert result.counts["payload_bytes"] == payload_bytes
-            assert result.counts["letters_archived/orders"] == len(failed)
+            assert result.counts["dead_letters_archived/orders"] == len(failed)
         result = await run(spark, made, "dead-letters", run="letters-1")
-        assert result.counts["letters_archived"] == len(failed)
+        assert result.counts["dead_letters_archived"] == len(failed)
         assert result.counts["payload_bytes"] == payload_bytes
         assert await made.listed("orders", "failed") == set()
         assert await made.listed("orders", "archived") == failed
@@ -222,11 +222,11 @@ async def _bring_back(spark: SparkSession, made: Instance, filled: Filled, again
     """Archived dead letters come back once, however often they are restored."""
     ids = sorted(filled.dead_letters)
     result = await run(spark, made, "restore", message_ids=ids)
-    assert result.counts["letters_restored"] == len(ids)
+    assert result.counts["dead_letters_restored"] == len(ids)
     assert await made.listed("orders", "archived") == filled.failed
     if again:
         result = await run(spark, made, "restore", message_ids=ids)
-        assert result.counts == {"letters_restored": 0}
+        assert result.counts == {"dead_letters_restored": 0}
 
     async with asyncio.timeout(60):
         while len(there := await made.listed("orders", "available")) < len(filled.waiting) + len(

@@ -155,14 +155,14 @@ async def test_dead_letters_are_archived_and_restored_with_tls_and_tokens(
             await message.nack("no")
 
         archived = await operator.job("dead-letters", "--older-than", "0s", "--queue", "broken")
-        assert archived["letters_archived"] == 2
+        assert archived["dead_letters_archived"] == 2
         counts = (await client.get_queue("broken")).counts
         assert (counts.failed_count, counts.archived_count) == (0, 2)
         read = [one.message async for one in client.read_archived("broken")]
         assert sorted([one.payload for one in read if one], key=len) == contents
 
         restored = await operator.job("restore", "--queue", "broken", "--into", "fixed")
-        assert restored["letters_restored"] == 2
+        assert restored["dead_letters_restored"] == 2
         came = [await payload_of(client, "fixed") for _ in contents]
         assert sorted(came, key=len) == contents
 

@@ -15,7 +15,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database import snapshots
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import SnapshotNotFound
-from services.janitor.snapshots import SnapshotName, taken_snapshots
+from services.janitor.snapshots import SnapshotName, snapshots_of_all
 from slatemq.errors import Unavailable
 from slatemq.v1 import snapshot_pb2
 from tests.integration.broker.rig import running
@@ -53,7 +53,7 @@ async def test_every_shard_is_taken_ingests_first_and_all_are_released_at_the_en
         await ingest.send(b"x")
         root = open_root(tmp_path.as_uri())
 
-        async with taken_snapshots(directory, channels) as taken:
+        async with snapshots_of_all(directory, channels) as taken:
             first, second = taken.all
             there = await alive(root, taken.names)
         after = await alive(root, taken.names)
@@ -83,7 +83,7 @@ async def test_a_shard_that_comes_meanwhile_makes_them_worthless(tmp_path: Path)
     async with instance(tmp_path) as (_, directory, __):
         channels = Arriving(directory)
         with pytest.raises(Unavailable, match="a shard has come"):
-            async with taken_snapshots(directory, channels):
+            async with snapshots_of_all(directory, channels):
                 raise AssertionError("they are not given")
         await channels.close()
 
@@ -93,7 +93,7 @@ async def test_they_are_released_when_their_reader_fails(tmp_path: Path) -> None
         root = open_root(tmp_path.as_uri())
 
         with pytest.raises(ZeroDivisionError):
-            async with taken_snapshots(directory, channels) as taken:
+            async with snapshots_of_all(directory, channels) as taken:
                 raise ZeroDivisionError
 
         assert await alive(root, taken.names) == [False, False]
@@ -107,7 +107,7 @@ async def test_while_a_shard_is_down_none_is_taken(
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
 
         with pytest.raises(Unavailable, match="broker 7 is down: "):
-            async with taken_snapshots(directory, channels):
+            async with snapshots_of_all(directory, channels):
                 pytest.fail("a shard is missing")
 
         # What had been taken is released: there is room for all again.
@@ -119,7 +119,7 @@ async def test_a_root_without_services_is_reported(tmp_path: Path) -> None:
     directory = TopologyDirectory(open_root(tmp_path.as_uri()).objects)
 
     with pytest.raises(Unavailable, match="no ingest or broker"):
-        async with taken_snapshots(directory, Channels(directory)):
+        async with snapshots_of_all(directory, Channels(directory)):
             pytest.fail("there is nothing")
 
 
@@ -134,7 +134,7 @@ async def test_one_that_is_lost_while_it_is_read_is_reported_at_the_next_renewal
 
     async with (
         instance(tmp_path) as (ingest, directory, channels),
-        taken_snapshots(directory, channels, 300_000, sleep) as taken,
+        snapshots_of_all(directory, channels, 300_000, sleep) as taken,
     ):
         passing.put_nowait(None)
         passing.put_nowait(None)
@@ -154,7 +154,7 @@ async def test_what_is_published_after_they_were_taken_is_in_none_of_their_table
 ) -> None:
     async with instance(tmp_path) as (ingest, directory, channels):
         before = await ingest.send(b"1", b"2")
-        async with taken_snapshots(directory, channels) as taken:
+        async with snapshots_of_all(directory, channels) as taken:
             await ingest.send(b"3")
             options = {
                 "root": tmp_path.as_uri(),

@@ -17,7 +17,7 @@ from libs.storage.arrow.queues import (
     ATTEMPTS_SCHEMA,
     DONE_SCHEMA,
     FAILED_SCHEMA,
-    Place,
+    QueueShard,
     active_batches,
     archived_batch,
     attempts_batch,
@@ -47,7 +47,7 @@ from libs.storage.records.queues import (
 from tests.forms import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-HERE = Place("orders", 3)
+HERE = QueueShard("orders", 3)
 ORDER = order_of(2, 1_767_225_600_000, 5)
 
 Row = tuple[bytes, bytes]

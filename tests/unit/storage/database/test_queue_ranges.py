@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.storage.database.queue_ranges import (
     LATE_MS,
-    Run,
+    NumberRange,
     active_runs,
     attempts_run,
     done_run,
@@ -51,7 +51,7 @@ STATE = QueueStateRecord(
 )
 
 
-def holds(run: Run | None, key: bytes) -> bool:
+def holds(run: NumberRange | None, key: bytes) -> bool:
     assert run is not None
     return run.span.start <= key < run.span.end
 

@@ -68,8 +68,8 @@ class ExecuteHistory(RedriveHistory):
 
     def run_execute(self, request_id: str, commands: Sequence[Command], slow: bool) -> None:
         self.tick()
-        came_ms = self.now_ms
-        self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms, came_ms), slow)
+        arrived_ms = self.now_ms
+        self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms, arrived_ms), slow)
 
     @rule(chosen=kinds)
     def plain_execute(self, chosen: list[Kind]) -> None:
@@ -124,7 +124,7 @@ class ExecuteHistory(RedriveHistory):
         return commands
 
     def execute_now(
-        self, request_id: str, commands: Sequence[Command], now_ms: int, came_ms: int
+        self, request_id: str, commands: Sequence[Command], now_ms: int, arrived_ms: int
     ) -> None:
         fingerprint = hashlib.blake2b(repr(commands).encode(), digest_size=16).digest()
         # The model tells entries by their messages: two of one message in a queue it cannot.
@@ -135,7 +135,7 @@ class ExecuteHistory(RedriveHistory):
             commands, request_id, fingerprint, INGEST, elsewhere=frozenset({ELSEWHERE})
         )
         try:
-            ends = execute(self.shard, execution, now_ms, came_ms)
+            ends = execute(self.shard, execution, now_ms, arrived_ms)
         except SlateMQError as error:
             acknowledged = (type(error), error.metadata.get("command", ""))
             if known is not None:
@@ -152,7 +152,7 @@ class ExecuteHistory(RedriveHistory):
         if request_id:
             self.model.executed += ((request_id, fingerprint, now_ms),)
         for command, end_ms in zip(commands, ends, strict=True):
-            assert end_ms == self.expect(command, now_ms, came_ms)
+            assert end_ms == self.expect(command, now_ms, arrived_ms)
 
     def without_second_entry(self, command: Command) -> Command:
         if not isinstance(command, Transfer) or command.target not in self.model.queues:
@@ -185,7 +185,7 @@ class ExecuteHistory(RedriveHistory):
                 return {(kind, place)}
         return set()
 
-    def expect(self, command: Command, now_ms: int, came_ms: int) -> int:
+    def expect(self, command: Command, now_ms: int, arrived_ms: int) -> int:
         """Does to the model what a command does; gives the end of the lease that it extends."""
         if isinstance(command, Push):
             self.model.pushes += (command.value,)
@@ -199,7 +199,7 @@ class ExecuteHistory(RedriveHistory):
             queue.entries[message_id] = held
             return held.deadline_ms
         if isinstance(command, Release):
-            self.returned(holder, "", command.delay_ms and came_ms + command.delay_ms, now_ms)
+            self.returned(holder, "", command.delay_ms and arrived_ms + command.delay_ms, now_ms)
         elif isinstance(command, Fail):
             queue.entries[message_id] = Failed(held.attempts, "fail: no")
             attempt = FailedAttempt(held.consumer, held.claimed_at_ms, "fail: no")
@@ -209,7 +209,7 @@ class ExecuteHistory(RedriveHistory):
             self.model.carry(message_id, queue, command.target)
             target = self.model.queues[command.target]
             if not held.before.expired(max(now_ms, target.walked_ms)):
-                visible_at_ms = command.delay_ms and came_ms + command.delay_ms
+                visible_at_ms = command.delay_ms and arrived_ms + command.delay_ms
                 assert command.priority is not None
                 target.entries[message_id] = self.waiting(
                     target, command.priority, visible_at_ms, held.before.deadline_ms, 0, now_ms

@@ -54,13 +54,13 @@ class LeaseHistory(RemovalHistory):
         tokens = self.tokens(chosen)
         nacks = [Nack(token, "no", delay_ms, release) for token in tokens]
         self.tick()
-        came_ms = self.now_ms
-        self.run(lambda now_ms: self.nack_now(nacks, now_ms, came_ms), slow)
+        arrived_ms = self.now_ms
+        self.run(lambda now_ms: self.nack_now(nacks, now_ms, arrived_ms), slow)
 
-    def nack_now(self, nacks: list[Nack], now_ms: int, came_ms: int) -> None:
+    def nack_now(self, nacks: list[Nack], now_ms: int, arrived_ms: int) -> None:
         tokens = [nack.token for nack in nacks]
         release, delay_ms = nacks[0].release, nacks[0].delay_ms
-        results = self.shard.leases.nack(nacks, now_ms, came_ms)
+        results = self.shard.leases.nack(nacks, now_ms, arrived_ms)
         for token, result in zip(tokens, results, strict=True):
             holder = self.model.holder(token)
             if holder is None:
@@ -70,7 +70,7 @@ class LeaseHistory(RemovalHistory):
             queue, _, held = holder
             backoff_ms = 0 if release else queue.backoff_ms * held.attempts
             wait_ms = backoff_ms if delay_ms is None else delay_ms
-            visible_at_ms = wait_ms and came_ms + wait_ms
+            visible_at_ms = wait_ms and arrived_ms + wait_ms
             self.returned(holder, "" if release else "nack: no", visible_at_ms, now_ms)
             self.model.finished[token] = "nacked"
 

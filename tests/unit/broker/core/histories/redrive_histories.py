@@ -15,7 +15,7 @@ from libs.storage.records.queues import (
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.core.lists.attempts import carried
 from services.broker.core.queue import Queue
-from services.broker.core.redrives import Step, moved
+from services.broker.core.redrives import RedriveStep, moved
 from tests.unit.broker.core.histories.entry_histories import EntryHistory
 from tests.unit.broker.core.histories.histories import queue_ids
 from tests.unit.broker.core.histories.model import Done, ModelQueue
@@ -71,7 +71,7 @@ class RedriveHistory(EntryHistory):
             attempts.carry(item.message_id, queue, target)
             return True
 
-        step = Step(order, dead_letters, len(dead_letters), places)
+        step = RedriveStep(order, dead_letters, len(dead_letters), places)
         after, _, rows = moved(queue, record, step, enter, now_ms)
 
         for changed in rows:

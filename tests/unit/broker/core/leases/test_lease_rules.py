@@ -274,12 +274,12 @@ async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_clai
     await rig.route([1])
     (lease,) = await rig.claim(1)
     await rig.route([2], visible_at_ms=rig.now_ms + 500)
-    came_ms = rig.now_ms
+    arrived_ms = rig.now_ms
     rig.now_ms += 1000
     rig.queue().waiting.drop_expired(rig.now_ms, 100)
 
     # When its command says that it is visible from before then on
-    await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token, "no", 100)], came_ms))
+    await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token, "no", 100)], arrived_ms))
 
     assert (rig.queue().waiting.ready_count, rig.queue().waiting.timed_count) == (1, 1)
 
