@@ -5,6 +5,34 @@
 
 `slatemq.sync` has the same for programs without asyncio, `slatemq.errors` every error, `slatemq.v1`
 the generated protobuf messages and stubs.
+
+Its files, in reading order; a file imports only files above it:
+
+`errors`        every error that a caller may see
+`otel`          spans and metrics by OpenTelemetry's conventions, where the program asks for them
+`v1`            the generated protobuf messages and gRPC stubs
+`textqueue`     queue files that people read and edit, without a server
+`codecs`        how items become payloads and come back
+`variables`     the environment variables, and a warning about those that are not known
+`dedupe_shards` which ingest shard a dedupe key belongs to
+`_patterns`     patterns of names, as a policy has them
+`_tokens`       static tokens: how they are made, and how they are hashed
+`_secrets`      secrets: checked, read from their files, and left out of logs and responses
+`_checks`       checks of arguments before they are sent
+`_file_status`  files that are read again when they have changed
+`_requests`     messages of the API from checked arguments, and plain values from messages
+`encryption`    payloads that the server cannot read
+`credentials`   who a client is, and how its connections are protected
+`models`        the client's arguments and results: plain frozen values
+`events`        events: the envelope, the catalogue of types, notifications of S3 stores
+`_rpc`          finding the processes of an instance, and calling them
+`_consume`      claiming messages, keeping their leases, settling them
+`_publish`      publishing
+`_admin`        queues, entries, dead letters, runs and tasks: the calls of people and tools
+`_commands`     commands that take effect together, and queues as stores of items
+`client`        the client
+`sync`          the client for programs without asyncio
+`cli`           the command `slatemq`
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """One way to start, watch and drain a service.
 
-Its rooms, from the ground up:
+In reading order; a file imports only files above it:
 
 `limits`     message sizes, keepalive, backoff, each with its reason
 `peers`      other processes: the topology, channels, calls
 `telemetry`  traces and metrics, W3C context in headers
 `recording`  the SDK behind it, loaded where something is recorded
 `process`    settings, logs, memory, health, the shard that a process owns, its end
-`examination` what a process finds when it examines itself
-`instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `tls`        TLS of a port: certificates that are read again, and what clients prove
 `revocations` certificates that were revoked: lists of their authorities
+`examination` what a process finds when it examines itself
+`instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `grpc_port`  a port of gRPC, served by one server after another if need be
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors

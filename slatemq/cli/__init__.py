@@ -7,6 +7,30 @@
               ▼
             session ──► failures, output, parameters     one client, one event loop; what comes out,
                                                          what goes in
+
+In reading order; a file imports only files above it:
+
+`parameters`    types of options and arguments, and options that several commands share
+`output`        JSON lines for programs, tables and sentences for people, payloads unchanged
+`failures`      errors as exit codes, and as sentences that say what is wrong and what to do
+`interrupts`    Ctrl-C before a command starts and after it ends
+`session`       what all commands share: where the server is, the form of the output, the event loop
+`app`           the root command, and how every command ends
+`queue_options` a queue on the command line: the options for its settings, and the tables of it
+`entry_output`  entries as tables and paragraphs for people, and as objects for programs
+`queue`         `slatemq queue`, `explain` and `status`
+`shards`        `slatemq shard`: list, add, drain and remove shards, and move queues between them
+`instance`      `slatemq instance`: the settings that all processes of the instance share
+`access`        `slatemq certs` and `access`: certificates and tokens
+`publish`       `slatemq publish`, `events` and `task`
+`consume`       `slatemq consume`, `claim`, `ack`, `nack` and `extend`
+`tq`            `slatemq tq`: queue files without a server
+`files`         `slatemq export` and `import`: queue files of a server's queue
+`repair`        `slatemq message`, `done`, `failed` and `outbox`
+`monitor`       `slatemq top` and `doctor`
+`job_runs`      follows runs of the janitor's jobs to their end
+`janitor`       `slatemq janitor`: runs of the jobs that clean up, archive and report
+`verifying`     `slatemq verify` and `repair`: what is wrong with an instance, and its repair
 """
 
 from __future__ import annotations

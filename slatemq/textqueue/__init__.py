@@ -8,6 +8,23 @@
 
 See docs/how-to/textqueue.md, and docs/reference/textqueue.md for the format. This package needs
 nothing but Python, and imports nothing else of SlateMQ.
+
+In reading order; a file imports only files above it:
+
+`controls`   the states of entries, their control characters, and checks of arguments
+`errors`     the errors of queue files
+`locks`      locks on a queue file: the kernel's, which end with their process
+`holders`    the sidecar mutex file: which claim holds which message
+`pages`      a part of a file in memory, with the properties of all its entries
+`entries`    entries of a queue file, and the variables below them
+`parsing`    bytes to entries, in constant memory
+`editing`    changes of an open file in place: one byte, or the reserved bytes of a variable
+`appends`    the list of recent appends, which shows when an editor has saved an older copy
+`files`      a queue file by its path: reading, appending, changes in place, the lock of the file
+`compacting` removing finished messages: a new file takes the name of the old one
+`claiming`   claims: each message goes to one worker at a time
+`queue`      the queue: the interface for programs
+`split`      several files read as one queue
 """
 
 from __future__ import annotations

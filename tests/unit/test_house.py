@@ -32,6 +32,8 @@ BARRED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc
 HIDDEN_IMPORT = re.compile(rf"^[ \t]+(?:from|import)\s+(?:{'|'.join(OURS)})\b", re.MULTILINE)
 """Of a function, or of a block such as `if TYPE_CHECKING`."""
 
+IN_READING_ORDER = "a file imports only files above it:"
+
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
@@ -113,12 +115,44 @@ def test_each_package_names_all_its_files() -> None:
     unnamed = [
         f"{name}: {member}"
         for name, tree in _product()
-        if name.endswith("/__init__.py") and name.startswith(("libs/", "services/"))
+        if name.endswith("/__init__.py") and not name.startswith("slatemq/v1/")
         for member in _members(ROOT / Path(name).parent)
         if f"`{member}`" not in (ast.get_docstring(tree) or "")
     ]
 
     assert unnamed == []
+
+
+def test_each_package_lists_a_file_behind_those_that_it_imports() -> None:
+    packages = {
+        str(Path(name).parent): text
+        for name, tree in _product()
+        if IN_READING_ORDER in (text := ast.get_docstring(tree) or "")
+    }
+    misplaced = [
+        f"{package}: {member} imports {imported}"
+        for package, text in packages.items()
+        for members in [re.findall(r"^`(\w+)`", text.split(IN_READING_ORDER)[1], re.MULTILINE)]
+        for place, member in enumerate(members)
+        for imported in members[place + 1 :]
+        if imported in _imports_within(package, member)
+    ]
+
+    assert misplaced == []
+    assert len(packages) > 40
+
+
+def _imports_within(package: str, member: str) -> set[str]:
+    """The files and rooms of a package that one of them imports."""
+    path, prefix = f"{package}/{member}", f"{package.replace('/', '.')}."
+    return {
+        module.removeprefix(prefix).split(".")[0]
+        for name in _sources()
+        if name == f"{path}.py" or name.startswith(f"{path}/")
+        for node in ast.walk(_tree(name))
+        for module in _imported_modules(node)
+        if module.startswith(prefix)
+    }
 
 
 def test_no_imports_go_in_a_circle_not_even_those_for_types_alone() -> None:

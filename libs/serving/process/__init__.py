@@ -17,6 +17,7 @@ In reading order; a file imports only files above it:
 `memory`         How a process treats its memory: what glibc keeps, how often Python looks for
                  cycles; and how much it may take
 `open_files`     How many files a process may have open
+`store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
 `process_measures` What a process measures of itself: memory and processor time
 `parent`         Ending with the process that started this one, even when that one is killed
@@ -26,7 +27,6 @@ In reading order; a file imports only files above it:
 `store_costs`    What the requests of a process to its stores cost
 `commit_config`  The settings of processes that commit, and the pace of their commits
 `standby`        A process that waits for a shard, warm, and takes it when its owner is silent
-`store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `store_measures` What a process measures of its store, its commits and its memory
 `watchdog`       Long steps of an event loop: measured, logged with what ran, counted
 """

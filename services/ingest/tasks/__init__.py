@@ -8,6 +8,6 @@ In reading order; a file imports only files above it:
 `traces`   their traces, from the call that enqueued each to its messages
 `consumer` applies them, each once, in the order in which the backend delivers them
 `cleanup`  removes bodies that no task names, and records that no task needs
-`servicer` TaskService
 `queued`   all of these together, between QueuedServicer and the shard
+`servicer` TaskService
 """
