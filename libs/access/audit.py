@@ -39,7 +39,8 @@ class Act:
         peer: Where the call came from, as gRPC has it: `ipv4:127.0.0.1:50000`.
         outcome: `OK`, or the code of the error.
         request_id: The caller's trace ID; empty where it has none.
-        held_back: How many refusals of the same call to this principal were not recorded before it.
+        held_back: How many refusals of the same call to this principal, or to callers whose proof
+            is not good, were not recorded before it.
     """
 
     principal: str

@@ -317,7 +317,7 @@ class JanitorRunFinished(EventData, frozen=True, kw_only=True):
 
 
 class AccessAct(EventData, frozen=True, kw_only=True):
-    """A caller did, or tried to do, more than publish, consume and inspect.
+    """A caller did, or tried to do, more than publish, consume and inspect, or proved nothing.
 
     `act` is the method; `subjects` are the queues that it named, at most 20; `details` say what
     else it was about, such as `job=repair`. `outcome` is OK or the code of the error. An empty
@@ -326,7 +326,10 @@ class AccessAct(EventData, frozen=True, kw_only=True):
     """
 
     event_type = "access.act"
-    cause = "a call that a policy judges by edit, administer or operate, or that is for services"
+    cause = (
+        "a call that a policy judges by edit, administer or operate, or that is for services; any "
+        "call with a token or certificate that is refused"
+    )
 
     principal: str
     proof: str

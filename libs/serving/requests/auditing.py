@@ -16,6 +16,8 @@ from libs.access.audit import REFUSALS, Act
 from libs.access.principals import Principal
 from libs.serving.process.logs import AUDIT_LOGGER, Repeats
 from libs.serving.telemetry import extract
+from slatemq._rpc.rpc_status import grpc_code, to_status
+from slatemq.errors import SlateMQError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,8 +30,8 @@ class Auditor:
     """Records the acts of one process.
 
     Every act that was permitted is recorded, whatever became of it. Of refusals of one call to one
-    principal a few are, then one in a while with the number of those between: so a caller that
-    may do nothing cannot fill logs, or the store.
+    principal, or to all callers whose proof is not good, a few are, then one in a while with the
+    number of those between: so a caller that may do nothing cannot fill logs, or the store.
     """
 
     def __init__(
@@ -48,8 +50,13 @@ class Auditor:
         subjects: tuple[str, ...],
         details: tuple[str, ...],
         principal: Principal | None,
+        refusal: SlateMQError | None = None,
     ) -> None:
-        """Record the act of a call when it ends; `principal` is None where it was not proven."""
+        """Record the act of a call when it ends; `principal` is None where it was not proven.
+
+        A refusal is what the act ends with, even if its caller ends the call first.
+        """
+        refused = "" if refusal is None else grpc_code(to_status(refusal)).name
         # Now: once a call has ended, reading its connection can end the process (grpcio 1.85).
         peer, request_id = context.peer(), _trace_id(context)
 
@@ -62,7 +69,7 @@ class Auditor:
                     subjects,
                     details,
                     peer,
-                    "CANCELLED" if context.cancelled() else _outcome(context.code()),
+                    refused or _outcome(context),
                     request_id,
                 )
             )
@@ -72,7 +79,7 @@ class Auditor:
 
     def record(self, act: Act) -> None:
         """Record an act, unless it is one refusal of many."""
-        if act.outcome in REFUSALS:
+        if act.outcome in REFUSALS or not act.principal:
             held_back = self._refused.admit((act.principal, act.act))
             if held_back is None:
                 return
@@ -91,8 +98,11 @@ class Auditor:
         self._publish(act)
 
 
-def _outcome(code: Any) -> str:
+def _outcome(context: Context) -> str:
     """The name of a call's code, which gRPC has as a number or as its enum."""
+    if context.cancelled():
+        return "CANCELLED"
+    code: Any = context.code()
     if not code:
         return "OK"
     return _CODES[code] if isinstance(code, int) else str(code.name)

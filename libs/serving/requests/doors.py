@@ -269,9 +269,9 @@ class _ByIdentity:
                     f"the certificate does not have the name {self._identity}",
                     reason="FOR_SERVICES_ALONE",
                 )
-        except SlateMQError:
+        except SlateMQError as error:
             if self._auditor is not None:
-                self._auditor.watch(context, self._method, (), (), caller)
+                self._auditor.watch(context, self._method, (), (), caller, error)
             raise
         return _CertifiedVisit(self._certificates, context, certified)
 
@@ -301,7 +301,7 @@ class _ByPolicy:
         self._auditor = auditor
         self._method = method
         self._access = access
-        self._is_audited = access.caller in AUDITED
+        self.is_audited = access.caller in AUDITED
         self._place: CallSlot | None = None
         if access.is_stream:
             self._place = "open_streams"
@@ -320,9 +320,9 @@ class _ByPolicy:
             )
             if self._access.caller == "service":
                 raise _for_services()
-        except SlateMQError:
-            if self._is_audited:
-                self._record(context, identity, None)
+        except SlateMQError as error:
+            if self.is_audited or isinstance(error, Unauthenticated):
+                self.record(context, identity, None, error)
             raise
         caller = identity.caller
         current_caller.set(caller)
@@ -333,9 +333,14 @@ class _ByPolicy:
 
     def check(self, context: Context, identity: Identity, request: Any) -> None:
         """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
-        if self._is_audited:
-            self._record(context, identity, request)
-        identity.caller.check(self._access, request)
+        try:
+            identity.caller.check(self._access, request)
+        except SlateMQError as error:
+            if self.is_audited:
+                self.record(context, identity, request, error)
+            raise
+        if self.is_audited:
+            self.record(context, identity, request)
 
     def named(self, request: Any) -> tuple[str, ...]:
         """The queues that a stream is about, by its first request, or a call that may wait."""
@@ -346,15 +351,21 @@ class _ByPolicy:
         """Like `check`, of a stream's first request, which is not a second act."""
         identity.caller.check_queues(self._access, queues)
 
-    def _record(self, context: Context, identity: Identity | None, request: Any) -> None:
-        """`request` is None where it was not read."""
+    def record(
+        self,
+        context: Context,
+        identity: Identity | None,
+        request: Any,
+        refusal: SlateMQError | None = None,
+    ) -> None:
+        """Record an act; `request` is None where it was not read."""
         principal = None if identity is None else identity.caller.principal
         subjects: tuple[str, ...] = ()
         details: tuple[str, ...] = ()
         if request is not None:
             subjects = subjects_of(self._access.queues(request))
             details = subjects_of(self._access.details(request))
-        self._auditor.watch(context, self._method, subjects, details, principal)
+        self._auditor.watch(context, self._method, subjects, details, principal, refusal)
 
 
 class _JudgedVisit(_CertifiedVisit):
@@ -400,8 +411,14 @@ class _JudgedVisit(_CertifiedVisit):
 
     async def _judge_again(self) -> None:
         """Raise what the first request would be refused with now, if it has come."""
-        self._look_again()
-        if await self._identity.renew():
+        try:
+            self._look_again()
+            is_new = await self._identity.renew()
+        except Unauthenticated as error:
+            if self._queues is None or not self._judge.is_audited:  # Else that is on its way.
+                self._judge.record(self._context, self._identity, None, error)
+            raise
+        if is_new:
             current_caller.set(self._identity.caller)
             if self._queues is not None:
                 self._judge.check_again(self._identity, self._queues)

@@ -156,10 +156,14 @@ async def work(planted: Planted) -> None:
     forged = made.tokens["ops"].token[:-3] + "xyz"
     tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
     async with grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel:
-        delete: Any = queue_pb2_grpc.QueueServiceStub(channel).DeleteQueue
-        request = queue_pb2.DeleteQueueRequest(queue_id="orders")
-        with pytest.raises(grpc.aio.AioRpcError):
-            await delete(request, metadata=(("authorization", f"Bearer {forged}"),), timeout=30)
+        stub: Any = queue_pb2_grpc.QueueServiceStub(channel)
+        metadata = (("authorization", f"Bearer {forged}"),)
+        for call, request in (
+            (stub.DeleteQueue, queue_pb2.DeleteQueueRequest(queue_id="orders")),
+            (stub.GetQueue, queue_pb2.GetQueueRequest(queue_id="orders")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(request, metadata=metadata, timeout=30)
     client_files = [made.certificates / f"client.{kind}" for kind in ("crt", "key")]
     stolen = ChannelTls(CertificateFiles(made.certificates / "ca.crt", *client_files), SERVICE_NAME)
     topology = stack.folder / "data" / "topology" / "broker-0.json"
@@ -181,6 +185,7 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         ("shop", f"{service}QueueService/PurgeQueue", "PERMISSION_DENIED", "broker-0"),
         ("shop", f"{service}JanitorService/RunJob", "PERMISSION_DENIED", "janitor-0"),
         ("", f"{service}QueueService/DeleteQueue", "UNAUTHENTICATED", "broker-0"),
+        ("", f"{service}QueueService/GetQueue", "UNAUTHENTICATED", "broker-0"),
         # On the port for services, with a client's certificate
         ("dev-client", f"{service}RemovalService/RemoveEntries", "PERMISSION_DENIED", "broker-0"),
     }

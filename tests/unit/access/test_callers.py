@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 
+from libs.access.audit import Act
 from libs.access.callers import NAMED_MAX, Caller, Callers
 from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
+from libs.serving.process.logs import REPEATS_MAX
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.cli.access.dev_certificates import Authority
 from slatemq.errors import InvalidArgument, PermissionDenied, SlateMQError, Unauthenticated
-from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, janitor_pb2, queue_pb2, topology_pb2
+from slatemq.v1 import (
+    assignment_pb2,
+    consumer_pb2,
+    entry_pb2,
+    ingest_pb2,
+    janitor_pb2,
+    queue_pb2,
+    topology_pb2,
+)
 
 POLICY = """
 roles:
@@ -130,12 +140,77 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
 
 def call_with(authorization: str, tls: bytes = b"TLSv1.3", certificate: bytes = b"") -> Any:
     """The context of a call with this header, on a connection with this certificate in PEM."""
-    return SimpleNamespace(
+    callbacks: list[Callable[[Any], None]] = []
+    call = SimpleNamespace(
         invocation_metadata=lambda: [("authorization", authorization)],
         auth_context=lambda: {"ssl_tls_version": [tls], "x509_pem_cert": [certificate]},
-        add_done_callback=lambda ended: None,
+        add_done_callback=callbacks.append,
         peer=lambda: "ipv4:127.0.0.1:1",
+        cancelled=lambda: False,
+        code=lambda: 0,
     )
+    call.end = lambda: [ended(call) for ended in callbacks]
+    return call
+
+
+EACH_KIND: Final = (
+    ("IngestService/Publish", ingest_pb2.PublishRequest()),
+    ("IngestService/PublishStream", ingest_pb2.PublishStreamRequest()),
+    ("ConsumerService/Claim", consumer_pb2.ClaimRequest(queue_id="orders")),
+    ("ConsumerService/Consume", consumer_pb2.ConsumeRequest()),
+    ("QueueService/GetQueue", queue_pb2.GetQueueRequest(queue_id="orders")),
+    ("QueueService/PurgeQueue", queue_pb2.PurgeQueueRequest(queue_id="orders")),
+    ("TopologyService/GetTopology", topology_pb2.GetTopologyRequest()),
+    ("JanitorService/ListRuns", janitor_pb2.ListRunsRequest()),
+)
+"""Calls of each verb, of each form, and of who proves who it is."""
+
+
+@pytest.mark.parametrize("method", [method for method, _ in EACH_KIND])
+async def test_a_proof_that_is_refused_is_recorded_whatever_the_call(rig: Rig, method: str) -> None:
+    acts: list[Act] = []
+    judge = ClientDoor(rig.callers, Auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
+    assert judge is not None
+
+    for number in range(100):
+        call = call_with(f"Bearer forged-{number}")
+        with pytest.raises(Unauthenticated):
+            await judge.enter(call)
+        call.end()
+
+    assert [(one.principal, one.act, one.outcome) for one in acts] == [
+        ("", f"/slatemq.v1.{method}", "UNAUTHENTICATED")
+    ] * REPEATS_MAX
+
+
+@pytest.mark.parametrize(("method", "request_"), EACH_KIND)
+async def test_a_proof_that_ends_during_a_call_is_recorded_once(
+    rig: Rig, method: str, request_: Any
+) -> None:
+    rig.policy.write_text(
+        "roles: {all: [{verbs: [publish, consume, inspect, edit, administer, operate]}]}\n"
+        "bindings: [{principals: ['*'], roles: [all]}]\n"
+    )
+    assert rig.file.reload()
+    acts: list[Act] = []
+    judge = ClientDoor(rig.callers, Auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
+    assert judge is not None
+    for has_request in (False, True):
+        rig.now_s = time.time()
+        call = call_with(rig.worker)
+        with await judge.enter(call) as visit:
+            if has_request:
+                await visit.judge(request_)
+
+            rig.now_s += 3601
+
+            with pytest.raises(Unauthenticated):
+                await visit.judge(request_)
+        call.code = lambda: 16
+        call.end()
+
+    facts = [(one.principal, one.outcome) for one in acts]
+    assert facts == [("worker", "UNAUTHENTICATED")] * 2
 
 
 async def test_a_caller_without_a_proof_is_asked_for_one_and_a_wrong_proof_is_refused(

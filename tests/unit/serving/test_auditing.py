@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from libs.access.audit import READ_MAX, SUBJECTS_MAX, Act, subjects_of
+from libs.access.principals import Principal
 from libs.serving.process.logs import AUDIT_LOGGER, REPEAT_S, REPEATS_MAX, RepeatLimit
 from libs.serving.requests.auditing import Auditor
+from slatemq._rpc.rpc_status import grpc_code, to_status
+from slatemq.errors import PermissionDenied, ResourceExhausted, SlateMQError, Unauthenticated
 from tests.manual_clock import ManualSeconds
 
 PURGE = "/slatemq.v1.QueueService/PurgeQueue"
@@ -63,8 +66,9 @@ def test_each_act_of_who_may_do_it_is_recorded(
 class Call:
     """Of its connection nothing may be read once it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cancelled: bool = False) -> None:
         self.has_ended = False
+        self._is_cancelled = is_cancelled
         self._callbacks: list[Callable[[Any], None]] = []
 
     def peer(self) -> str:
@@ -79,7 +83,7 @@ class Call:
         self._callbacks.append(callback)
 
     def cancelled(self) -> bool:
-        return False
+        return self._is_cancelled
 
     def code(self) -> int:
         return 5
@@ -101,6 +105,26 @@ def test_where_a_call_came_from_is_read_while_it_lasts(
 
     (act,) = published
     assert (act.peer, act.outcome, act.request_id) == ("ipv4:127.0.0.1:5", "NOT_FOUND", "1" * 32)
+
+
+@pytest.mark.parametrize(
+    ("principal", "refusal"),
+    [
+        (Principal("shop", "token"), PermissionDenied("no rule")),
+        (None, Unauthenticated("forged")),
+        (None, ResourceExhausted("too many tokens wait to be checked")),
+    ],
+)
+def test_callers_that_cancel_what_is_refused_are_held_back_as_others(
+    auditor: Auditor, published: list[Act], principal: Principal | None, refusal: SlateMQError
+) -> None:
+    for _ in range(100):
+        call: Any = Call(is_cancelled=True)
+        auditor.watch(call, PURGE, (), (), principal, refusal)
+        call.end()
+
+    assert len(published) == REPEATS_MAX
+    assert {one.outcome for one in published} == {grpc_code(to_status(refusal)).name}
 
 
 def test_a_line_says_who_did_what_from_where_with_which_result(
