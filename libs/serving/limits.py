@@ -66,6 +66,10 @@ PROBE_STREAMS_MAX = 256
 PROBES_AT_ONCE = 2
 """Requests of health and reflection that may arrive at once; they wait for no others."""
 
+PASSED_OVER_AT_ONCE = 1
+"""Requests that arrive at once only to be passed over, while they are large: on streams of callers
+without a good proof, and of methods that are not served."""
+
 ARRIVING_GROWTH_BYTES_MAX = 8 * MEBIBYTE
 """By how much the process may have grown since slow requests began to arrive for more to do so,
 besides a quarter of a megabyte for each of them."""

@@ -7,7 +7,8 @@
 
 Each RPC's proto says who may call it (`slatemq/v1/access.proto`). The client door refuses what is
 for services, with a policy or without; with one, it asks it about everything else. Who calls, and
-whether the limits of that principal leave room for the call, is judged before a request is read.
+whether the limits of that principal leave room for the call, is judged before a request is read; so
+is whether a caller without a proof may make such a call at all.
 
 Each call is a visit, which keeps who makes it: the headers are read, and the token is looked up,
 once. A stream asks again only after a change of the files, or when its token ends; then its first
@@ -34,7 +35,7 @@ import grpc.aio
 from libs.access.audit import AUDITED, subjects_of
 from libs.access.current import current_caller
 from libs.access.methods import MethodAccess, access_of
-from libs.access.principals import Principal
+from libs.access.principals import ANONYMOUS, Principal
 from libs.serving.limits import PROBE_PREFIXES
 from libs.serving.requests.auditing import Auditor
 from libs.serving.tls import expires_at_s, identities, is_old
@@ -320,8 +321,11 @@ class _ByPolicy:
             )
             if self._access.caller == "service":
                 raise _for_services()
+            if identity.caller.principal is ANONYMOUS:
+                identity.caller.check_queues(self._access, ())
         except SlateMQError as error:
-            if self.is_audited or isinstance(error, Unauthenticated):
+            is_proof_refused = identity is None and isinstance(error, Unauthenticated)
+            if self.is_audited or is_proof_refused:
                 self.record(context, identity, None, error)
             raise
         caller = identity.caller

@@ -217,8 +217,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
+            is_let_in = False
             try:
                 with gate, await _visit(judge, context) as visit:
+                    is_let_in = True
                     if (proof := gate.proof()) is not None:
                         await proof
                     parsed = self._reader.stream(requests, codec, visit.judge)
@@ -229,7 +231,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
                             del response
                             yield box
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                if _is_of_caller(error):
+                if isinstance(error, errors.Unauthenticated) and not is_let_in:
+                    await self._reader.pass_over(requests, partial(_fail, method, context, error))
+                elif _is_of_caller(error):
                     await self._reader.skip(requests)
                 await self._fail(method, context, error)
 

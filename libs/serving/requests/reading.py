@@ -79,6 +79,7 @@ class RequestReader:
         self._with_payloads = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._others = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._probes = Arrivals(limits.PROBES_AT_ONCE, growth_bytes_max)
+        self._passed_over = Arrivals(limits.PASSED_OVER_AT_ONCE, growth_bytes_max)
         self._budget = ByteBudget(limits.REQUESTS_BYTES_MAX)
         self._trimmer = Trimmer()
         self._stream_reads = StreamReads(
@@ -211,18 +212,19 @@ class RequestReader:
     async def pass_over(
         self, requests: AsyncIterator[bytes], refuse: Callable[[], Awaitable[None]]
     ) -> None:
-        """The same for a method that is not served here: it may be one with a stream.
+        """The same for a caller without a good proof, and for a method that is not served here.
 
-        `refuse` ends the call where requests that are large arrive meanwhile.
+        Those can be of anyone, so few are read at once, in places of their own. `refuse` ends
+        the call where requests that are large arrive meanwhile.
         """
         try:
-            arrival = await self._others.begin(refuse)
+            arrival = await self._passed_over.begin(refuse)
         except TimeoutError:
             return
         try:
             await self.skip(requests)
         finally:
-            self._others.end(arrival)
+            self._passed_over.end(arrival)
 
     def release(self, size_bytes: int) -> None:
         self._budget.release(size_bytes)

@@ -41,7 +41,7 @@ MEBIBYTE: Final = 1 << 20
 
 GROWTH_BYTES_MAX: Final = (
     4 * limits.REQUESTS_BYTES_MAX
-    + 2 * limits.ARRIVING_AT_ONCE * limits.PAYLOAD_BYTES_MAX
+    + (2 * limits.ARRIVING_AT_ONCE + limits.PASSED_OVER_AT_ONCE) * limits.PAYLOAD_BYTES_MAX
     + limits.STREAMS_LASTING_BYTES_MAX
 )
 """By how much a process may grow meanwhile: large requests in work, those that are arriving, and

@@ -183,6 +183,23 @@ async def test_a_proof_that_is_refused_is_recorded_whatever_the_call(rig: Rig, m
     ] * REPEATS_MAX
 
 
+async def test_a_caller_without_a_proof_is_recorded_by_what_it_tried(rig: Rig) -> None:
+    acts: list[Act] = []
+    door = ClientDoor(rig.callers, Auditor(acts.append))
+    for method, _ in EACH_KIND:
+        judge = door.judge_of(f"/slatemq.v1.{method}")
+        assert judge is not None
+        call = call_with("")
+        with pytest.raises(Unauthenticated, match="needs a token or a client certificate"):
+            await judge.enter(call)
+        call.end()
+
+    assert [(one.principal, one.act.rpartition("/")[2], one.outcome) for one in acts] == [
+        ("anonymous", "PurgeQueue", "UNAUTHENTICATED"),
+        ("anonymous", "ListRuns", "UNAUTHENTICATED"),
+    ]
+
+
 @pytest.mark.parametrize(("method", "request_"), EACH_KIND)
 async def test_a_proof_that_ends_during_a_call_is_recorded_once(
     rig: Rig, method: str, request_: Any
