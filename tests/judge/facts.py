@@ -97,7 +97,7 @@ class Queue:
     pauses: list[tuple[int, int]] = field(default_factory=list)
     redrives: list[Operation] = field(default_factory=list)
     moves: list[Operation] = field(default_factory=list)
-    unknown_claims: list[int] = field(default_factory=list)
+    unknown_claims: list[Operation] = field(default_factory=list)
     drained_at: int = 0
     dead: set[int] = field(default_factory=set)
 
@@ -144,7 +144,7 @@ class Facts:
     def _claim(self, one: Operation) -> None:
         name = one.value["queue"]
         if one.outcome == INFO:
-            self.queue(name).unknown_claims.append(one.began)
+            self.queue(name).unknown_claims.append(one)
         for message in one.result.get("messages", ()) if one.outcome == OK else ():
             lease_ms = message.get("lease_ms", one.value["lease_ms"])
             delivery = Delivery(

@@ -14,10 +14,13 @@ from typing import Final
 
 from tests.judge.facts import Copy, Delivery, Facts, Queue, Sent
 from tests.judge.filters import Filters
-from tests.judge.histories import FAIL, OK, Operation
+from tests.judge.histories import FAIL, INFO, NEVER, OK, Operation
 
 NS: Final = 1_000_000
 """Nanoseconds of a millisecond."""
+
+UNKNOWN_NS: Final = 60_000 * NS
+"""A claim of unknown outcome has taken effect so long after it began, or never does."""
 
 YES, NO, MAYBE = "yes", "no", "maybe"
 
@@ -134,12 +137,17 @@ class Judge:
         """Attempts count up by one, no further than the queue permits."""
         for copy, each in self.facts.deliveries.items():
             queue = self.facts.queue(copy[0])
+            since = 0
             for generation in self.generations(copy):
-                yield from self._counted(copy, queue, generation)
+                yield from self._counted(copy, queue, generation, since)
+                since = generation[-1].began
             if len(each) > 1 and len({one.key for one in each}) > 1:
                 yield f"{copy} came with different payloads"
 
-    def _counted(self, copy: Copy, queue: Queue, each: Sequence[Delivery]) -> Iterator[str]:
+    def _counted(
+        self, copy: Copy, queue: Queue, each: Sequence[Delivery], since: int
+    ) -> Iterator[str]:
+        """The faults of one generation; `since`: when the last delivery of that before began."""
         numbers = [one.attempt for one in each]
         if queue.max_attempts and max(numbers) > queue.max_attempts:
             yield f"{copy} came as attempt {max(numbers)} of {queue.max_attempts}"
@@ -150,10 +158,16 @@ class Judge:
                 yield f"{copy} came twice as attempt {later.attempt}"
             if earlier.attempt > later.attempt and earlier.ended < later.began:
                 yield f"{copy} came as attempt {later.attempt} after {earlier.attempt}"
-        missing = max(numbers) - len(set(numbers))
-        unknown = sum(began < each[-1].ended for began in queue.unknown_claims)
-        if missing > unknown:
-            yield f"{copy}: {missing} attempts came to no consumer, by {unknown} unknown claims"
+        number = 0
+        for one in sorted(each, key=lambda one: (one.attempt, one.starts_ms)):
+            missing = one.attempt - number - 1
+            unknown = _unknown_claims(queue, since, one.ended)
+            if missing > unknown:
+                yield (
+                    f"{copy}: {missing} attempts before {one.attempt} came to no consumer, by "
+                    f"{unknown} unknown claims"
+                )
+            number, since = one.attempt, one.began
 
     def leases(self) -> Iterator[str]:
         """A message has one lease at a time, which is the consumer's until it ends."""
@@ -344,18 +358,34 @@ class Judge:
         for copy in self.facts.deliveries:
             generations = self.generations(copy)
             moved[copy[0]] += len(generations) - 1
-            for earlier in generations[:-1]:
-                if not self._may_be_dead(self.facts.queue(copy[0]), earlier):
+            for earlier, later in itertools.pairwise(generations):
+                if not self._may_be_dead(self.facts.queue(copy[0]), earlier, later[0]):
                     yield f"{copy} begins again after attempt {earlier[-1].attempt}, not dead"
             if len(generations) > 1 and not self.facts.queue(copy[0]).redrives:
                 yield f"{copy} came again as attempt 1, and {copy[0]} was never redriven"
         for queue in self.facts.queues.values():
             counts = [one.result.get("moved_count") for one in queue.redrives]
-            if None in counts or not queue.drained_at or queue.unknown_claims:
-                continue
             stated = sum(count for count in counts if count is not None)
-            if stated != moved[queue.name]:
-                yield f"{queue.name}: {stated} were redriven, {moved[queue.name]} began again"
+            text = f"{queue.name}: {stated} were redriven, {moved[queue.name]} began again"
+            if moved[queue.name] > stated and None not in counts:
+                yield text
+            if queue.drained_at and stated - moved[queue.name] > self._unseen_at_most(queue):
+                yield text
+
+    def _unseen_at_most(self, queue: Queue) -> int:
+        """How many messages may have begun again unseen: each came to a claim of no known outcome.
+
+        One that may have been released is not known to have begun again, either.
+        """
+        if queue.moves or queue.purges:
+            return NEVER
+        released = sum(
+            any(use.kind == "release" and use.outcome == INFO for use in self.facts.uses[one.token])
+            for (name, _), each in self.facts.deliveries.items()
+            if name == queue.name
+            for one in each
+        )
+        return released + sum(int(one.value.get("max", 1)) for one in queue.unknown_claims)
 
     def generations(self, copy: Copy) -> list[list[Delivery]]:
         """The deliveries of a copy, divided by the redrives of its queue."""
@@ -372,11 +402,18 @@ class Judge:
             generations[-1].append(one)
         return generations
 
-    def _may_be_dead(self, queue: Queue, each: Sequence[Delivery]) -> bool:
+    def _may_be_dead(self, queue: Queue, each: Sequence[Delivery], later: Delivery) -> bool:
+        """Whether a message may have been dead before it began again with the later delivery."""
         last = each[-1]
         if any(use.kind == "fail" and use.outcome != FAIL for use in self.facts.uses[last.token]):
             return True
-        return bool(queue.unknown_claims) or last.attempt == queue.max_attempts
+        unseen = _unknown_claims(queue, last.began, later.ended)
+        return bool(queue.max_attempts) and last.attempt + unseen >= queue.max_attempts
+
+
+def _unknown_claims(queue: Queue, since: int, until: int) -> int:
+    """How many claims of unknown outcome may have taken effect in this time."""
+    return sum(since - UNKNOWN_NS < one.began < until for one in queue.unknown_claims)
 
 
 def _filters(queue: Queue, sent: Sent) -> list[str]:

@@ -22,6 +22,7 @@ JUDGE = Path(__file__).resolve().parents[1] / "judge"
 
 MS = 1_000_000
 LEASE_MS = 1000
+MINUTE_MS = 60_000
 
 
 class Story:
@@ -74,6 +75,9 @@ class Story:
         self.call("claim", asked, {"messages": [message]}, process="c")
         return str(token)
 
+    def unknown_claim(self) -> None:
+        self.call("claim", {"queue": "red", "lease_ms": LEASE_MS}, outcome="info", process="c")
+
     def ack(self, token: str, result: str = "ok") -> None:
         self.call("ack", {"tokens": [token]}, {"results": [result]}, process="c")
 
@@ -113,7 +117,7 @@ def everything(story: Story) -> None:
     # A claim whose answer is lost takes an attempt.
     story.publish("m3", 3, delay_ms=100)
     story.wait(100)
-    story.call("claim", {"queue": "red", "lease_ms": LEASE_MS}, outcome="info", process="c")
+    story.unknown_claim()
     story.wait(LEASE_MS)
     story.ack(story.claim("m3", 3, 2))
     # Dead, redriven, dead again.
@@ -152,6 +156,25 @@ def everything(story: Story) -> None:
     story.drained(red=[4])
 
 
+def redriven_unseen(story: Story) -> None:
+    """Dead by claims without an answer, redriven, and dead again by them."""
+    story.publish("m1", 1)
+    story.nack(story.claim("m1", 1))
+    for _ in range(2):
+        story.unknown_claim()
+        story.wait(LEASE_MS)
+    story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+    story.nack(story.claim("m1", 1))
+    for _ in range(2):
+        story.unknown_claim()
+        story.wait(LEASE_MS)
+    story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+    for _ in range(3):
+        story.unknown_claim()
+        story.wait(LEASE_MS)
+    story.drained(red=[1])
+
+
 def unanswered_commands(story: Story) -> None:
     """Commands of unknown outcome, each of which did all or nothing."""
     # Nothing, and their job comes again; or all.
@@ -170,7 +193,7 @@ def unanswered_commands(story: Story) -> None:
     story.drained(jobs=[23])
 
 
-@pytest.mark.parametrize("happened", [everything, unanswered_commands])
+@pytest.mark.parametrize("happened", [everything, redriven_unseen, unanswered_commands])
 def test_a_history_without_faults_is_passed(
     happened: Callable[[Story], None], tmp_path: Path
 ) -> None:
@@ -236,7 +259,7 @@ def attempt_twice(story: Story) -> None:
 
 def attempts_go_back(story: Story) -> None:
     story.publish("m1", 1)
-    story.call("claim", {"queue": "red", "lease_ms": LEASE_MS}, outcome="info", process="c")
+    story.unknown_claim()
     story.nack(story.claim("m1", 1, 2))
     story.ack(story.claim("m1", 1, 1))
 
@@ -251,6 +274,14 @@ def too_many_attempts(story: Story) -> None:
 def attempt_missing(story: Story) -> None:
     story.publish("m1", 1)
     story.ack(story.claim("m1", 1, 2))
+
+
+def attempt_missing_long_after_an_unknown_claim(story: Story) -> None:
+    story.publish("m1", 1)
+    story.unknown_claim()
+    story.wait(MINUTE_MS)
+    story.nack(story.claim("m1", 1))
+    story.ack(story.claim("m1", 1, 3))
 
 
 def two_leases(story: Story) -> None:
@@ -385,6 +416,29 @@ def redriven_and_gone(story: Story) -> None:
     story.call("redrive", {"queue": "red"}, {"moved_count": 1})
 
 
+def redriven_alive_by_one_unknown_claim(story: Story) -> None:
+    story.unknown_claim()
+    redriven_alive(story)
+
+
+def redriven_and_not_stated(story: Story) -> None:
+    story.unknown_claim()
+    story.publish("m1", 1)
+    for attempt in (1, 2, 3):
+        story.nack(story.claim("m1", 1, attempt))
+    story.call("redrive", {"queue": "red"}, {"moved_count": 0})
+    story.ack(story.claim("m1", 1))
+
+
+def two_redriven_and_gone_by_one_unknown_claim(story: Story) -> None:
+    for number in (1, 2):
+        story.publish(f"m{number}", number)
+        for attempt in (1, 2, 3):
+            story.nack(story.claim(f"m{number}", number, attempt))
+    story.call("redrive", {"queue": "red"}, {"moved_count": 2})
+    story.unknown_claim()
+
+
 def redriven_twice(story: Story) -> None:
     story.publish("m1", 1)
     for attempt in (1, 2, 3):
@@ -411,6 +465,7 @@ def redriven_twice(story: Story) -> None:
         (attempts_go_back, "attempts"),
         (too_many_attempts, "attempts"),
         (attempt_missing, "attempts"),
+        (attempt_missing_long_after_an_unknown_claim, "attempts"),
         (redriven_twice, "attempts"),
         (two_leases, "leases"),
         (two_leases_before_a_move, "leases"),
@@ -429,7 +484,10 @@ def redriven_twice(story: Story) -> None:
         (completed_without_its_push, "commands"),
         (task_done_twice, "tasks"),
         (redriven_alive, "redrives"),
+        (redriven_alive_by_one_unknown_claim, "redrives"),
         (redriven_and_gone, "redrives"),
+        (redriven_and_not_stated, "redrives"),
+        (two_redriven_and_gone_by_one_unknown_claim, "redrives"),
     ],
 )
 def test_each_kind_of_fault_is_found(
