@@ -171,7 +171,12 @@ class RecordedClient:
         with_queue: str = "",
         partitions: int | None = None,
     ) -> None:
-        asked = {"queue": queue, "filter": text, "max_attempts": max_attempts}
+        asked = {
+            "queue": queue,
+            "filter": text,
+            "max_attempts": max_attempts,
+            "partitions": partitions or 1,
+        }
         with self._operation("create-queue", asked):
             await self.client.create_queue(
                 queue,

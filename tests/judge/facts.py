@@ -37,7 +37,12 @@ class Sent:
 
 @dataclass
 class Delivery:
-    """One claimed message. `starts_ms`, `deadline_ms`: its lease by the clock of the broker."""
+    """One claimed message.
+
+    Attributes:
+        starts_ms, deadline_ms: Its lease by the clock of the broker.
+        has_room: Its claim asked for more messages than it got.
+    """
 
     queue: str
     key: str
@@ -48,6 +53,7 @@ class Delivery:
     deadline_ms: float
     began: int
     ended: int
+    has_room: bool = False
 
 
 @dataclass
@@ -91,6 +97,7 @@ class Queue:
     began: int = 0
     ended: int = NEVER
     max_attempts: int = 0
+    partitions_count: int = 1
     backoff_ms: float = 0
     filters: list[Filter] = field(default_factory=list)
     purges: list[Operation] = field(default_factory=list)
@@ -145,7 +152,8 @@ class Facts:
         name = one.value["queue"]
         if one.outcome == INFO:
             self.queue(name).unknown_claims.append(one)
-        for message in one.result.get("messages", ()) if one.outcome == OK else ():
+        messages = one.result.get("messages", ()) if one.outcome == OK else ()
+        for message in messages:
             lease_ms = message.get("lease_ms", one.value["lease_ms"])
             delivery = Delivery(
                 name,
@@ -157,6 +165,7 @@ class Facts:
                 message["deadline_ms"],
                 one.began,
                 one.ended,
+                len(messages) < one.value.get("max", 1),
             )
             self.deliveries[name, delivery.message_id].append(delivery)
             self.ids[delivery.key].add(delivery.message_id)
@@ -216,6 +225,7 @@ class Facts:
         queue = self.queue(one.value["queue"])
         queue.began, queue.ended = one.began, one.ended
         queue.max_attempts = one.value.get("max_attempts", 0)
+        queue.partitions_count = one.value.get("partitions") or 1
         queue.backoff_ms = one.value.get("backoff_ms", 0)
         default = f'headers["queue"] == "{queue.name}"'
         queue.filters = [Filter(one.value.get("filter", "") or default, one.began, one.ended)]

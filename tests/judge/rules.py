@@ -22,6 +22,12 @@ NS: Final = 1_000_000
 UNKNOWN_NS: Final = 60_000 * NS
 """A claim of unknown outcome has taken effect so long after it began, or never does."""
 
+OVERDUE_NS: Final = 30_000 * NS
+"""How long what is due may be passed over; by no clock is it longer than a few seconds."""
+
+LOG_BITS: Final = 48
+"""Of a message ID, those that count within the log of one ingest; docs/reference/encodings.md."""
+
 YES, NO, MAYBE = "yes", "no", "maybe"
 
 
@@ -265,6 +271,64 @@ class Judge:
                     if paused < one.began and one.ended < resumed:
                         yield f"{name} delivered {message_id} while it was paused"
 
+    def overdue(self) -> Iterator[str]:
+        """What is due is not passed over for long by claims that take what came later.
+
+        A process that is down keeps messages from coming, and those behind them, too. So a message
+        counts as overdue only where claims with room gave others of its log that were published
+        when it had been due for OVERDUE_NS. Judged are queues in which nothing else explains that.
+        """
+        by_log: dict[tuple[str, int], list[tuple[int, Delivery]]] = defaultdict(list)
+        for (name, message_id), each in self.facts.deliveries.items():
+            if self._keeps_its_order(self.facts.queue(name)):
+                by_log[name, message_id >> LOG_BITS].append((message_id, each[0]))
+        for (name, message_id), each in self.facts.deliveries.items():
+            later = by_log.get((name, message_id >> LOG_BITS), ())
+            due = self._due(each[0])
+            for due, one in self._waits(each):
+                limit = due + OVERDUE_NS + int(self._early_ns)
+                if one.began > limit and self._is_passed_over(message_id, one, limit, later):
+                    late_ms = (one.began - due) / NS
+                    yield f"{name} delivered {one.key} {late_ms:g} ms after it was due"
+
+    def _waits(self, each: Sequence[Delivery]) -> Iterator[tuple[int, Delivery]]:
+        """From when on a message was due, and the delivery that it waited for."""
+        first = each[0]
+        due = self._due(first)
+        if due is not None and first.attempt == 1:
+            yield due, first
+        for earlier, later in itertools.pairwise(each):
+            uses = [one for one in self.facts.uses[earlier.token] if one.outcome != FAIL]
+            given_back = [one for one in uses if one.kind in ("nack", "release")]
+            if len(uses) != 1 or not given_back or uses[0].outcome != OK:
+                continue
+            [use] = given_back
+            if later.attempt == earlier.attempt + (use.kind == "nack"):  # No other claim had it.
+                yield use.ended + int(use.delay_ms * NS), later
+
+    def _keeps_its_order(self, queue: Queue) -> bool:
+        others = (queue.moves, queue.redrives, queue.purges, queue.pauses, queue.filters[1:])
+        return queue.partitions_count == 1 and not queue.backoff_ms and not any(others)
+
+    def _due(self, one: Delivery) -> int | None:
+        """When a message is due for the first time; None: not known."""
+        each = self.facts.sent.get(one.key, [])
+        if len(each) != 1 or each[0].outcome != OK:
+            return None
+        return max(each[0].ended, each[0].began + int(each[0].delay_ms * NS))
+
+    def _is_passed_over(
+        self, message_id: int, one: Delivery, limit: int, later: Sequence[tuple[int, Delivery]]
+    ) -> bool:
+        """Whether others came in its place that were published after this limit."""
+        return any(
+            other > message_id
+            and taken.has_room
+            and taken.ended < one.began
+            and all(sent.began > limit for sent in self.facts.sent.get(taken.key, ()))
+            for other, taken in later
+        )
+
     # --- Commands together --------------------------------------------------
 
     def commands(self) -> Iterator[str]:
@@ -435,6 +499,7 @@ RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {
     "after-ack": Judge.after_ack,
     "early": Judge.early,
     "late": Judge.late,
+    "overdue": Judge.overdue,
     "commands": Judge.commands,
     "tasks": Judge.tasks,
     "redrives": Judge.redrives,

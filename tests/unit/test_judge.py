@@ -71,7 +71,8 @@ class Story:
             "token": token,
             "deadline_ms": self.now_ms + 15 + LEASE_MS,
         }
-        asked = {"queue": queue, "max": 1, "lease_ms": LEASE_MS, "wait_ms": 0}
+        most = more.get("most", 1)
+        asked = {"queue": queue, "max": most, "lease_ms": LEASE_MS, "wait_ms": 0}
         self.call("claim", asked, {"messages": [message]}, process="c")
         return str(token)
 
@@ -175,6 +176,32 @@ def redriven_unseen(story: Story) -> None:
     story.drained(red=[1])
 
 
+def kept_up(story: Story) -> None:
+    """Messages that come minutes after they are due, and none of them is passed over."""
+    # Nothing is served meanwhile, and what came first comes first.
+    story.publish("m1", 1, delay_ms=500)
+    story.publish("m2", 2)
+    story.nack(story.claim("m2", 2))
+    story.wait(MINUTE_MS)
+    story.publish("m3", 3)
+    for key, number, attempt in (("m1", 1, 1), ("m2", 2, 2), ("m3", 3, 1)):
+        story.ack(story.claim(key, number, attempt, most=2))
+    # The ingest of one is down, and that of the other is not.
+    story.publish("m4", 4)
+    story.wait(MINUTE_MS)
+    story.publish("other", 1 << 48 | 5)
+    story.ack(story.claim("other", 1 << 48 | 5, most=2))
+    story.ack(story.claim("m4", 4, most=2))
+    # An unknown claim had it, and its lease took long to end.
+    story.publish("m6", 6)
+    story.unknown_claim()
+    story.wait(MINUTE_MS)
+    story.publish("m7", 7)
+    story.ack(story.claim("m7", 7, most=2))
+    story.ack(story.claim("m6", 6, 2, most=2))
+    story.drained()
+
+
 def unanswered_commands(story: Story) -> None:
     """Commands of unknown outcome, each of which did all or nothing."""
     # Nothing, and their job comes again; or all.
@@ -193,7 +220,7 @@ def unanswered_commands(story: Story) -> None:
     story.drained(jobs=[23])
 
 
-@pytest.mark.parametrize("happened", [everything, redriven_unseen, unanswered_commands])
+@pytest.mark.parametrize("happened", [everything, redriven_unseen, kept_up, unanswered_commands])
 def test_a_history_without_faults_is_passed(
     happened: Callable[[Story], None], tmp_path: Path
 ) -> None:
@@ -362,6 +389,23 @@ def while_paused(story: Story) -> None:
     story.call("resume", {"queue": "red"})
 
 
+def overdue_after_its_delay(story: Story) -> None:
+    story.publish("m1", 1, delay_ms=500)
+    story.wait(MINUTE_MS)
+    story.publish("m2", 2)
+    story.ack(story.claim("m2", 2, most=2))
+    story.ack(story.claim("m1", 1))
+
+
+def overdue_after_its_nack(story: Story) -> None:
+    story.publish("m1", 1)
+    story.nack(story.claim("m1", 1), delay_ms=500)
+    story.wait(MINUTE_MS)
+    story.publish("m2", 2)
+    story.ack(story.claim("m2", 2, most=2))
+    story.ack(story.claim("m1", 1, 2))
+
+
 def push_without_completion(story: Story) -> None:
     story.publish("j1", 1, "job")
     story.execute(story.claim("j1", 1, queue="jobs"), ["p"], "info")
@@ -478,6 +522,8 @@ def redriven_twice(story: Story) -> None:
         (before_its_backoff, "early"),
         (after_its_retention, "late"),
         (while_paused, "late"),
+        (overdue_after_its_delay, "overdue"),
+        (overdue_after_its_nack, "overdue"),
         (push_without_completion, "commands"),
         (refused_push, "commands"),
         (half_of_the_pushes, "commands"),
