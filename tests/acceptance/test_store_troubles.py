@@ -4,12 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.faulty_store import Outcome
 from tests.faults.store_troubles import TROUBLES, Trouble, run_store
 from tests.forms import proof
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.s3]
 
 LOST_AT_START = TROUBLES[1]
+
+
+def test_all_that_a_store_does_wrong_and_that_services_start_on_is_a_trouble() -> None:
+    outcomes = {fault.outcome for one in TROUBLES for fault in one.faults()}
+    assert outcomes == set(Outcome) - {Outcome.STALE}
 
 
 @pytest.mark.parametrize(
