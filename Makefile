@@ -17,7 +17,7 @@ SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 # Tests start hundreds of processes: what one has compiled the others load.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup spark demo up test proofs lint types protos lock faults fuzz mutants simulate bench bench-page compose-test clean
+.PHONY: help setup spark demo up test proofs lint types protos lock faults fuzz mutants nightly simulate bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,14 @@ faults: setup ## Long runs under faults: kills, frozen and fenced owners, full d
 fuzz: setup ## Fuzz what reads bytes of others, guided by coverage (SECONDS=60 for each target)
 	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+# Worlds that were not run before: their numbers begin at that of the day.
+nightly: setup ## Run for some hours what finds more with time: new worlds (SEEDS=250), fuzzing (SECONDS=120 each)
+	@mkdir -p build; failed=(); \
+	$(MAKE) --silent simulate SEEDS=$(or $(SEEDS),250) \
+	  ARGS="--first $$(($$(date +%s) / 86400 * 1000)) --tally build/worlds.jsonl $(ARGS)" || failed+=(simulate); \
+	$(MAKE) --silent fuzz SECONDS=$(or $(SECONDS),120) ARGS= || failed+=(fuzz); \
+	if [ $${#failed[@]} != 0 ]; then printf 'failed: %s\n' "$${failed[@]}"; exit 1; fi
 
 mutants: setup ## Change the code that decides, one place at a time: a test must fail (ARGS='--sample 100')
 	@$(PIP_INSTALL) --require-hashes -r requirements/mutants.txt

@@ -85,6 +85,27 @@ def test_tests_that_pass_only_when_run_again_alone_fail_the_run_and_are_named_fl
     assert ("FLAKY" in ended.stdout) is is_flaky
 
 
+LONG = ("bench", "compose-test", "faults", "fuzz", "mutants", "nightly", "proofs", "simulate")
+"""Words of `make` that CI runs nothing of, or only short forms."""
+
+
+@pytest.mark.parametrize("word", LONG)
+def test_what_ci_has_no_time_for_is_named_at_its_end(word: str) -> None:
+    ends = re.findall(r"^not_run\+=\(\n(.*?)^\)", CI_RUN.read_text(), re.M | re.S)
+
+    assert f"(make {word})" in "".join([*ends, function("containers")])
+
+
+def test_a_night_begins_with_worlds_of_its_own() -> None:
+    tree = CI_RUN.parents[1]
+    command = ["make", "--dry-run", "--silent", "nightly"]
+    said = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True).stdout
+
+    [first] = re.findall(r"-m tests\.simulation .*--first (\d+)", said)
+    assert int(first) > 20_000_000, "a thousand worlds for each day since 1970"
+    assert "-m tests.fuzz" in said
+
+
 TOOLS = (
     "chromium-headless-shell",
     "docker-compose",
