@@ -50,6 +50,14 @@ class MemoryGroup:
         self._folder.rmdir()
 
 
+def is_permitted() -> bool:
+    """Whether cgroups may be made here, so that only how the machine is set up can lack them.
+
+    In a container they are read-only, unless it is given them.
+    """
+    return os.geteuid() == 0 and os.access(V1 if V1.exists() else V2, os.W_OK)
+
+
 def lacking() -> str:
     """Why no limit of memory can be set here; empty where it can."""
     try:
