@@ -22,6 +22,7 @@ from libs.storage.records.states import encode_outbox_progress, encode_routing_c
 from services.broker.core.queue import Choice, Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
+from services.broker.service import BrokerService
 from services.router.route import Route
 from services.router.service import RouterProcess
 from tests.simulation.invariants import Invariants, check_shard
@@ -119,6 +120,23 @@ def shard_with(*message_ids: int) -> tuple[Shard, Queue]:
     for message_id in message_ids:
         queue.waiting.enqueue(AvailableMessage(message_id, 128, 0, 0, 0), now_ms=1000)
     return shard, queue
+
+
+def test_the_state_of_a_broker_is_looked_at_when_its_commit_has_landed() -> None:
+    # Given a broker whose state contradicts itself
+    instance = Instance()
+    shard, queue = shard_with(1)
+    queue.leases.count = 1
+    service = BrokerService.__new__(BrokerService)
+    broker: Any = SimpleNamespace(owner=SimpleNamespace(shard=shard))
+    service.broker, service.database = broker, None
+    process = SimpleNamespace(kind="broker", shard=0, service=service)
+    instance.by_machine[instance.machine] = process
+
+    # Then a commit of its shows it, and no other's
+    instance.store_pushes(0)
+    with pytest.raises(Violated, match="leases counted: 1, and there are 0"):
+        instance.judge(6)
 
 
 def test_a_state_that_agrees_with_itself_is_no_violation() -> None:

@@ -1,4 +1,8 @@
-"""What must hold inside the services, and between what is durable of them, after every step.
+"""What must hold inside the services, and between what is durable of them.
+
+What is durable is compared whenever a commit lands, and what a router believes after each of its
+steps. The state of a broker is compared with itself, and with what is durable of it, when a commit
+of its has landed, and after each 32nd step of brokers.
 
 Nothing here runs in production: a simulated world has all services and the store in one process, so
 that the memory of one can be compared with what is durable of another.
@@ -88,7 +92,11 @@ class Invariants:
     def look(self, machine: Machine) -> None:
         """After a step of a machine. Raises Violated."""
         while self._changed:
-            self._check_durable(self._changed.pop())
+            name = self._changed.pop()
+            self._check_durable(name)
+            for its, owner in self._cluster.by_machine.items():
+                if its.is_alive and f"{owner.kind}/{owner.shard}" == name:
+                    self._check_broker(its, owner)
         process = self._cluster.by_machine.get(machine)
         if process is None:
             return
@@ -98,10 +106,7 @@ class Invariants:
         elif isinstance(service, BrokerService) and service.broker is not None:
             self._broker_steps += 1
             if self._broker_steps % CHECK_EVERY == 0:
-                self.checks += 1
-                shard = service.broker.owner.shard
-                check_shard(machine.name, shard)
-                self._check_owner(process, shard)
+                self._check_broker(machine, process)
 
     def _of(self, name: str) -> Durable:
         return self._durable.setdefault(name, Durable())
@@ -155,6 +160,14 @@ class Invariants:
                         _equal(f"{name}: a piece of log {ingest_shard} begins", piece.previous, at)
                         at = piece.last
                 _at_most(f"{name}: the pieces of log {ingest_shard} end", at, route.position)
+
+    def _check_broker(self, machine: Machine, process: Process) -> None:
+        service = process.service
+        if isinstance(service, BrokerService) and service.broker is not None:
+            self.checks += 1
+            shard = service.broker.owner.shard
+            check_shard(machine.name, shard)
+            self._check_owner(process, shard)
 
     def _check_owner(self, process: Process, shard: Shard) -> None:
         """A broker knows at least what is durable, unless another has its shard by now."""
