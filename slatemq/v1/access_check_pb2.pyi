@@ -50,11 +50,15 @@ class GetCallerResponse(_message.Message):
     """The principal's name; empty where the process has no policy."""
     @_builtins.property
     def verbs(self) -> _containers.RepeatedScalarFieldContainer[_access_pb2.Verb.ValueType]:
-        """What it may do on at least one queue, or for VERB_OPERATE at all; every verb where there is no policy."""
+        """What it may do on at least one queue, or for VERB_OPERATE at all; every verb where there is no
+        policy.
+        """
 
     @_builtins.property
     def inspected_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The patterns of the queues that it may inspect, in which a `*` stands for any characters; the pattern `*` where there is no policy."""
+        """The patterns of the queues that it may inspect, in which a `*` stands for any characters; the
+        pattern `*` where there is no policy.
+        """
 
     def __init__(
         self,
@@ -128,7 +132,9 @@ class CheckAccessRequest(_message.Message):
     verb: _access_pb2.Verb.ValueType
     """What it wants to do."""
     queue_id: _builtins.str
-    """The queue; for VERB_PUBLISH the one that the header `queue` names. Empty = all queues, or a message without that header."""
+    """The queue; for VERB_PUBLISH the one that the header `queue` names. Empty = all queues, or a
+    message without that header.
+    """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """For VERB_PUBLISH, the headers of the message; the header `queue` is `queue_id`."""
@@ -202,12 +208,16 @@ class CheckAccessResponse(_message.Message):
     policy_file: _builtins.str
     """The policy file, as the process names it."""
     policy_version: _builtins.int
-    """How many versions of the file the process has loaded since it started; rises with each change that was good."""
+    """How many versions of the file the process has loaded since it started; rises with each change
+    that was good.
+    """
     loaded_at_ms: _builtins.int
     """When it loaded this one, in milliseconds since the Unix epoch."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuleVerdict]:
-        """The rules of the roles that are bound to the principal and have this verb. If it is permitted, the last is the one that decided."""
+        """The rules of the roles that are bound to the principal and have this verb. If it is permitted,
+        the last is the one that decided.
+        """
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

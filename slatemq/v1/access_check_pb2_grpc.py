@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AccessServiceStub:
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded.
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
     """
 
     def __init__(self, channel):
@@ -48,21 +49,24 @@ class AccessServiceStub:
 
 
 class AccessServiceServicer:
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded.
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
     """
 
     def CheckAccess(self, request, context):
         """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
-        Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
-        queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
+        Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
+        attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
+        (NO_POLICY: the process runs without one, so every caller may do everything).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCaller(self, request, context):
-        """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded.
+        """Returns who the caller is, and what it may do somewhere, by the policy that this process has
+        loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +94,8 @@ def add_AccessServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AccessService:
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded.
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AccessServiceStub:
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded."""
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,28 +38,38 @@ class AccessServiceStub:
     CheckAccess: _grpc.UnaryUnaryMultiCallable[_access_check_pb2.CheckAccessRequest, _access_check_pb2.CheckAccessResponse]
     """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
-    Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
-    queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
+    Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
+    attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
+    (NO_POLICY: the process runs without one, so every caller may do everything).
     """
     GetCaller: _grpc.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]
-    """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
+    """Returns who the caller is, and what it may do somewhere, by the policy that this process has
+    loaded.
+    """
 
 @_typing.type_check_only
 class AccessServiceAsyncStub(AccessServiceStub):
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded."""
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CheckAccess: _aio.UnaryUnaryMultiCallable[_access_check_pb2.CheckAccessRequest, _access_check_pb2.CheckAccessResponse]  # type: ignore[assignment]
     """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
-    Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
-    queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
+    Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
+    attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
+    (NO_POLICY: the process runs without one, so every caller may do everything).
     """
     GetCaller: _aio.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]  # type: ignore[assignment]
-    """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
+    """Returns who the caller is, and what it may do somewhere, by the policy that this process has
+    loaded.
+    """
 
 class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Explains what the policy permits. Served by every process, for the policy that this process has loaded."""
+    """Explains what the policy permits. Served by every process, for the policy that this process has
+    loaded.
+    """
 
     @_abc_1.abstractmethod
     def CheckAccess(
@@ -67,8 +79,9 @@ class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_access_check_pb2.CheckAccessResponse, _abc.Awaitable[_access_check_pb2.CheckAccessResponse]]:
         """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
-        Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
-        queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
+        Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
+        attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
+        (NO_POLICY: the process runs without one, so every caller may do everything).
         """
 
     @_abc_1.abstractmethod
@@ -77,6 +90,8 @@ class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _access_check_pb2.GetCallerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_check_pb2.GetCallerResponse, _abc.Awaitable[_access_check_pb2.GetCallerResponse]]:
-        """Returns who the caller is, and what it may do somewhere, by the policy that this process has loaded."""
+        """Returns who the caller is, and what it may do somewhere, by the policy that this process has
+        loaded.
+        """
 
 def add_AccessServiceServicer_to_server(servicer: AccessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

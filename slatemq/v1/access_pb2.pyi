@@ -63,7 +63,9 @@ Global___Verb: _TypeAlias = Verb  # noqa: Y015
 
 @_typing.final
 class Access(_message.Message):
-    """What a caller of an RPC must be permitted to do. Each RPC of this package has exactly one of these."""
+    """What a caller of an RPC must be permitted to do. Each RPC of this package has exactly one of
+    these.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -76,22 +78,28 @@ class Access(_message.Message):
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
-    """Every caller that proves who it is: the RPC gives nothing that a policy protects, or judges itself what the caller may see."""
+    """Every caller that proves who it is: the RPC gives nothing that a policy protects, or judges
+    itself what the caller may see.
+    """
     verb: Global___Verb.ValueType
     """Callers that may do this."""
     waits: _builtins.bool
-    """Whether a call may wait for something to come. It counts as a waiting claim among the limits of its caller."""
+    """Whether a call may wait for something to come. It counts as a waiting claim among the limits of
+    its caller.
+    """
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Where the request has the IDs of the queues that the verb is about: paths of fields, with dots; a queue ID, or a handle,
-        which begins with one. A field that is not set, or empty, is passed over. None: the RPC itself looks at the queues, such as
-        those of what it lists, or of the leases that it finishes; the caller must be permitted to do it on some queue.
+        """Where the request has the IDs of the queues that the verb is about: paths of fields, with dots;
+        a queue ID, or a handle, which begins with one. A field that is not set, or empty, is passed
+        over. None: the RPC itself looks at the queues, such as those of what it lists, or of the
+        leases that it finishes; the caller must be permitted to do it on some queue.
         """
 
     @_builtins.property
     def audited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What else of the request the audit has, as PATH=VALUE: paths of fields, with dots; of a message, all its fields that are set; of a
-        repeated field, each value. Never fields with payloads, headers or secrets.
+        """What else of the request the audit has, as PATH=VALUE: paths of fields, with dots; of a
+        message, all its fields that are set; of a repeated field, each value. Never fields with
+        payloads, headers or secrets.
         """
 
     def __init__(

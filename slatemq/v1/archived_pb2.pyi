@@ -139,7 +139,9 @@ class RedriveArchivedResponse(_message.Message):
 
     @_builtins.property
     def expired_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The places of entries that stay, since the message is past its retention and would not be delivered; ascending."""
+        """The places of entries that stay, since the message is past its retention and would not be
+        delivered; ascending.
+        """
 
     def __init__(
         self,
@@ -169,7 +171,9 @@ class DropArchivedRequest(_message.Message):
     """The queue that lists them."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[_removal_pb2.FailedRow]:
-        """1 to 1,000, in any order; those of one bucket together cost least. `bucket_order` as in Entry.archived."""
+        """1 to 1,000, in any order; those of one bucket together cost least. `bucket_order` as in
+        Entry.archived.
+        """
 
     def __init__(
         self,

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ArchivedServiceStub:
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     def __init__(self, channel):
@@ -50,32 +51,36 @@ class ArchivedServiceStub:
 
 
 class ArchivedServiceServicer:
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     def RedriveArchived(self, request, context):
-        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
-        rows need.
+        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own
+        and no history, and removes the archived entries, in one commit: a repeated call pushes nothing
+        twice. It needs what publishes to the target with the headers of the rows need.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
-        message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
-        such queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED,
-        UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long; also while no ingest takes pushes, or the broker of the
-        target is down). After UNAVAILABLE some of the entries may be redriven.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
+        than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
+        than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
+        target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
+        RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
+        also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
+        of the entries may be redriven.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropArchived(self, request, context):
-        """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as they are.
+        """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
+        they are.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an impossible message ID, order or time),
-        NOT_FOUND (no such queue), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be
-        dropped.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an
+        impossible message ID, order or time), NOT_FOUND (no such queue), RESOURCE_EXHAUSTED,
+        UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,9 +108,10 @@ def add_ArchivedServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ArchivedService:
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     @staticmethod

@@ -27,9 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ArchivedServiceStub:
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     @_typing.overload
@@ -37,55 +38,63 @@ class ArchivedServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ArchivedServiceAsyncStub: ...
     RedriveArchived: _grpc.UnaryUnaryMultiCallable[_archived_pb2.RedriveArchivedRequest, _archived_pb2.RedriveArchivedResponse]
-    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
-    rows need.
+    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own
+    and no history, and removes the archived entries, in one commit: a repeated call pushes nothing
+    twice. It needs what publishes to the target with the headers of the rows need.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
-    message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
-    such queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED,
-    UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long; also while no ingest takes pushes, or the broker of the
-    target is down). After UNAVAILABLE some of the entries may be redriven.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
+    than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
+    than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
+    target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
+    RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
+    also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
+    of the entries may be redriven.
     """
     DropArchived: _grpc.UnaryUnaryMultiCallable[_archived_pb2.DropArchivedRequest, _archived_pb2.DropArchivedResponse]
-    """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as they are.
+    """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
+    they are.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an impossible message ID, order or time),
-    NOT_FOUND (no such queue), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be
-    dropped.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an
+    impossible message ID, order or time), NOT_FOUND (no such queue), RESOURCE_EXHAUSTED,
+    UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be dropped.
     """
 
 @_typing.type_check_only
 class ArchivedServiceAsyncStub(ArchivedServiceStub):
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RedriveArchived: _aio.UnaryUnaryMultiCallable[_archived_pb2.RedriveArchivedRequest, _archived_pb2.RedriveArchivedResponse]  # type: ignore[assignment]
-    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
-    rows need.
+    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own
+    and no history, and removes the archived entries, in one commit: a repeated call pushes nothing
+    twice. It needs what publishes to the target with the headers of the rows need.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
-    message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
-    such queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED,
-    UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long; also while no ingest takes pushes, or the broker of the
-    target is down). After UNAVAILABLE some of the entries may be redriven.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
+    than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
+    than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
+    target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
+    RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
+    also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
+    of the entries may be redriven.
     """
     DropArchived: _aio.UnaryUnaryMultiCallable[_archived_pb2.DropArchivedRequest, _archived_pb2.DropArchivedResponse]  # type: ignore[assignment]
-    """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as they are.
+    """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
+    they are.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an impossible message ID, order or time),
-    NOT_FOUND (no such queue), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be
-    dropped.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an
+    impossible message ID, order or time), NOT_FOUND (no such queue), RESOURCE_EXHAUSTED,
+    UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be dropped.
     """
 
 class ArchivedServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Settles archived dead letters. Served by every broker, for the queues of its shard. EntryService.ListEntries lists them
-    (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns them with their content. What is not in the broker's list of archived
-    entries counts as gone, so a call can be repeated.
+    """Settles archived dead letters. Served by every broker, for the queues of its shard.
+    EntryService.ListEntries lists them (ENTRY_STATE_ARCHIVED), JanitorService.ReadArchived returns
+    them with their content. What is not in the broker's list of archived entries counts as gone, so
+    a call can be repeated.
     """
 
     @_abc_1.abstractmethod
@@ -94,15 +103,17 @@ class ArchivedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _archived_pb2.RedriveArchivedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_archived_pb2.RedriveArchivedResponse, _abc.Awaitable[_archived_pb2.RedriveArchivedResponse]]:
-        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
-        rows need.
+        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own
+        and no history, and removes the archived entries, in one commit: a repeated call pushes nothing
+        twice. It needs what publishes to the target with the headers of the rows need.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
-        message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
-        such queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED,
-        UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long; also while no ingest takes pushes, or the broker of the
-        target is down). After UNAVAILABLE some of the entries may be redriven.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
+        than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
+        than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
+        target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
+        RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
+        also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
+        of the entries may be redriven.
         """
 
     @_abc_1.abstractmethod
@@ -111,11 +122,12 @@ class ArchivedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _archived_pb2.DropArchivedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_archived_pb2.DropArchivedResponse, _abc.Awaitable[_archived_pb2.DropArchivedResponse]]:
-        """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as they are.
+        """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
+        they are.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an impossible message ID, order or time),
-        NOT_FOUND (no such queue), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be
-        dropped.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; no rows, or more than 1,000; of a row, an
+        impossible message ID, order or time), NOT_FOUND (no such queue), RESOURCE_EXHAUSTED,
+        UNAVAILABLE (also ROWS_BUSY, as above). After UNAVAILABLE some of the entries may be dropped.
         """
 
 def add_ArchivedServiceServicer_to_server(servicer: ArchivedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -65,11 +65,15 @@ class GetRoutingStateResponse(_message.Message):
     """Reads the next page; empty = this is the last one."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[_queue_pb2.QueueChange]:
-        """The queues that changed after `known_revision`, oldest change first: at most 1,000 and 1 MiB, unless a single one is larger."""
+        """The queues that changed after `known_revision`, oldest change first: at most 1,000 and 1 MiB,
+        unless a single one is larger.
+        """
 
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogCursor]:
-        """The cursor of each log that was ever routed to this shard; other logs are at 0. Only in the last page."""
+        """The cursor of each log that was ever routed to this shard; other logs are at 0. Only in the
+        last page.
+        """
 
     def __init__(
         self,
@@ -137,11 +141,15 @@ class QueueAssignment(_message.Message):
 
     @_builtins.property
     def retention_deadlines_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """When the retention of each ends (received at + retention), in milliseconds since the Unix epoch; 0 = never; empty = all 0."""
+        """When the retention of each ends (received at + retention), in milliseconds since the Unix
+        epoch; 0 = never; empty = all 0.
+        """
 
     @_builtins.property
     def visible_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The earliest time at which each can be claimed, in milliseconds since the Unix epoch; 0 = immediately; empty = all 0."""
+        """The earliest time at which each can be claimed, in milliseconds since the Unix epoch; 0 =
+        immediately; empty = all 0.
+        """
 
     def __init__(
         self,
@@ -180,10 +188,12 @@ class LogRange(_message.Message):
     last_sequence: _builtins.int
     """The ID of the last message of the range, above `previous_sequence`: where the cursor goes."""
     config_revision: _builtins.int
-    """In Assign: the revision of the configs by which the router judged the range; the oldest if several judged parts of it."""
+    """In Assign: the revision of the configs by which the router judged the range; the oldest if
+    several judged parts of it.
+    """
     seen_revision: _builtins.int
-    """In Assign: the `config_revision` of the response to an earlier call, made when the router had already read all of this range. At most
-    the range's `config_revision`; 0 = none.
+    """In Assign: the `config_revision` of the response to an earlier call, made when the router had
+    already read all of this range. At most the range's `config_revision`; 0 = none.
     """
     seen_by: _builtins.int
     """The `broker_incarnation` of that response; a response of another process does not count."""
@@ -224,8 +234,8 @@ class AssignRequest(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_ingest_pb2.StoredRun]:
-        """Messages of the ranges that TailLog sent with their entries, at most 10,000 runs; perhaps none, or not all. The broker
-        reads those that it needs and that are not here.
+        """Messages of the ranges that TailLog sent with their entries, at most 10,000 runs; perhaps none,
+        or not all. The broker reads those that it needs and that are not here.
         """
 
     def __init__(
@@ -260,12 +270,14 @@ class LogRangeResult(_message.Message):
     cursor: _builtins.int
     """The broker's cursor for the log."""
     outdated: _builtins.bool
-    """The range was refused because a queue changed that judged it by its old config. Let the queues that changed up to the response's
-    `config_revision` judge it, and send it again with that as `seen_revision`.
+    """The range was refused because a queue changed that judged it by its old config. Let the queues
+    that changed up to the response's `config_revision` judge it, and send it again with that as
+    `seen_revision`.
     """
     retry_later: _builtins.bool
-    """The range was not applied yet: the log's ingest must know of a broker shard before its first message goes there, and does not answer
-    the broker. Send the range again later; ranges of other logs do not wait for it.
+    """The range was not applied yet: the log's ingest must know of a broker shard before its first
+    message goes there, and does not answer the broker. Send the range again later; ranges of other
+    logs do not wait for it.
     """
     def __init__(
         self,
@@ -328,16 +340,24 @@ class BackfillRequest(_message.Message):
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     LEFT_COUNT_FIELD_NUMBER: _builtins.int
     queue_revision: _builtins.int
-    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at which the router knew it."""
+    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at
+    which the router knew it.
+    """
     queue_id: _builtins.str
     """The queue."""
     message_count: _builtins.int
-    """How many messages of the log were judged in the piece, matches or not, at most as many as it has IDs: for `ReplayRange.replayed_count`."""
+    """How many messages of the log were judged in the piece, matches or not, at most as many as it
+    has IDs: for `ReplayRange.replayed_count`.
+    """
     left_count: _builtins.int
-    """How many are left behind it, up to the replay's end: what the log has lost since may be counted in."""
+    """How many are left behind it, up to the replay's end: what the log has lost since may be counted
+    in.
+    """
     @_builtins.property
     def range(self) -> Global___LogRange:
-        """The piece; all its assignments are of one queue. `previous_sequence` is the replay's cursor, `last_sequence` at most its end."""
+        """The piece; all its assignments are of one queue. `previous_sequence` is the replay's cursor,
+        `last_sequence` at most its end.
+        """
 
     def __init__(
         self,
@@ -370,7 +390,9 @@ class BackfillResponse(_message.Message):
     cursor: _builtins.int
     """The replay's cursor now."""
     queue_revision: _builtins.int
-    """The revision with which the queue last changed in what routing asks; where that is above the request's, nothing is applied."""
+    """The revision with which the queue last changed in what routing asks; where that is above the
+    request's, nothing is applied.
+    """
     def __init__(
         self,
         *,
@@ -398,7 +420,9 @@ class QuarantineQueueRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     queue_revision: _builtins.int
-    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at which the router knew it."""
+    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at
+    which the router knew it.
+    """
     reason: _builtins.str
     """What they took, in words, for people."""
     def __init__(

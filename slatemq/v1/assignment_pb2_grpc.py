@@ -26,19 +26,22 @@ if _version_not_supported:
 
 
 class AssignmentServiceStub:
-    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is for routers, not for applications: a
-    wrong assignment loses a message.
+    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is
+    for routers, not for applications: a wrong assignment loses a message.
 
-    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be inside a log
-    entry. A range is the messages of a log after one ID, up to and including another. An assignment moves the cursor from
-    `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So
-    every message is judged exactly once, however many routers there are and whichever process crashes.
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches
+    it has, which may be inside a log entry. A range is the messages of a log after one ID, up to and
+    including another. An assignment moves the cursor from `previous_sequence` to `last_sequence` in
+    the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So every
+    message is judged exactly once, however many routers there are and whichever process crashes.
 
-    A message that is published after a change of a queue was answered must be judged by the changed queue. Everything in a range was
-    published before the router read it. So the broker refuses a range if, between the configs that judged it and the first call with its
-    entries, an existing queue changed durably in a way that affects routing (its creation, filter, priorities or delay). The response names
-    a revision. Once the queues that changed up to that revision have judged the range too, it is applied, even if queues have changed again
-    since. So a range is refused at most once, however many changes there are.
+    A message that is published after a change of a queue was answered must be judged by the changed
+    queue. Everything in a range was published before the router read it. So the broker refuses a
+    range if, between the configs that judged it and the first call with its entries, an existing
+    queue changed durably in a way that affects routing (its creation, filter, priorities or delay).
+    The response names a revision. Once the queues that changed up to that revision have judged the
+    range too, it is applied, even if queues have changed again since. So a range is refused at most
+    once, however many changes there are.
     """
 
     def __init__(self, channel):
@@ -70,62 +73,72 @@ class AssignmentServiceStub:
 
 
 class AssignmentServiceServicer:
-    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is for routers, not for applications: a
-    wrong assignment loses a message.
+    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is
+    for routers, not for applications: a wrong assignment loses a message.
 
-    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be inside a log
-    entry. A range is the messages of a log after one ID, up to and including another. An assignment moves the cursor from
-    `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So
-    every message is judged exactly once, however many routers there are and whichever process crashes.
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches
+    it has, which may be inside a log entry. A range is the messages of a log after one ID, up to and
+    including another. An assignment moves the cursor from `previous_sequence` to `last_sequence` in
+    the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So every
+    message is judged exactly once, however many routers there are and whichever process crashes.
 
-    A message that is published after a change of a queue was answered must be judged by the changed queue. Everything in a range was
-    published before the router read it. So the broker refuses a range if, between the configs that judged it and the first call with its
-    entries, an existing queue changed durably in a way that affects routing (its creation, filter, priorities or delay). The response names
-    a revision. Once the queues that changed up to that revision have judged the range too, it is applied, even if queues have changed again
-    since. So a range is refused at most once, however many changes there are.
+    A message that is published after a change of a queue was answered must be judged by the changed
+    queue. Everything in a range was published before the router read it. So the broker refuses a
+    range if, between the configs that judged it and the first call with its entries, an existing
+    queue changed durably in a way that affects routing (its creation, filter, priorities or delay).
+    The response names a revision. Once the queues that changed up to that revision have judged the
+    range too, it is applied, even if queues have changed again since. So a range is refused at most
+    once, however many changes there are.
     """
 
     def GetRoutingState(self, request, context):
-        """Reads what a router needs to start: cursors and queue configs. Changes that are not durable yet are left out. A response has at most
-        about 1 MiB of configs; read the rest with its token. A queue whose config changes between two pages comes again in a later page. So
-        all pages together are the state at the `config_revision` of the last page, and of no other.
+        """Reads what a router needs to start: cursors and queue configs. Changes that are not durable yet
+        are left out. A response has at most about 1 MiB of configs; read the rest with its token. A
+        queue whose config changes between two pages comes again in a later page. So all pages together
+        are the state at the `config_revision` of the last page, and of no other.
 
-        Errors: INVALID_ARGUMENT (negative revision; a token that no response contained; REVISION_FORGOTTEN: deletions since the known
-        revision, or since the first page, may be forgotten, so start with 0), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative revision; a token that no response contained;
+        REVISION_FORGOTTEN: deletions since the known revision, or since the first page, may be
+        forgotten, so start with 0), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request, context):
-        """Assigns the matches of ranges of one or more logs. Each range is applied as a whole or not at all, and has its own result. Matches for
-        a queue that was deleted or re-created after the range's `config_revision` are dropped. The response is sent once everything in it is
-        durable.
+        """Assigns the matches of ranges of one or more logs. Each range is applied as a whole or not at
+        all, and has its own result. Matches for a queue that was deleted or re-created after the
+        range's `config_revision` are dropped. The response is sent once everything in it is durable.
 
-        Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns of different lengths or with values out
-        of range, a queue that did not exist at the range's revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too many bytes wait to be stored).
+        Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns
+        of different lengths or with values out of range, a queue that did not exist at the range's
+        revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too many bytes wait to be stored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Backfill(self, request, context):
-        """Assigns matches of a log from before a queue's creation to that queue alone (see `Queue.replay`). Like a range of Assign, they are
-        applied as a whole or not at all, by the replay's own cursor.
+        """Assigns matches of a log from before a queue's creation to that queue alone (see
+        `Queue.replay`). Like a range of Assign, they are applied as a whole or not at all, by the
+        replay's own cursor.
 
-        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range, counts beyond the range),
-        NOT_FOUND (no such queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too many bytes wait to be stored).
+        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out
+        of range, counts beyond the range), NOT_FOUND (no such queue, or it has no replay of that log),
+        UNAVAILABLE, RESOURCE_EXHAUSTED (too many bytes wait to be stored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QuarantineQueue(self, request, context):
-        """Excludes a queue from routing because evaluating its expressions takes too long: see `Queue.quarantine`. Has no effect if the
-        expressions have changed since, or the queue is in quarantine already. Its matches in ranges that are not applied yet are dropped:
-        those messages wait with the others.
+        """Excludes a queue from routing because evaluating its expressions takes too long: see
+        `Queue.quarantine`. Has no effect if the expressions have changed since, or the queue is in
+        quarantine already. Its matches in ranges that are not applied yet are dropped: those messages
+        wait with the others.
 
-        Errors: INVALID_ARGUMENT (an invalid queue ID, no reason, a reason of over 1,000 bytes, a negative revision), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (an invalid queue ID, no reason, a reason of over 1,000 bytes, a
+        negative revision), NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,19 +176,22 @@ def add_AssignmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AssignmentService:
-    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is for routers, not for applications: a
-    wrong assignment loses a message.
+    """Routers use this service to assign messages to a broker's queues. Every broker serves it. It is
+    for routers, not for applications: a wrong assignment loses a message.
 
-    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be inside a log
-    entry. A range is the messages of a log after one ID, up to and including another. An assignment moves the cursor from
-    `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So
-    every message is judged exactly once, however many routers there are and whichever process crashes.
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches
+    it has, which may be inside a log entry. A range is the messages of a log after one ID, up to and
+    including another. An assignment moves the cursor from `previous_sequence` to `last_sequence` in
+    the same commit that adds the matches, and only if the cursor is at `previous_sequence`. So every
+    message is judged exactly once, however many routers there are and whichever process crashes.
 
-    A message that is published after a change of a queue was answered must be judged by the changed queue. Everything in a range was
-    published before the router read it. So the broker refuses a range if, between the configs that judged it and the first call with its
-    entries, an existing queue changed durably in a way that affects routing (its creation, filter, priorities or delay). The response names
-    a revision. Once the queues that changed up to that revision have judged the range too, it is applied, even if queues have changed again
-    since. So a range is refused at most once, however many changes there are.
+    A message that is published after a change of a queue was answered must be judged by the changed
+    queue. Everything in a range was published before the router read it. So the broker refuses a
+    range if, between the configs that judged it and the first call with its entries, an existing
+    queue changed durably in a way that affects routing (its creation, filter, priorities or delay).
+    The response names a revision. Once the queues that changed up to that revision have judged the
+    range too, it is applied, even if queues have changed again since. So a range is refused at most
+    once, however many changes there are.
     """
 
     @staticmethod

@@ -39,23 +39,28 @@ class ClaimRequest(_message.Message):
     max_messages: _builtins.int
     """At most this many messages: 1–10,000; 0 = 1."""
     max_bytes: _builtins.int
-    """At most this many bytes of payloads together, but always at least one message; 0 = 32 MiB, more than 64 MiB means 64 MiB.
-    Headers included, a response has at most 64 MiB, or one message.
+    """At most this many bytes of payloads together, but always at least one message; 0 = 32 MiB, more
+    than 64 MiB means 64 MiB. Headers included, a response has at most 64 MiB, or one message.
     """
     lease_ms: _builtins.int
-    """How long the leases run: 1,000 ms up to the queue's `max_lease_ms` (more means that); 0 = the queue's `lease_ms`."""
+    """How long the leases run: 1,000 ms up to the queue's `max_lease_ms` (more means that); 0 = the
+    queue's `lease_ms`.
+    """
     wait_ms: _builtins.int
     """How long to wait for a message when none is available: 0–60,000 ms."""
     consumer_id: _builtins.str
-    """The name of the consumer, for the records of attempts: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    """The name of the consumer, for the records of attempts: at most 255 bytes of UTF-8; empty = the
+    broker makes one up.
+    """
     claim_id: _builtins.str
-    """The name of this claim, for StopClaim: at most 64 bytes of UTF-8, which no other claim of the queue has that waits at the same time;
-    empty = it cannot be stopped.
+    """The name of this claim, for StopClaim: at most 64 bytes of UTF-8, which no other claim of the
+    queue has that waits at the same time; empty = it cannot be stopped.
     """
     @_builtins.property
     def known_awaited(self) -> Global___IngestShards:
-        """A waiting claim returns without messages as soon as its `awaited_ingest_shards` would differ from these. Absent: only when its wait
-        ends. At most 1,000 shards of 0–16,383; leave it out for more.
+        """A waiting claim returns without messages as soon as its `awaited_ingest_shards` would differ
+        from these. Absent: only when its wait ends. At most 1,000 shards of 0–16,383; leave it out for
+        more.
         """
 
     def __init__(
@@ -115,8 +120,9 @@ class ClaimResponse(_message.Message):
     consumer_id: _builtins.str
     """The consumer ID under which they were claimed."""
     partitions_count: _builtins.int
-    """How many partitions the queue has, of which these messages are from one; 0 = it is not partitioned. Where it is not the number of shards
-    that the caller knows, it should call LocateQueue with `fresh`.
+    """How many partitions the queue has, of which these messages are from one; 0 = it is not
+    partitioned. Where it is not the number of shards that the caller knows, it should call
+    LocateQueue with `fresh`.
     """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
@@ -124,8 +130,9 @@ class ClaimResponse(_message.Message):
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ingest shards that messages of this queue wait for while later messages are delivered: their ingests are down, or still reading
-        payloads. Where no other message can be claimed, the call fails with INGEST_DOWN instead.
+        """The ingest shards that messages of this queue wait for while later messages are delivered:
+        their ingests are down, or still reading payloads. Where no other message can be claimed, the
+        call fails with INGEST_DOWN instead.
         """
 
     def __init__(
@@ -146,7 +153,7 @@ Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
 
 @_typing.final
 class StopClaimRequest(_message.Message):
-    """A claim that shall wait no longer."""
+    """The waiting claim to stop."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -189,8 +196,8 @@ Global___StopClaimResponse: _TypeAlias = StopClaimResponse  # noqa: Y015
 
 @_typing.final
 class ClaimedRun(_message.Message):
-    """1 to 256 messages under leases, which differ only in their IDs, payloads and tokens. The broker decides how many messages share a run:
-    neighbouring runs may have the same fields.
+    """1 to 256 messages under leases, which differ only in their IDs, payloads and tokens. The broker
+    decides how many messages share a run: neighbouring runs may have the same fields.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -204,14 +211,17 @@ class ClaimedRun(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
-    """The token of the first message. A token proves the claim in Ack, Nack, ExtendLease and Execute, on the same broker. It has at most 64
-    characters of `A-Za-z0-9._-`, the last two of which are hexadecimal digits (`0-9a-f`). The token of each further message is the one
-    before with these two digits incremented; they never overflow within a run. Treat the rest as opaque.
+    """The token of the first message. A token proves the claim in Ack, Nack, ExtendLease and Execute,
+    on the same broker. It has at most 64 characters of `A-Za-z0-9._-`, the last two of which are
+    hexadecimal digits (`0-9a-f`). The token of each further message is the one before with these
+    two digits incremented; they never overflow within a run. Treat the rest as opaque.
     """
     lease_deadline_ms: _builtins.int
     """When the leases end, by the broker's clock, unless they are extended."""
     attempts_count: _builtins.int
-    """The number of claims of each from this queue, this one included: 1 the first time. Released claims do not count."""
+    """The number of claims of each from this queue, this one included: 1 the first time. Released
+    claims do not count.
+    """
     priority: _builtins.int
     """Their priority in this queue: 0–255, 0 the most urgent."""
     lease_ms: _builtins.int
@@ -250,7 +260,9 @@ Global___ClaimedRun: _TypeAlias = ClaimedRun  # noqa: Y015
 
 @_typing.final
 class AckRequest(_message.Message):
-    """The leases to ack: 1 to 10,000 tokens of any queues of this shard, in `lease_tokens` and `runs` together."""
+    """The leases to ack: 1 to 10,000 tokens of any queues of this shard, in `lease_tokens` and `runs`
+    together.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -313,7 +325,9 @@ class AckResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_status_pb2.Status]:
-        """One for each token, in the order of the request: those of `lease_tokens`, then those of each run. Code 0 = OK."""
+        """One for each token, in the order of the request: those of `lease_tokens`, then those of each
+        run. Code 0 = OK.
+        """
 
     def __init__(
         self,
@@ -343,12 +357,13 @@ class NackItem(_message.Message):
     reason: _builtins.str
     """The reason, for the message's record of attempts: at most 1,024 bytes of UTF-8; may be empty."""
     delay_ms: _builtins.int
-    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it is available again now, behind the others. Absent =
-    as the queue's backoff says; for a release, 0.
+    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it is available again now,
+    behind the others. Absent = as the queue's backoff says; for a release, 0.
     """
     release: _builtins.bool
-    """The message was not worked on: it becomes available again, its attempt is not counted, `reason` is not recorded, and it does not
-    become a dead letter. For consumers that stop with messages in their buffers.
+    """The message was not worked on: it becomes available again, its attempt is not counted, `reason`
+    is not recorded, and it does not become a dead letter. For consumers that stop with messages in
+    their buffers.
     """
     def __init__(
         self,
@@ -425,7 +440,9 @@ class ExtendLeaseRequest(_message.Message):
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
-    """The new length, from now: 1,000 ms up to each queue's `max_lease_ms` (more means that); 0 = as long as the claim's lease was."""
+    """The new length, from now: 1,000 ms up to each queue's `max_lease_ms` (more means that); 0 = as
+    long as the claim's lease was.
+    """
     @_builtins.property
     def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000 tokens, of any queues of this shard."""
@@ -514,10 +531,11 @@ class ConsumeStart(_message.Message):
     consumer_id: _builtins.str
     """The name of the consumer, as in ClaimRequest."""
     keep_leases: _builtins.bool
-    """Whether the broker extends the leases of messages that this stream delivered, by their length and up to the queue's
-    `max_total_lease_ms`. It does so while the stream is open and its last request (such as a heartbeat) is no older than half of
-    `lease_ms`. So messages in a client's buffer lose no attempt, and a client that hangs does not keep messages. A lease that ExtendLease
-    set to end later than that is left as it is.
+    """Whether the broker extends the leases of messages that this stream delivered, by their length
+    and up to the queue's `max_total_lease_ms`. It does so while the stream is open and its last
+    request (such as a heartbeat) is no older than half of `lease_ms`. So messages in a client's
+    buffer lose no attempt, and a client that hangs does not keep messages. A lease that
+    ExtendLease set to end later than that is left as it is.
     """
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
@@ -585,8 +603,8 @@ class ConsumeCredit(_message.Message):
     messages_count: _builtins.int
     """Messages; at most 100,000 may be outstanding."""
     payload_bytes: _builtins.int
-    """Bytes of payloads; unlimited until a credit grants some. While any credit is left, a message of any size is sent; bytes beyond the
-    credit are subtracted from later credit.
+    """Bytes of payloads; unlimited until a credit grants some. While any credit is left, a message of
+    any size is sent; bytes beyond the credit are subtracted from later credit.
     """
     def __init__(
         self,
@@ -648,8 +666,8 @@ Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
-    """A response of the broker: at least one message, except in the first response, which is sent immediately with the consumer ID, and in
-    those that report a change of `awaited_ingest_shards`.
+    """A response of the broker: at least one message, except in the first response, which is sent
+    immediately with the consumer ID, and in those that report a change of `awaited_ingest_shards`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -668,7 +686,9 @@ class ConsumeResponse(_message.Message):
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As in ClaimResponse, complete in each response. While the stream has credit, a change is sent immediately."""
+        """As in ClaimResponse, complete in each response. While the stream has credit, a change is sent
+        immediately.
+        """
 
     def __init__(
         self,
@@ -719,7 +739,9 @@ class FailCommand(_message.Message):
     lease_token: _builtins.str
     """The claim's token."""
     reason: _builtins.str
-    """The reason, for the dead letter and its record of attempts: at most 1,024 bytes of UTF-8; may be empty."""
+    """The reason, for the dead letter and its record of attempts: at most 1,024 bytes of UTF-8; may
+    be empty.
+    """
     def __init__(
         self,
         *,
@@ -788,8 +810,9 @@ Global___ExtendCommand: _TypeAlias = ExtendCommand  # noqa: Y015
 
 @_typing.final
 class TransferCommand(_message.Message):
-    """Moves the message to another queue of the same shard, without copying its payload. The new entry has attempts of its own and the
-    history of the failed ones; the old entry is done, marked as transferred.
+    """Moves the message to another queue of the same shard, without copying its payload. The new entry
+    has attempts of its own and the history of the failed ones; the old entry is done, marked as
+    transferred.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -801,7 +824,9 @@ class TransferCommand(_message.Message):
     lease_token: _builtins.str
     """The claim's token."""
     target_queue_id: _builtins.str
-    """The target; its filter is not applied. It may be the same queue, and may have the message already."""
+    """The target; its filter is not applied. It may be the same queue, and may have the message
+    already.
+    """
     priority: _builtins.int
     """The priority there: 0–255; absent = the target's `fallback_priority`."""
     delay_ms: _builtins.int
@@ -826,7 +851,9 @@ Global___TransferCommand: _TypeAlias = TransferCommand  # noqa: Y015
 
 @_typing.final
 class PushCommand(_message.Message):
-    """Publishes a message to one queue, on any shard. No filter is applied, and no other queue gets the message."""
+    """Publishes a message to one queue, on any shard. No filter is applied, and no other queue gets the
+    message.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -991,7 +1018,9 @@ class CommandResult(_message.Message):
 
     LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     lease_deadline_ms: _builtins.int
-    """The new end of an extended lease. In the response to a repeat, its end at that time; 0 when the lease has ended."""
+    """The new end of an extended lease. In the response to a repeat, its end at that time; 0 when the
+    lease has ended.
+    """
     def __init__(
         self,
         *,

@@ -26,12 +26,14 @@ if _version_not_supported:
 
 
 class ConsumerServiceStub:
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     def __init__(self, channel):
@@ -78,34 +80,40 @@ class ConsumerServiceStub:
 
 
 class ConsumerServiceServicer:
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     def Claim(self, request, context):
-        """Claims up to `max_messages` messages, the most urgent first, and within a priority in their order of arrival. A response may have
-        fewer messages than are available: it is bounded in bytes, and several waiting claims share what there is. Claim until a response
-        is empty. Where no message is available the call waits up to `wait_ms` and returns the first that arrive; an empty response means
-        that none did. When the caller disconnects first, its messages become available again, and no attempt is counted.
+        """Claims up to `max_messages` messages, the most urgent first, and within a priority in their
+        order of arrival. A response may have fewer messages than are available: it is bounded in
+        bytes, and several waiting claims share what there is. Claim until a response is empty. Where
+        no message is available the call waits up to `wait_ms` and returns the first that arrive; an
+        empty response means that none did. When the caller disconnects first, its messages become
+        available again, and no attempt is counted.
 
-        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-        when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
-        otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-        (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
-        counts an attempt.
+        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
+        FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
+        (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
+        UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message),
+        UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim
+        took half of its lease). None of these errors counts an attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopClaim(self, request, context):
-        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
-        disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
-        waits: not yet, or not any more.
+        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
+        does not want to wait any longer: where it disconnects, a response that is on its way is lost,
+        and its messages keep their leases, and the attempt. OK also where no such claim waits: not
+        yet, or not any more.
 
         Errors: INVALID_ARGUMENT.
         """
@@ -114,12 +122,14 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Ack(self, request, context):
-        """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
-        Repeating an ack is OK (the shard remembers at least its last 100,000 finished leases).
+        """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An
+        ack with the result OK is durable. Repeating an ack is OK (the shard remembers at least its
+        last 100,000 finished leases).
 
-        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
-        INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this shard never gave out the lease, has forgotten it, or its
-        queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
+        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds),
+        UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this
+        shard never gave out the lease, has forgotten it, or its queue is deleted), FAILED_PRECONDITION
+        (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
         PERMISSION_DENIED (the caller may not consume from the queue of the lease).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -127,8 +137,9 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """Returns messages that were not processed. They become available again, after the delay, or failed when their attempts are used up.
-        A message past its retention is dropped. Repeating a nack is OK.
+        """Returns messages that were not processed. They become available again, after the delay, or
+        failed when their attempts are used up. A message past its retention is dropped. Repeating a
+        nack is OK.
 
         Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
         """
@@ -137,8 +148,9 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExtendLease(self, request, context):
-        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
-        `max_total_lease_ms` from its claim: the response has the actual end.
+        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease
+        runs for longer than the queue's `max_total_lease_ms` from its claim: the response has the
+        actual end.
 
         Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be extended.
         """
@@ -147,33 +159,40 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Consume(self, request_iterator, context):
-        """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages as they arrive, within the credit.
-        Acks, nacks and extensions are the unary calls. A lease runs from its claim, right before the message is sent. When the stream
-        breaks, sent messages stay claimed until they are acked or nacked or their leases end. When the consumer half-closes the stream,
-        it continues until the credit is used up.
+        """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages
+        as they arrive, within the credit. Acks, nacks and extensions are the unary calls. A lease runs
+        from its claim, right before the message is sent. When the stream breaks, sent messages stay
+        claimed until they are acked or nacked or their leases end. When the consumer half-closes the
+        stream, it continues until the credit is used up.
 
-        Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-        makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
-        the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory), UNAVAILABLE (draining: open a new stream).
+        Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is
+        negative, grants nothing, or makes more than 100,000 messages outstanding; a request after a
+        stop), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+        FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
+        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory),
+        UNAVAILABLE (draining: open a new stream).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """Executes commands on queues of this shard in order, all or none, in one commit. At most one command may use a lease. The effects are
-        durable when the call returns; after a crash either all of them happened or none. Pushes are stored with the commit and reach their
-        queues soon after, exactly once, however long an ingest is down.
+        """Executes commands on queues of this shard in order, all or none, in one commit. At most one
+        command may use a lease. The effects are durable when the call returns; after a crash either
+        all of them happened or none. Pushes are stored with the commit and reach their queues soon
+        after, exactly once, however long an ingest is down.
 
-        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
+        does nothing.
 
-        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
-        LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
-        (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
-        caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-        TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
-        down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
+        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
+        used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
+        (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+        the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the caller may not
+        publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes
+        wait for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN:
+        the broker that may have the target queue of a push is down). Where one command is at fault,
+        the ErrorInfo's metadata has its place, from 0, as `command`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,12 +245,14 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConsumerService:
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     @staticmethod

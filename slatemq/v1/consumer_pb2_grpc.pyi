@@ -27,12 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ConsumerServiceStub:
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     @_typing.overload
@@ -40,155 +42,189 @@ class ConsumerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumerServiceAsyncStub: ...
     Claim: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ClaimRequest, _consumer_pb2.ClaimResponse]
-    """Claims up to `max_messages` messages, the most urgent first, and within a priority in their order of arrival. A response may have
-    fewer messages than are available: it is bounded in bytes, and several waiting claims share what there is. Claim until a response
-    is empty. Where no message is available the call waits up to `wait_ms` and returns the first that arrive; an empty response means
-    that none did. When the caller disconnects first, its messages become available again, and no attempt is counted.
+    """Claims up to `max_messages` messages, the most urgent first, and within a priority in their
+    order of arrival. A response may have fewer messages than are available: it is bounded in
+    bytes, and several waiting claims share what there is. Claim until a response is empty. Where
+    no message is available the call waits up to `wait_ms` and returns the first that arrive; an
+    empty response means that none did. When the caller disconnects first, its messages become
+    available again, and no attempt is counted.
 
-    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-    when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
-    otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-    (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
-    counts an attempt.
+    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
+    FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
+    (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
+    UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message),
+    UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim
+    took half of its lease). None of these errors counts an attempt.
     """
     StopClaim: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]
-    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
-    disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
-    waits: not yet, or not any more.
+    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
+    does not want to wait any longer: where it disconnects, a response that is on its way is lost,
+    and its messages keep their leases, and the attempt. OK also where no such claim waits: not
+    yet, or not any more.
 
     Errors: INVALID_ARGUMENT.
     """
     Ack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]
-    """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
-    Repeating an ack is OK (the shard remembers at least its last 100,000 finished leases).
+    """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An
+    ack with the result OK is durable. Repeating an ack is OK (the shard remembers at least its
+    last 100,000 finished leases).
 
-    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
-    INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this shard never gave out the lease, has forgotten it, or its
-    queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
+    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds),
+    UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this
+    shard never gave out the lease, has forgotten it, or its queue is deleted), FAILED_PRECONDITION
+    (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
     PERMISSION_DENIED (the caller may not consume from the queue of the lease).
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.NackRequest, _consumer_pb2.NackResponse]
-    """Returns messages that were not processed. They become available again, after the delay, or failed when their attempts are used up.
-    A message past its retention is dropped. Repeating a nack is OK.
+    """Returns messages that were not processed. They become available again, after the delay, or
+    failed when their attempts are used up. A message past its retention is dropped. Repeating a
+    nack is OK.
 
     Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
     """
     ExtendLease: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExtendLeaseRequest, _consumer_pb2.ExtendLeaseResponse]
-    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
-    `max_total_lease_ms` from its claim: the response has the actual end.
+    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease
+    runs for longer than the queue's `max_total_lease_ms` from its claim: the response has the
+    actual end.
 
     Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be extended.
     """
     Consume: _grpc.StreamStreamMultiCallable[_consumer_pb2.ConsumeRequest, _consumer_pb2.ConsumeResponse]
-    """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages as they arrive, within the credit.
-    Acks, nacks and extensions are the unary calls. A lease runs from its claim, right before the message is sent. When the stream
-    breaks, sent messages stay claimed until they are acked or nacked or their leases end. When the consumer half-closes the stream,
-    it continues until the credit is used up.
+    """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages
+    as they arrive, within the credit. Acks, nacks and extensions are the unary calls. A lease runs
+    from its claim, right before the message is sent. When the stream breaks, sent messages stay
+    claimed until they are acked or nacked or their leases end. When the consumer half-closes the
+    stream, it continues until the credit is used up.
 
-    Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-    makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
-    the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory), UNAVAILABLE (draining: open a new stream).
+    Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is
+    negative, grants nothing, or makes more than 100,000 messages outstanding; a request after a
+    stop), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+    FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
+    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory),
+    UNAVAILABLE (draining: open a new stream).
     """
     Execute: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]
-    """Executes commands on queues of this shard in order, all or none, in one commit. At most one command may use a lease. The effects are
-    durable when the call returns; after a crash either all of them happened or none. Pushes are stored with the commit and reach their
-    queues soon after, exactly once, however long an ingest is down.
+    """Executes commands on queues of this shard in order, all or none, in one commit. At most one
+    command may use a lease. The effects are durable when the call returns; after a crash either
+    all of them happened or none. Pushes are stored with the commit and reach their queues soon
+    after, exactly once, however long an ingest is down.
 
-    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
+    does nothing.
 
-    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
-    LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
-    (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
-    caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
-    down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
+    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
+    used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
+    (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+    the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the caller may not
+    publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes
+    wait for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN:
+    the broker that may have the target queue of a push is down). Where one command is at fault,
+    the ErrorInfo's metadata has its place, from 0, as `command`.
     """
 
 @_typing.type_check_only
 class ConsumerServiceAsyncStub(ConsumerServiceStub):
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Claim: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ClaimRequest, _consumer_pb2.ClaimResponse]  # type: ignore[assignment]
-    """Claims up to `max_messages` messages, the most urgent first, and within a priority in their order of arrival. A response may have
-    fewer messages than are available: it is bounded in bytes, and several waiting claims share what there is. Claim until a response
-    is empty. Where no message is available the call waits up to `wait_ms` and returns the first that arrive; an empty response means
-    that none did. When the caller disconnects first, its messages become available again, and no attempt is counted.
+    """Claims up to `max_messages` messages, the most urgent first, and within a priority in their
+    order of arrival. A response may have fewer messages than are available: it is bounded in
+    bytes, and several waiting claims share what there is. Claim until a response is empty. Where
+    no message is available the call waits up to `wait_ms` and returns the first that arrive; an
+    empty response means that none did. When the caller disconnects first, its messages become
+    available again, and no attempt is counted.
 
-    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-    when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
-    otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-    (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
-    counts an attempt.
+    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
+    FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
+    (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
+    UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message),
+    UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim
+    took half of its lease). None of these errors counts an attempt.
     """
     StopClaim: _aio.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]  # type: ignore[assignment]
-    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
-    disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
-    waits: not yet, or not any more.
+    """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
+    does not want to wait any longer: where it disconnects, a response that is on its way is lost,
+    and its messages keep their leases, and the attempt. OK also where no such claim waits: not
+    yet, or not any more.
 
     Errors: INVALID_ARGUMENT.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]  # type: ignore[assignment]
-    """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
-    Repeating an ack is OK (the shard remembers at least its last 100,000 finished leases).
+    """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An
+    ack with the result OK is durable. Repeating an ack is OK (the shard remembers at least its
+    last 100,000 finished leases).
 
-    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
-    INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this shard never gave out the lease, has forgotten it, or its
-    queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
+    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds),
+    UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this
+    shard never gave out the lease, has forgotten it, or its queue is deleted), FAILED_PRECONDITION
+    (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
     PERMISSION_DENIED (the caller may not consume from the queue of the lease).
     """
     Nack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.NackRequest, _consumer_pb2.NackResponse]  # type: ignore[assignment]
-    """Returns messages that were not processed. They become available again, after the delay, or failed when their attempts are used up.
-    A message past its retention is dropped. Repeating a nack is OK.
+    """Returns messages that were not processed. They become available again, after the delay, or
+    failed when their attempts are used up. A message past its retention is dropped. Repeating a
+    nack is OK.
 
     Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
     """
     ExtendLease: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExtendLeaseRequest, _consumer_pb2.ExtendLeaseResponse]  # type: ignore[assignment]
-    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
-    `max_total_lease_ms` from its claim: the response has the actual end.
+    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease
+    runs for longer than the queue's `max_total_lease_ms` from its claim: the response has the
+    actual end.
 
     Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be extended.
     """
     Consume: _aio.StreamStreamMultiCallable[_consumer_pb2.ConsumeRequest, _consumer_pb2.ConsumeResponse]  # type: ignore[assignment]
-    """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages as they arrive, within the credit.
-    Acks, nacks and extensions are the unary calls. A lease runs from its claim, right before the message is sent. When the stream
-    breaks, sent messages stay claimed until they are acked or nacked or their leases end. When the consumer half-closes the stream,
-    it continues until the credit is used up.
+    """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages
+    as they arrive, within the credit. Acks, nacks and extensions are the unary calls. A lease runs
+    from its claim, right before the message is sent. When the stream breaks, sent messages stay
+    claimed until they are acked or nacked or their leases end. When the consumer half-closes the
+    stream, it continues until the credit is used up.
 
-    Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-    makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
-    the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory), UNAVAILABLE (draining: open a new stream).
+    Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is
+    negative, grants nothing, or makes more than 100,000 messages outstanding; a request after a
+    stop), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+    FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
+    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory),
+    UNAVAILABLE (draining: open a new stream).
     """
     Execute: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Executes commands on queues of this shard in order, all or none, in one commit. At most one command may use a lease. The effects are
-    durable when the call returns; after a crash either all of them happened or none. Pushes are stored with the commit and reach their
-    queues soon after, exactly once, however long an ingest is down.
+    """Executes commands on queues of this shard in order, all or none, in one commit. At most one
+    command may use a lease. The effects are durable when the call returns; after a crash either
+    all of them happened or none. Pushes are stored with the commit and reach their queues soon
+    after, exactly once, however long an ingest is down.
 
-    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
+    does nothing.
 
-    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
-    LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
-    (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
-    caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-    TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
-    down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
+    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
+    used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
+    (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+    the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the caller may not
+    publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes
+    wait for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN:
+    the broker that may have the target queue of a push is down). Where one command is at fault,
+    the ErrorInfo's metadata has its place, from 0, as `command`.
     """
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues of its shard.
+    """Delivers messages under leases, and takes acks and nacks. Served by every broker, for the queues
+    of its shard.
 
-    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until its deadline. The consumer then
-    acks the message (done), nacks it (back to available, or failed when its attempts are used up) or extends the lease. A lease
-    that ends first counts as a nack. A token is valid for one claim only: it is refused once that lease has ended. After a restart
-    of the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
+    A claim moves messages to in-flight and gives each a lease: a token that proves the claim until
+    its deadline. The consumer then acks the message (done), nacks it (back to available, or failed
+    when its attempts are used up) or extends the lease. A lease that ends first counts as a nack. A
+    token is valid for one claim only: it is refused once that lease has ended. After a restart of
+    the broker, a running lease gets at least 30 s more, or its whole length where that is shorter.
     """
 
     @_abc_1.abstractmethod
@@ -197,16 +233,19 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ClaimResponse, _abc.Awaitable[_consumer_pb2.ClaimResponse]]:
-        """Claims up to `max_messages` messages, the most urgent first, and within a priority in their order of arrival. A response may have
-        fewer messages than are available: it is bounded in bytes, and several waiting claims share what there is. Claim until a response
-        is empty. Where no message is available the call waits up to `wait_ms` and returns the first that arrive; an empty response means
-        that none did. When the caller disconnects first, its messages become available again, and no attempt is counted.
+        """Claims up to `max_messages` messages, the most urgent first, and within a priority in their
+        order of arrival. A response may have fewer messages than are available: it is bounded in
+        bytes, and several waiting claims share what there is. Claim until a response is empty. Where
+        no message is available the call waits up to `wait_ms` and returns the first that arrive; an
+        empty response means that none did. When the caller disconnects first, its messages become
+        available again, and no attempt is counted.
 
-        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-        when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
-        otherwise; UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message), UNAVAILABLE
-        (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None of these errors
-        counts an attempt.
+        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
+        FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
+        (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
+        UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message),
+        UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT: storing the claim
+        took half of its lease). None of these errors counts an attempt.
         """
 
     @_abc_1.abstractmethod
@@ -215,9 +254,10 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.StopClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.StopClaimResponse, _abc.Awaitable[_consumer_pb2.StopClaimResponse]]:
-        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that does not want to wait any longer: where it
-        disconnects, a response that is on its way is lost, and its messages keep their leases, and the attempt. OK also where no such claim
-        waits: not yet, or not any more.
+        """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
+        does not want to wait any longer: where it disconnects, a response that is on its way is lost,
+        and its messages keep their leases, and the attempt. OK also where no such claim waits: not
+        yet, or not any more.
 
         Errors: INVALID_ARGUMENT.
         """
@@ -228,12 +268,14 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.AckRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.AckResponse, _abc.Awaitable[_consumer_pb2.AckResponse]]:
-        """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An ack with the result OK is durable.
-        Repeating an ack is OK (the shard remembers at least its last 100,000 finished leases).
+        """Acks messages that were processed: they move to done. Each item succeeds or fails by itself. An
+        ack with the result OK is durable. Repeating an ack is OK (the shard remembers at least its
+        last 100,000 finished leases).
 
-        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
-        INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this shard never gave out the lease, has forgotten it, or its
-        queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
+        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds),
+        UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this
+        shard never gave out the lease, has forgotten it, or its queue is deleted), FAILED_PRECONDITION
+        (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
         PERMISSION_DENIED (the caller may not consume from the queue of the lease).
         """
 
@@ -243,8 +285,9 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.NackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.NackResponse, _abc.Awaitable[_consumer_pb2.NackResponse]]:
-        """Returns messages that were not processed. They become available again, after the delay, or failed when their attempts are used up.
-        A message past its retention is dropped. Repeating a nack is OK.
+        """Returns messages that were not processed. They become available again, after the delay, or
+        failed when their attempts are used up. A message past its retention is dropped. Repeating a
+        nack is OK.
 
         Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
         """
@@ -255,8 +298,9 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ExtendLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ExtendLeaseResponse, _abc.Awaitable[_consumer_pb2.ExtendLeaseResponse]]:
-        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
-        `max_total_lease_ms` from its claim: the response has the actual end.
+        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease
+        runs for longer than the queue's `max_total_lease_ms` from its claim: the response has the
+        actual end.
 
         Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be extended.
         """
@@ -267,15 +311,18 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_consumer_pb2.ConsumeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_consumer_pb2.ConsumeResponse], _abc.AsyncIterator[_consumer_pb2.ConsumeResponse]]:
-        """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages as they arrive, within the credit.
-        Acks, nacks and extensions are the unary calls. A lease runs from its claim, right before the message is sent. When the stream
-        breaks, sent messages stay claimed until they are acked or nacked or their leases end. When the consumer half-closes the stream,
-        it continues until the credit is used up.
+        """Claims as a stream: the consumer grants credit in messages and bytes, the broker sends messages
+        as they arrive, within the credit. Acks, nacks and extensions are the unary calls. A lease runs
+        from its claim, right before the message is sent. When the stream breaks, sent messages stay
+        claimed until they are acked or nacked or their leases end. When the consumer half-closes the
+        stream, it continues until the credit is used up.
 
-        Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-        makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
-        the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory), UNAVAILABLE (draining: open a new stream).
+        Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is
+        negative, grants nothing, or makes more than 100,000 messages outstanding; a request after a
+        stop), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+        FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
+        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS: requests of the stream take too much memory),
+        UNAVAILABLE (draining: open a new stream).
         """
 
     @_abc_1.abstractmethod
@@ -284,18 +331,22 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ExecuteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ExecuteResponse, _abc.Awaitable[_consumer_pb2.ExecuteResponse]]:
-        """Executes commands on queues of this shard in order, all or none, in one commit. At most one command may use a lease. The effects are
-        durable when the call returns; after a crash either all of them happened or none. Pushes are stored with the commit and reach their
-        queues soon after, exactly once, however long an ingest is down.
+        """Executes commands on queues of this shard in order, all or none, in one commit. At most one
+        command may use a lease. The effects are durable when the call returns; after a crash either
+        all of them happened or none. Pushes are stored with the commit and reach their queues soon
+        after, exactly once, however long an ingest is down.
 
-        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
+        does nothing.
 
-        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
-        LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
-        (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
-        caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
-        TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN: the broker that may have the target queue of a push is
-        down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
+        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
+        used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
+        (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+        the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the caller may not
+        publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes
+        wait for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_DOWN:
+        the broker that may have the target queue of a push is down). Where one command is at fault,
+        the ErrorInfo's metadata has its place, from 0, as `command`.
         """
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

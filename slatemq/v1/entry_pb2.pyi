@@ -94,7 +94,9 @@ class Entry(_message.Message):
     retention_deadline_ms: _builtins.int
     """The time until which it may be delivered; 0 = forever, or done."""
     consumer_id: _builtins.str
-    """In flight: the consumer that has it. Done: the consumer that acked, dropped or replaced it; empty where a redrive moved it."""
+    """In flight: the consumer that has it. Done: the consumer that acked, dropped or replaced it;
+    empty where a redrive moved it.
+    """
     claimed_at_ms: _builtins.int
     """In flight and done: the time of its last claim; 0 where it was a dead letter before."""
     lease_deadline_ms: _builtins.int
@@ -104,13 +106,15 @@ class Entry(_message.Message):
     reason: _builtins.str
     """Failed: the reason."""
     transferred_to: _builtins.str
-    """Done: the queue to which a transfer or a redrive moved it, or which has the message that replaced it; empty = it was acked or dropped."""
+    """Done: the queue to which a transfer or a redrive moved it, or which has the message that
+    replaced it; empty = it was acked or dropped.
+    """
     etag: _builtins.str
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
-        """The newest 1,000 failed attempts, the oldest first, including those before a redrive or a transfer, here or in another queue of the
-        shard. Set where the view includes them.
+        """The newest 1,000 failed attempts, the oldest first, including those before a redrive or a
+        transfer, here or in another queue of the shard. Set where the view includes them.
         """
 
     @_builtins.property
@@ -119,7 +123,9 @@ class Entry(_message.Message):
 
     @_builtins.property
     def archived(self) -> Global___Archived:
-        """Archived: where its content is. The archive also has its reason and attempts, which are absent here."""
+        """Archived: where its content is. The archive also has its reason and attempts, which are absent
+        here.
+        """
 
     def __init__(
         self,
@@ -196,9 +202,13 @@ class Attempt(_message.Message):
     claimed_at_ms: _builtins.int
     """The time of the claim."""
     outcome: _builtins.str
-    """How it ended: "nack: <reason>", or "nack" without one, "lease expired"; or a note of SettleDeadLetters: "note: <text>"."""
+    """How it ended: "nack: <reason>", or "nack" without one, "lease expired"; or a note of
+    SettleDeadLetters: "note: <text>".
+    """
     queue_id: _builtins.str
-    """The queue of the attempt; another one than the entry's after a transfer or a redrive from there."""
+    """The queue of the attempt; another one than the entry's after a transfer or a redrive from
+    there.
+    """
     def __init__(
         self,
         *,
@@ -234,13 +244,17 @@ class ListEntriesRequest(_message.Message):
     state: _queue_pb2.EntryState.ValueType
     """The state; required."""
     page_size: _builtins.int
-    """At most this many entries; 0 = 100, more than 1,000 means 1,000. A page may have fewer, and is bounded to 32 MiB of payloads."""
+    """At most this many entries; 0 = 100, more than 1,000 means 1,000. A page may have fewer, and is
+    bounded to 32 MiB of payloads.
+    """
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""
     view: Global___EntryView.ValueType
     """How much to return of each."""
     finished_from_ms: _builtins.int
-    """Done, failed and archived only: finished at or after this time (archived: archived then); 0 = all."""
+    """Done, failed and archived only: finished at or after this time (archived: archived then); 0 =
+    all.
+    """
     finished_until_ms: _builtins.int
     """Done, failed and archived only: finished before this time (archived: archived before); 0 = all."""
     newest_first: _builtins.bool
@@ -457,7 +471,9 @@ class RescheduleEntryRequest(_message.Message):
     handle: _builtins.str
     """Its handle."""
     visible_at_ms: _builtins.int
-    """The time from which it may be claimed, in milliseconds since the Unix epoch; a past time means now."""
+    """The time from which it may be claimed, in milliseconds since the Unix epoch; a past time means
+    now.
+    """
     def __init__(
         self,
         *,
@@ -661,7 +677,9 @@ class WatchDelayedResponse(_message.Message):
     """Where to continue after these: opaque, at most 64 characters."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """In the order in which they were routed; empty in a heartbeat. A response is sent immediately, and then at least every 10 seconds."""
+        """In the order in which they were routed; empty in a heartbeat. A response is sent immediately,
+        and then at least every 10 seconds.
+        """
 
     def __init__(
         self,
@@ -694,13 +712,16 @@ class StartRedriveRequest(_message.Message):
     target_queue_id: _builtins.str
     """The target; empty = the same queue."""
     filter: _builtins.str
-    """Only messages for which this CEL expression is true: over `headers`, `created_at`, `received_at`, `size`, `message_id` as in a queue's
-    filter, and `reason` (text), `attempts` (int), `failed_at` (timestamp); empty = all.
+    """Only messages for which this CEL expression is true: over `headers`, `created_at`,
+    `received_at`, `size`, `message_id` as in a queue's filter, and `reason` (text), `attempts`
+    (int), `failed_at` (timestamp); empty = all.
     """
     rate: _builtins.int
     """The limit in messages per second: up to 100,000; 0 = none."""
     request_id: _builtins.str
-    """Makes a repeat of the call safe: the same ID returns the same redrive, while it is listed. 1–128 bytes; empty = none."""
+    """Makes a repeat of the call safe: the same ID returns the same redrive, while it is listed.
+    1–128 bytes; empty = none.
+    """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these messages: at most 10,000; empty = all."""
@@ -822,7 +843,9 @@ class Redrive(_message.Message):
     error: _builtins.str
     """Why it failed."""
     request_id: _builtins.str
-    """As in the request. A redrive of a partitioned queue is one on each shard, with the same request ID."""
+    """As in the request. A redrive of a partitioned queue is one on each shard, with the same request
+    ID.
+    """
     def __init__(
         self,
         *,
@@ -1046,7 +1069,9 @@ Global___ResumeRedriveResponse: _TypeAlias = ResumeRedriveResponse  # noqa: Y015
 
 @_typing.final
 class RedriveDeadLetter(_message.Message):
-    """The dead letter becomes available again in its queue, with its attempts reset and its history kept."""
+    """The dead letter becomes available again in its queue, with its attempts reset and its history
+    kept.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1080,7 +1105,9 @@ Global___DropDeadLetter: _TypeAlias = DropDeadLetter  # noqa: Y015
 
 @_typing.final
 class ReplaceDeadLetter(_message.Message):
-    """The dead letter is done, and a new message takes its place, with an ID of its own, no history, and the same end of its retention."""
+    """The dead letter is done, and a new message takes its place, with an ID of its own, no history,
+    and the same end of its retention.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1184,7 +1211,9 @@ class SettleDeadLettersRequest(_message.Message):
     request_id: _builtins.str
     """Makes a repeat of the call safe: 1–128 bytes, such as a UUID; empty = none."""
     consumer_id: _builtins.str
-    """The name of the caller, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    """The name of the caller, for the records: at most 255 bytes of UTF-8; empty = the broker makes
+    one up.
+    """
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterSettlement]:
         """1 to 1,000, of one queue; the replacements have at most 64 MiB together."""

@@ -26,15 +26,18 @@ if _version_not_supported:
 
 
 class EntryServiceStub:
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
@@ -72,25 +75,30 @@ class EntryServiceStub:
 
 
 class EntryServiceServicer:
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
     def ListEntries(self, request, context):
-        """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-        the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
-        come twice.
+        """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the
+        order of delivery, in-flight ones in the order of their claims, done and failed ones by time,
+        archived ones in the order of the archive. Entries that change state meanwhile may be missing
+        or come twice.
 
-        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-        (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
+        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND,
+        UNAVAILABLE, RESOURCE_EXHAUSTED (UNREAD_ANSWERS: unread responses take the broker's memory for
+        messages; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,16 +107,17 @@ class EntryServiceServicer:
     def GetEntry(self, request, context):
         """Reads one entry with its attempts and, depending on the view, its message.
 
-        Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
-        (HANDLE_STALE), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the
+        queue does not have the message), FAILED_PRECONDITION (HANDLE_STALE), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindMessage(self, request, context):
-        """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
-        background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
+        """Searches all queues of this shard for a message. This reads every list of every queue from the
+        message's receipt on, in the background: some seconds per million entries. Sends progress every
+        second, and entries as they are found. Cancel the call to stop.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
         """
@@ -171,15 +180,18 @@ def add_EntryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EntryService:
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
@@ -320,7 +332,8 @@ class EntryService:
 
 
 class DelayedServiceStub:
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
     """
 
     def __init__(self, channel):
@@ -347,43 +360,50 @@ class DelayedServiceStub:
 
 
 class DelayedServiceServicer:
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
     """
 
     def EditMessage(self, request, context):
-        """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
-        queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-        response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
+        """Replaces the payload and headers of a message while it is delayed in this queue. The message is
+        not routed again. During the call this queue does not deliver the entry; after it, all queues
+        deliver the changed message. Repeating an edit with the old etag, because its response was
+        lost, is OK while the message is as the edit made it. New headers need what a publish with them
+        needs.
 
-        Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
-        INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
-        repeat the call).
+        Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
+        no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
+        ReplaceMessage for headers); ABORTED (the etag is not the current one, which the ErrorInfo's
+        metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is
+        down; BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still
+        to be routed, may deliver the old one: repeat the call).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetMessage(self, request, context):
-        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
-        EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
+        queues of its shard. For brokers: EditMessage calls it on all others.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
+        for 4 s: repeat the call).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDelayed(self, request, context):
-        """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
-        end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
-        slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
-        message that was cancelled meanwhile may be sent.
+        """Streams the delayed messages of a queue in the order in which they were routed to it: first the
+        present ones, then new ones, without end. Each is sent once it is durable, and before it can be
+        claimed: one whose time comes before it is sent, to an observer that is too slow, is left out.
+        Messages that wait after a failed attempt are not sent. A rescheduled message is sent again,
+        with its new time. A message that was cancelled meanwhile may be sent.
 
-        Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
-        After the last two, watch again from the last position.
+        Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND,
+        RESOURCE_EXHAUSTED (1,000 streams are open; UNREAD_ANSWERS: unread responses take all the
+        memory for messages), UNAVAILABLE (draining, or the ingest of a message is down). After the
+        last two, watch again from the last position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -416,7 +436,8 @@ def add_DelayedServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DelayedService:
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
     """
 
     @staticmethod
@@ -502,8 +523,8 @@ class DelayedService:
 
 
 class DeadLetterServiceStub:
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     def __init__(self, channel):
@@ -545,19 +566,20 @@ class DeadLetterServiceStub:
 
 
 class DeadLetterServiceServicer:
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     def StartRedrive(self, request, context):
-        """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
-        background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
-        never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
-        with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
-        transferred.
+        """Begins to move dead letters back to available, in their queue or into another, with their
+        attempts reset. The redrive runs in the background, through restarts, until it has examined all
+        dead letters that were there at the call. Each message is moved in one commit: never lost,
+        never duplicated. It keeps its history in a queue of the same shard; in a queue of another
+        shard it becomes a new message with the same content, an ID of its own and no history. A
+        message moved into another queue is listed here as done, marked as transferred.
 
-        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
-        queues), NOT_FOUND (the queue or the target),
+        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
+        REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -574,8 +596,9 @@ class DeadLetterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRedrives(self, request, context):
-        """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
-        Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
+        """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended,
+        for 30 days (settings of the broker). Older ones are forgotten, except the newest of all; a
+        cancelled redrive that is forgotten cannot be resumed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """
@@ -593,7 +616,8 @@ class DeadLetterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRedrive(self, request, context):
-        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
+        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes
+        the verb `edit` on the target, too.
 
         Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
         """
@@ -602,18 +626,22 @@ class DeadLetterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SettleDeadLetters(self, request, context):
-        """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
-        histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
-        stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-        exactly once. It needs what a publish to the queue with its headers needs.
+        """Settles single dead letters of a queue: makes them available again, drops them, replaces them
+        by new messages, and adds notes to their histories. All settlements take effect in one commit,
+        or none, so that no dead letter is duplicated or lost. Dropped and replaced ones stay listed as
+        done for the queue's done retention. A replacement is pushed: no filter is applied, and it
+        reaches the queue soon after, exactly once. It needs what a publish to the queue with its
+        headers needs.
 
-        A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
-        call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
+        A settlement names a dead letter by its handle from ListEntries; a message that has failed
+        again since has another handle. Repeating a call with the same `request_id` and the same
+        content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
-        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-        is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
-        only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
-        ErrorInfo's metadata has its place, from 0, as `settlement`.
+        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED),
+        NOT_FOUND (no such queue; ENTRY_UNKNOWN: it is no longer a dead letter, or two settlements name
+        it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be
+        dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one
+        settlement is at fault, the ErrorInfo's metadata has its place, from 0, as `settlement`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -661,8 +689,8 @@ def add_DeadLetterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DeadLetterService:
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     @staticmethod

@@ -27,15 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EntryServiceStub:
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
@@ -44,22 +47,25 @@ class EntryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EntryServiceAsyncStub: ...
     ListEntries: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]
-    """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
-    come twice.
+    """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the
+    order of delivery, in-flight ones in the order of their claims, done and failed ones by time,
+    archived ones in the order of the archive. Entries that change state meanwhile may be missing
+    or come twice.
 
-    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-    (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
+    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND,
+    UNAVAILABLE, RESOURCE_EXHAUSTED (UNREAD_ANSWERS: unread responses take the broker's memory for
+    messages; retry).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]
     """Reads one entry with its attempts and, depending on the view, its message.
 
-    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
-    (HANDLE_STALE), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the
+    queue does not have the message), FAILED_PRECONDITION (HANDLE_STALE), UNAVAILABLE.
     """
     FindMessage: _grpc.UnaryStreamMultiCallable[_entry_pb2.FindMessageRequest, _entry_pb2.FindMessageResponse]
-    """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
-    background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
+    """Searches all queues of this shard for a message. This reads every list of every queue from the
+    message's receipt on, in the background: some seconds per million entries. Sends progress every
+    second, and entries as they are found. Cancel the call to stop.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
@@ -76,36 +82,42 @@ class EntryServiceStub:
 
 @_typing.type_check_only
 class EntryServiceAsyncStub(EntryServiceStub):
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEntries: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]  # type: ignore[assignment]
-    """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
-    come twice.
+    """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the
+    order of delivery, in-flight ones in the order of their claims, done and failed ones by time,
+    archived ones in the order of the archive. Entries that change state meanwhile may be missing
+    or come twice.
 
-    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-    (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
+    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND,
+    UNAVAILABLE, RESOURCE_EXHAUSTED (UNREAD_ANSWERS: unread responses take the broker's memory for
+    messages; retry).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]  # type: ignore[assignment]
     """Reads one entry with its attempts and, depending on the view, its message.
 
-    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
-    (HANDLE_STALE), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the
+    queue does not have the message), FAILED_PRECONDITION (HANDLE_STALE), UNAVAILABLE.
     """
     FindMessage: _aio.UnaryStreamMultiCallable[_entry_pb2.FindMessageRequest, _entry_pb2.FindMessageResponse]  # type: ignore[assignment]
-    """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
-    background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
+    """Searches all queues of this shard for a message. This reads every list of every queue from the
+    message's receipt on, in the background: some seconds per million entries. Sends progress every
+    second, and entries as they are found. Cancel the call to stop.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
@@ -121,15 +133,18 @@ class EntryServiceAsyncStub(EntryServiceStub):
     """
 
 class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
-    of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them.
+    Served by every broker, for the queues of its shard.
 
-    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
-    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
-    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
-    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
-    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it
+    costs the same however long the queue is. Handles come from listings (`Entry.handle`), and can be
+    composed for published messages (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from
+    PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an
+    entry of a partitioned queue names the index of its partition:
+    `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle
+    without a place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the
+    background: some seconds per million messages. The broker also finds most entries that have moved
+    since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
     """
 
@@ -139,12 +154,14 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ListEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListEntriesResponse, _abc.Awaitable[_entry_pb2.ListEntriesResponse]]:
-        """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-        the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
-        come twice.
+        """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the
+        order of delivery, in-flight ones in the order of their claims, done and failed ones by time,
+        archived ones in the order of the archive. Entries that change state meanwhile may be missing
+        or come twice.
 
-        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-        (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
+        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND,
+        UNAVAILABLE, RESOURCE_EXHAUSTED (UNREAD_ANSWERS: unread responses take the broker's memory for
+        messages; retry).
         """
 
     @_abc_1.abstractmethod
@@ -155,8 +172,8 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_entry_pb2.GetEntryResponse, _abc.Awaitable[_entry_pb2.GetEntryResponse]]:
         """Reads one entry with its attempts and, depending on the view, its message.
 
-        Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
-        (HANDLE_STALE), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the
+        queue does not have the message), FAILED_PRECONDITION (HANDLE_STALE), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -165,8 +182,9 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.FindMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_entry_pb2.FindMessageResponse], _abc.AsyncIterator[_entry_pb2.FindMessageResponse]]:
-        """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
-        background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
+        """Searches all queues of this shard for a message. This reads every list of every queue from the
+        message's receipt on, in the background: some seconds per million entries. Sends progress every
+        second, and entries as they are found. Cancel the call to stop.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
         """
@@ -196,75 +214,93 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_EntryServiceServicer_to_server(servicer: EntryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class DelayedServiceStub:
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DelayedServiceAsyncStub: ...
     EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
-    """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
-    queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-    response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
+    """Replaces the payload and headers of a message while it is delayed in this queue. The message is
+    not routed again. During the call this queue does not deliver the entry; after it, all queues
+    deliver the changed message. Repeating an edit with the old etag, because its response was
+    lost, is OK while the message is as the edit made it. New headers need what a publish with them
+    needs.
 
-    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
-    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
-    repeat the call).
+    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
+    no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
+    ReplaceMessage for headers); ABORTED (the etag is not the current one, which the ErrorInfo's
+    metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is
+    down; BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still
+    to be routed, may deliver the old one: repeat the call).
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
-    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
-    EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
+    queues of its shard. For brokers: EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
+    for 4 s: repeat the call).
     """
     WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
-    """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
-    end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
-    slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
-    message that was cancelled meanwhile may be sent.
+    """Streams the delayed messages of a queue in the order in which they were routed to it: first the
+    present ones, then new ones, without end. Each is sent once it is durable, and before it can be
+    claimed: one whose time comes before it is sent, to an observer that is too slow, is left out.
+    Messages that wait after a failed attempt are not sent. A rescheduled message is sent again,
+    with its new time. A message that was cancelled meanwhile may be sent.
 
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
-    After the last two, watch again from the last position.
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND,
+    RESOURCE_EXHAUSTED (1,000 streams are open; UNREAD_ANSWERS: unread responses take all the
+    memory for messages), UNAVAILABLE (draining, or the ingest of a message is down). After the
+    last two, watch again from the last position.
     """
 
 @_typing.type_check_only
 class DelayedServiceAsyncStub(DelayedServiceStub):
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
-    queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-    response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
+    """Replaces the payload and headers of a message while it is delayed in this queue. The message is
+    not routed again. During the call this queue does not deliver the entry; after it, all queues
+    deliver the changed message. Repeating an edit with the old etag, because its response was
+    lost, is OK while the message is as the edit made it. New headers need what a publish with them
+    needs.
 
-    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
-    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
-    repeat the call).
+    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
+    no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
+    ReplaceMessage for headers); ABORTED (the etag is not the current one, which the ErrorInfo's
+    metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is
+    down; BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still
+    to be routed, may deliver the old one: repeat the call).
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
-    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
-    EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
+    queues of its shard. For brokers: EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
+    for 4 s: repeat the call).
     """
     WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
-    """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
-    end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
-    slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
-    message that was cancelled meanwhile may be sent.
+    """Streams the delayed messages of a queue in the order in which they were routed to it: first the
+    present ones, then new ones, without end. Each is sent once it is durable, and before it can be
+    claimed: one whose time comes before it is sent, to an observer that is too slow, is left out.
+    Messages that wait after a failed attempt are not sent. A rescheduled message is sent again,
+    with its new time. A message that was cancelled meanwhile may be sent.
 
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
-    After the last two, watch again from the last position.
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND,
+    RESOURCE_EXHAUSTED (1,000 streams are open; UNREAD_ANSWERS: unread responses take all the
+    memory for messages), UNAVAILABLE (draining, or the ingest of a message is down). After the
+    last two, watch again from the last position.
     """
 
 class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its
+    shard.
+    """
 
     @_abc_1.abstractmethod
     def EditMessage(
@@ -272,15 +308,18 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.EditMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.EditMessageResponse, _abc.Awaitable[_entry_pb2.EditMessageResponse]]:
-        """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
-        queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-        response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
+        """Replaces the payload and headers of a message while it is delayed in this queue. The message is
+        not routed again. During the call this queue does not deliver the entry; after it, all queues
+        deliver the changed message. Repeating an edit with the old etag, because its response was
+        lost, is OK while the message is as the edit made it. New headers need what a publish with them
+        needs.
 
-        Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
-        INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
-        repeat the call).
+        Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
+        no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
+        ReplaceMessage for headers); ABORTED (the etag is not the current one, which the ErrorInfo's
+        metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is
+        down; BROKER_DOWN: the message is replaced, but a broker that is down, or to which it is still
+        to be routed, may deliver the old one: repeat the call).
         """
 
     @_abc_1.abstractmethod
@@ -289,10 +328,11 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ForgetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
-        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
-        EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
+        queues of its shard. For brokers: EditMessage calls it on all others.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
+        for 4 s: repeat the call).
         """
 
     @_abc_1.abstractmethod
@@ -301,21 +341,23 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.WatchDelayedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_entry_pb2.WatchDelayedResponse], _abc.AsyncIterator[_entry_pb2.WatchDelayedResponse]]:
-        """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
-        end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
-        slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
-        message that was cancelled meanwhile may be sent.
+        """Streams the delayed messages of a queue in the order in which they were routed to it: first the
+        present ones, then new ones, without end. Each is sent once it is durable, and before it can be
+        claimed: one whose time comes before it is sent, to an observer that is too slow, is left out.
+        Messages that wait after a failed attempt are not sent. A rescheduled message is sent again,
+        with its new time. A message that was cancelled meanwhile may be sent.
 
-        Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
-        After the last two, watch again from the last position.
+        Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND,
+        RESOURCE_EXHAUSTED (1,000 streams are open; UNREAD_ANSWERS: unread responses take all the
+        memory for messages), UNAVAILABLE (draining, or the ingest of a message is down). After the
+        last two, watch again from the last position.
         """
 
 def add_DelayedServiceServicer_to_server(servicer: DelayedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class DeadLetterServiceStub:
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     @_typing.overload
@@ -323,14 +365,15 @@ class DeadLetterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeadLetterServiceAsyncStub: ...
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
-    """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
-    background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
-    never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
-    with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
-    transferred.
+    """Begins to move dead letters back to available, in their queue or into another, with their
+    attempts reset. The redrive runs in the background, through restarts, until it has examined all
+    dead letters that were there at the call. Each message is moved in one commit: never lost,
+    never duplicated. It keeps its history in a queue of the same shard; in a queue of another
+    shard it becomes a new message with the same content, an ID of its own and no history. A
+    message moved into another queue is listed here as done, marked as transferred.
 
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
-    queues), NOT_FOUND (the queue or the target),
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
+    REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
@@ -339,8 +382,9 @@ class DeadLetterServiceStub:
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
-    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
-    Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
+    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended,
+    for 30 days (settings of the broker). Older ones are forgotten, except the newest of all; a
+    cancelled redrive that is forgotten cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -350,41 +394,47 @@ class DeadLetterServiceStub:
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]
-    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes
+    the verb `edit` on the target, too.
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
     SettleDeadLetters: _grpc.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]
-    """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
-    histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
-    stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-    exactly once. It needs what a publish to the queue with its headers needs.
+    """Settles single dead letters of a queue: makes them available again, drops them, replaces them
+    by new messages, and adds notes to their histories. All settlements take effect in one commit,
+    or none, so that no dead letter is duplicated or lost. Dropped and replaced ones stay listed as
+    done for the queue's done retention. A replacement is pushed: no filter is applied, and it
+    reaches the queue soon after, exactly once. It needs what a publish to the queue with its
+    headers needs.
 
-    A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
-    call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
+    A settlement names a dead letter by its handle from ListEntries; a message that has failed
+    again since has another handle. Repeating a call with the same `request_id` and the same
+    content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
-    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
-    only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
-    ErrorInfo's metadata has its place, from 0, as `settlement`.
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED),
+    NOT_FOUND (no such queue; ENTRY_UNKNOWN: it is no longer a dead letter, or two settlements name
+    it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be
+    dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one
+    settlement is at fault, the ErrorInfo's metadata has its place, from 0, as `settlement`.
     """
 
 @_typing.type_check_only
 class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
-    """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
-    background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
-    never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
-    with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
-    transferred.
+    """Begins to move dead letters back to available, in their queue or into another, with their
+    attempts reset. The redrive runs in the background, through restarts, until it has examined all
+    dead letters that were there at the call. Each message is moved in one commit: never lost,
+    never duplicated. It keeps its history in a queue of the same shard; in a queue of another
+    shard it becomes a new message with the same content, an ID of its own and no history. A
+    message moved into another queue is listed here as done, marked as transferred.
 
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
-    queues), NOT_FOUND (the queue or the target),
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
+    REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
@@ -393,8 +443,9 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
-    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
-    Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
+    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended,
+    for 30 days (settings of the broker). Older ones are forgotten, except the newest of all; a
+    cancelled redrive that is forgotten cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -404,28 +455,33 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]  # type: ignore[assignment]
-    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes
+    the verb `edit` on the target, too.
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
     SettleDeadLetters: _aio.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]  # type: ignore[assignment]
-    """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
-    histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
-    stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-    exactly once. It needs what a publish to the queue with its headers needs.
+    """Settles single dead letters of a queue: makes them available again, drops them, replaces them
+    by new messages, and adds notes to their histories. All settlements take effect in one commit,
+    or none, so that no dead letter is duplicated or lost. Dropped and replaced ones stay listed as
+    done for the queue's done retention. A replacement is pushed: no filter is applied, and it
+    reaches the queue soon after, exactly once. It needs what a publish to the queue with its
+    headers needs.
 
-    A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
-    call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
+    A settlement names a dead letter by its handle from ListEntries; a message that has failed
+    again since has another handle. Repeating a call with the same `request_id` and the same
+    content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
-    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
-    only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
-    ErrorInfo's metadata has its place, from 0, as `settlement`.
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED),
+    NOT_FOUND (no such queue; ENTRY_UNKNOWN: it is no longer a dead letter, or two settlements name
+    it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be
+    dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one
+    settlement is at fault, the ErrorInfo's metadata has its place, from 0, as `settlement`.
     """
 
 class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
-    shard.
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by
+    every broker, for the queues of its shard.
     """
 
     @_abc_1.abstractmethod
@@ -434,14 +490,15 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.StartRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.StartRedriveResponse, _abc.Awaitable[_entry_pb2.StartRedriveResponse]]:
-        """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
-        background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
-        never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
-        with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
-        transferred.
+        """Begins to move dead letters back to available, in their queue or into another, with their
+        attempts reset. The redrive runs in the background, through restarts, until it has examined all
+        dead letters that were there at the call. Each message is moved in one commit: never lost,
+        never duplicated. It keeps its history in a queue of the same shard; in a queue of another
+        shard it becomes a new message with the same content, an ID of its own and no history. A
+        message moved into another queue is listed here as done, marked as transferred.
 
-        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
-        queues), NOT_FOUND (the queue or the target),
+        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
+        REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
         """
 
@@ -462,8 +519,9 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ListRedrivesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListRedrivesResponse, _abc.Awaitable[_entry_pb2.ListRedrivesResponse]]:
-        """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
-        Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
+        """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended,
+        for 30 days (settings of the broker). Older ones are forgotten, except the newest of all; a
+        cancelled redrive that is forgotten cannot be resumed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """
@@ -485,7 +543,8 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ResumeRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ResumeRedriveResponse, _abc.Awaitable[_entry_pb2.ResumeRedriveResponse]]:
-        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
+        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes
+        the verb `edit` on the target, too.
 
         Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
         """
@@ -496,18 +555,22 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.SettleDeadLettersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.SettleDeadLettersResponse, _abc.Awaitable[_entry_pb2.SettleDeadLettersResponse]]:
-        """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
-        histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
-        stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-        exactly once. It needs what a publish to the queue with its headers needs.
+        """Settles single dead letters of a queue: makes them available again, drops them, replaces them
+        by new messages, and adds notes to their histories. All settlements take effect in one commit,
+        or none, so that no dead letter is duplicated or lost. Dropped and replaced ones stay listed as
+        done for the queue's done retention. A replacement is pushed: no filter is applied, and it
+        reaches the queue soon after, exactly once. It needs what a publish to the queue with its
+        headers needs.
 
-        A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
-        call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
+        A settlement names a dead letter by its handle from ListEntries; a message that has failed
+        again since has another handle. Repeating a call with the same `request_id` and the same
+        content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
-        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-        is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
-        only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
-        ErrorInfo's metadata has its place, from 0, as `settlement`.
+        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED),
+        NOT_FOUND (no such queue; ENTRY_UNKNOWN: it is no longer a dead letter, or two settlements name
+        it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be
+        dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one
+        settlement is at fault, the ErrorInfo's metadata has its place, from 0, as `settlement`.
         """
 
 def add_DeadLetterServiceServicer_to_server(servicer: DeadLetterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

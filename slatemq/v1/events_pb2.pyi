@@ -61,12 +61,13 @@ class GetEventsStatusResponse(_message.Message):
     answering: _builtins.bool
     """Whether the backend answers now."""
     cursor: _builtins.int
-    """Ingest: the ID of the last message whose event is published, as are those of all messages before it. Broker: the number of the last
-    event published. Janitor: the number of checks of runs completed since its start.
+    """Ingest: the ID of the last message whose event is published, as are those of all messages
+    before it. Broker: the number of the last event published. Janitor: the number of checks of
+    runs completed since its start.
     """
     durable_sequence: _builtins.int
-    """Ingest: the ID of the last durable message of the log. Broker: the number of the newest event. Janitor: the number of checks of runs
-    begun since its start.
+    """Ingest: the ID of the last durable message of the log. Broker: the number of the newest event.
+    Janitor: the number of checks of runs begun since its start.
     """
     lag_count: _builtins.int
     """Events that are not published yet."""
@@ -79,7 +80,9 @@ class GetEventsStatusResponse(_message.Message):
     dropped_count: _builtins.int
     """Events given up since the process began, in `fire-and-forget`."""
     lost_count: _builtins.int
-    """Messages that were purged before their events were published, since events were first published here."""
+    """Messages that were purged before their events were published, since events were first published
+    here.
+    """
     last_error: _builtins.str
     """What the last call of the backend that failed said; empty = none did since the process began."""
     def __init__(

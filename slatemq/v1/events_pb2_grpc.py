@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class EventsServiceStub:
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
     """
 
     def __init__(self, channel):
@@ -43,11 +44,13 @@ class EventsServiceStub:
 
 
 class EventsServiceServicer:
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
     """
 
     def GetEventsStatus(self, request, context):
-        """Returns the publishing progress of this process. It probes the backend, so it takes some seconds if the backend is down.
+        """Returns the publishing progress of this process. It probes the backend, so it takes some
+        seconds if the backend is down.
 
         Errors: UNAVAILABLE (the process is starting).
         """
@@ -72,7 +75,8 @@ def add_EventsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventsService:
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
     """
 
     @staticmethod

@@ -27,31 +27,39 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EventsServiceStub:
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it."""
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EventsServiceAsyncStub: ...
     GetEventsStatus: _grpc.UnaryUnaryMultiCallable[_events_pb2.GetEventsStatusRequest, _events_pb2.GetEventsStatusResponse]
-    """Returns the publishing progress of this process. It probes the backend, so it takes some seconds if the backend is down.
+    """Returns the publishing progress of this process. It probes the backend, so it takes some
+    seconds if the backend is down.
 
     Errors: UNAVAILABLE (the process is starting).
     """
 
 @_typing.type_check_only
 class EventsServiceAsyncStub(EventsServiceStub):
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it."""
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetEventsStatus: _aio.UnaryUnaryMultiCallable[_events_pb2.GetEventsStatusRequest, _events_pb2.GetEventsStatusResponse]  # type: ignore[assignment]
-    """Returns the publishing progress of this process. It probes the backend, so it takes some seconds if the backend is down.
+    """Returns the publishing progress of this process. It probes the backend, so it takes some
+    seconds if the backend is down.
 
     Errors: UNAVAILABLE (the process is starting).
     """
 
 class EventsServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it."""
+    """Shows how far a process has published its events to the backend of event queues. Every ingest,
+    broker and janitor serves it.
+    """
 
     @_abc_1.abstractmethod
     def GetEventsStatus(
@@ -59,7 +67,8 @@ class EventsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _events_pb2.GetEventsStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_events_pb2.GetEventsStatusResponse, _abc.Awaitable[_events_pb2.GetEventsStatusResponse]]:
-        """Returns the publishing progress of this process. It probes the backend, so it takes some seconds if the backend is down.
+        """Returns the publishing progress of this process. It probes the backend, so it takes some
+        seconds if the backend is down.
 
         Errors: UNAVAILABLE (the process is starting).
         """

@@ -21,8 +21,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PublishRun(_message.Message):
-    """Consecutive messages that differ only in their payloads and dedupe keys. A single message is a run of one. Ingest
-    reads and checks a run as one, so a long run costs little more than its payloads.
+    """Consecutive messages that differ only in their payloads and dedupe keys. A single message is a
+    run of one. Ingest reads and checks a run as one, so a long run costs little more than its
+    payloads.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -55,43 +56,48 @@ class PublishRun(_message.Message):
     VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
     DEDUPE_KEYS_FIELD_NUMBER: _builtins.int
     created_at_ms: _builtins.int
-    """When the producer made the messages, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
+    """When the producer made the messages, in milliseconds since the Unix epoch; not negative.
+    Absent: the time of receipt.
+    """
     retention_s: _builtins.int
-    """How long each message is kept, from its receipt, in seconds; 0 = forever; absent = the instance's default (7
-    days). At most 4,294,967,295. A message past its retention is never delivered, and is removed. A message with a
-    retention above 0 may be removed earlier, once it is older than the replay window and no queue needs it; one with 0
-    stays stored, even when every queue is done with it.
+    """How long each message is kept, from its receipt, in seconds; 0 = forever; absent = the
+    instance's default (7 days). At most 4,294,967,295. A message past its retention is never
+    delivered, and is removed. A message with a retention above 0 may be removed earlier, once it
+    is older than the replay window and no queue needs it; one with 0 stays stored, even when every
+    queue is done with it.
     """
     delay_ms: _builtins.int
-    """How long each message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its
-    receipt, in place of their default; 0 = no delay. Other queues ignore it. 0 up to the instance's largest delay
-    (900,000 ms, 15 min, unless set otherwise). Not together with `visible_at_ms`.
+    """How long each message stays unavailable in delayed queues (those whose `default_delay_ms` is
+    above 0), from its receipt, in place of their default; 0 = no delay. Other queues ignore it. 0
+    up to the instance's largest delay (900,000 ms, 15 min, unless set otherwise). Not together
+    with `visible_at_ms`.
     """
     visible_at_ms: _builtins.int
-    """When each message becomes available in every queue, in milliseconds since the Unix epoch; not negative; a past time
-    means immediately. Not together with `delay_ms`.
+    """When each message becomes available in every queue, in milliseconds since the Unix epoch; not
+    negative; a past time means immediately. Not together with `delay_ms`.
     """
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The payload of each message, in order; at least one. A payload may be empty, and has at most the instance's largest
-        payload size (67,108,864 bytes, 64 MiB, unless set otherwise).
+        """The payload of each message, in order; at least one. A payload may be empty, and has at most
+        the instance's largest payload size (67,108,864 bytes, 64 MiB, unless set otherwise).
         """
 
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The headers of each message. At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of UTF-8. A queue
-        without a filter takes the messages whose header `queue` is its ID.
+        """The headers of each message. At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of
+        UTF-8. A queue without a filter takes the messages whose header `queue` is its ID.
         """
 
     @_builtins.property
     def dedupe_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The dedupe key of each message, in the order of `payloads`; either none, or as many as payloads, where an empty key
-        means that the message has none. Publishes with the same key within the instance's window (10 minutes unless set
-        otherwise) store one message: the later ones get its ID, even with other content. 1–255 bytes of UTF-8. A key
-        belongs to one ingest shard, chosen by rendezvous hashing: the shard of the topology with the highest
-        `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as a big-endian number. Other shards refuse it
-        (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has the `shard`). So a retry stays on its shard; when
-        shards are added, the keys that move to them start over.
+        """The dedupe key of each message, in the order of `payloads`; either none, or as many as
+        payloads, where an empty key means that the message has none. Publishes with the same key
+        within the instance's window (10 minutes unless set otherwise) store one message: the later
+        ones get its ID, even with other content. 1–255 bytes of UTF-8. A key belongs to one ingest
+        shard, chosen by rendezvous hashing: the shard of the topology with the highest
+        `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as a big-endian number. Other shards
+        refuse it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has the `shard`). So a retry
+        stays on its shard; when shards are added, the keys that move to them start over.
         """
 
     def __init__(
@@ -137,16 +143,17 @@ class PublishRequest(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes a repeat safe: a second call with the same ID and the same messages within 10 minutes stores nothing and gets
-    the first call's IDs; with other messages it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for
-    example; empty = none. Only the shard that got the first call knows the ID, also after a restart: repeat against
-    the same shard.
+    """Makes a repeat safe: a second call with the same ID and the same messages within 10 minutes
+    stores nothing and gets the first call's IDs; with other messages it gets INVALID_ARGUMENT
+    (REQUEST_ID_REUSED). 1–128 bytes, a UUID for example; empty = none. Only the shard that got the
+    first call knows the ID, also after a restart: repeat against the same shard.
     """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRun]:
-        """The messages, run by run, in order: 1 to 10,000 messages in all. The whole request must stay under the size limit
-        of a gRPC message (97 MiB, see IngestService). The headers of all messages but the first of each run, each counted
-        separately, have at most 4 MiB together. Errors name `runs[2].payloads[5]` or `runs[2].retention_s`.
+        """The messages, run by run, in order: 1 to 10,000 messages in all. The whole request must stay
+        under the size limit of a gRPC message (97 MiB, see IngestService). The headers of all messages
+        but the first of each run, each counted separately, have at most 4 MiB together. Errors name
+        `runs[2].payloads[5]` or `runs[2].retention_s`.
         """
 
     def __init__(
@@ -174,23 +181,27 @@ class PublishResponse(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     TASK_ID_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
-    """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a
-    message in a queue that it reached (see EntryService). A repeated request gets the time of the first one. It does
-    not apply to duplicates; 0 when nothing was stored, or nothing of it is stored any more.
+    """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is
+    the handle of a message in a queue that it reached (see EntryService). A repeated request gets
+    the time of the first one. It does not apply to duplicates; 0 when nothing was stored, or
+    nothing of it is stored any more.
     """
     task_id: _builtins.str
-    """Set where event queues have the consistency `async` (or `sync`, when the deadline came first): the batch is in the
-    queue backend, and is stored later as the task with this ID (TaskService). `message_ids` then has a 0 for each
-    message. Publish also sends the ID as initial metadata, `slatemq-task-id`.
+    """Set where event queues have the consistency `async` (or `sync`, when the deadline came first):
+    the batch is in the queue backend, and is stored later as the task with this ID (TaskService).
+    `message_ids` then has a 0 for each message. Publish also sends the ID as initial metadata,
+    `slatemq-task-id`.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The IDs of the messages, in the order of the request; they are consecutive, except those of `duplicates`."""
+        """The IDs of the messages, in the order of the request; they are consecutive, except those of
+        `duplicates`.
+        """
 
     @_builtins.property
     def duplicates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The indexes in the request (from 0, ascending) of messages that were not stored because their dedupe key was
-        already used: their ID is that of the first message with the key.
+        """The indexes in the request (from 0, ascending) of messages that were not stored because their
+        dedupe key was already used: their ID is that of the first message with the key.
         """
 
     def __init__(
@@ -218,8 +229,8 @@ class PublishStreamRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Chosen by the producer, and repeated in the answer. Unanswered requests should have different numbers; the service
-    does not look at them.
+    """Chosen by the producer, and repeated in the answer. Unanswered requests should have different
+    numbers; the service does not look at them.
     """
     @_builtins.property
     def publish(self) -> Global___PublishRequest:
@@ -309,8 +320,8 @@ class BatchGetMessagesRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WITH_ETAGS_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
-    """Stop before the payloads together exceed this many bytes; the response has at least one message. 0 = 32 MiB. A
-    response never passes the size limit of a gRPC message either.
+    """Stop before the payloads together exceed this many bytes; the response has at least one
+    message. 0 = 32 MiB. A response never passes the size limit of a gRPC message either.
     """
     with_etags: _builtins.bool
     """Whether to return the messages' etags, which ReplaceMessage takes."""
@@ -345,14 +356,15 @@ class BatchGetMessagesResponse(_message.Message):
     SLOW_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
-        """The messages run by run, in the order of the request, without the missing and slow ones and those beyond the
-        bounds. Ask again for the slow ones and for those beyond the bounds.
+        """The messages run by run, in the order of the request, without the missing and slow ones and
+        those beyond the bounds. Ask again for the slow ones and for those beyond the bounds.
         """
 
     @_builtins.property
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs of the request that are not stored: never used, removed or damaged. This is final: the ingest has proven, by a
-        commit made after the request came, that it owns the shard. IDs beyond the bounds are not among them.
+        """IDs of the request that are not stored: never used, removed or damaged. This is final: the
+        ingest has proven, by a commit made after the request came, that it owns the shard. IDs beyond
+        the bounds are not among them.
         """
 
     @_builtins.property
@@ -361,7 +373,9 @@ class BatchGetMessagesResponse(_message.Message):
 
     @_builtins.property
     def slow_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs of messages whose payloads are objects that take long to read. The ingest goes on reading them; ask for these again."""
+        """IDs of messages whose payloads are objects that take long to read. The ingest goes on reading
+        them; ask for these again.
+        """
 
     def __init__(
         self,
@@ -390,8 +404,8 @@ class StoredRun(_message.Message):
     PAYLOADS_FIELD_NUMBER: _builtins.int
     ETAGS_FIELD_NUMBER: _builtins.int
     common: _builtins.bytes
-    """What they have in common: a Message without ID and payload, in protobuf's wire format, so that a client that
-    forwards messages need not parse it.
+    """What they have in common: a Message without ID and payload, in protobuf's wire format, so that
+    a client that forwards messages need not parse it.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -429,7 +443,9 @@ class TailLogRequest(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """A message ID: entries that have messages above it are sent, whole, in the order of the log; 0 = from the beginning."""
+    """A message ID: entries that have messages above it are sent, whole, in the order of the log; 0 =
+    from the beginning.
+    """
     def __init__(
         self,
         *,
@@ -453,17 +469,20 @@ class TailLogResponse(_message.Message):
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
-    """The ID of the last durable message, even if it is not sent yet, or removed since; 0 when there was none so far."""
+    """The ID of the last durable message, even if it is not sent yet, or removed since; 0 when there
+    was none so far.
+    """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
-        """In ascending order of sequence. Empty in a heartbeat, which also says that everything stored when the call began
-        has been sent. The first response comes at once, and the next ones at least every 10 seconds.
+        """In ascending order of sequence. Empty in a heartbeat, which also says that everything stored
+        when the call began has been sent. The first response comes at once, and the next ones at least
+        every 10 seconds.
         """
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
-        """Messages of these entries where they are few, small and just stored: a router hands them to brokers, which then need
-        not read them. Perhaps none, or not all.
+        """Messages of these entries where they are few, small and just stored: a router hands them to
+        brokers, which then need not read them. Perhaps none, or not all.
         """
 
     def __init__(
@@ -492,7 +511,9 @@ class LogEntry(_message.Message):
     sequence: _builtins.int
     """The entry's place in the log: the ID of its first message. Strictly increasing, with gaps."""
     value: _builtins.bytes
-    """The entry as it is stored: the value of its record (docs/reference/encodings.md, log entry value)."""
+    """The entry as it is stored: the value of its record (docs/reference/encodings.md, log entry
+    value).
+    """
     def __init__(
         self,
         *,
@@ -537,13 +558,15 @@ class GetLogStatusResponse(_message.Message):
     shard: _builtins.int
     """This process's ingest shard, 0–16,383."""
     durable_sequence: _builtins.int
-    """The ID of the last durable message, which may have been removed since; 0 when there was none so far."""
+    """The ID of the last durable message, which may have been removed since; 0 when there was none so
+    far.
+    """
     first_sequence: _builtins.int
     """No message is left with an ID below this one."""
     @_builtins.property
     def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogGap]:
-        """The gaps between IDs, such as each restart of the ingest leaves, in ascending order: the newest 1,000 that the log
-        still has.
+        """The gaps between IDs, such as each restart of the ingest leaves, in ascending order: the newest
+        1,000 that the log still has.
         """
 
     def __init__(
@@ -618,7 +641,9 @@ class FindLogPositionResponse(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """The ID of the last message that was received before that time, which TailLog takes; 0 = there is none."""
+    """The ID of the last message that was received before that time, which TailLog takes; 0 = there
+    is none.
+    """
     def __init__(
         self,
         *,
@@ -681,12 +706,15 @@ class PushedMessage(_message.Message):
     queue_id: _builtins.str
     """The queue that alone gets it; 1–255 bytes."""
     payload_uri: _builtins.str
-    """Set in place of `payload` where the payload is already stored as an object: its URI, relative to the root."""
+    """Set in place of `payload` where the payload is already stored as an object: its URI, relative
+    to the root.
+    """
     payload_bytes: _builtins.int
     """The payload's length when `payload_uri` is set."""
     retention_deadline_ms: _builtins.int
-    """Set in place of `retention_s` where the message is older than the row: it is not delivered after this time, nor in
-    the second before it. A row that arrives later counts as stored, but nothing is. 0 = none.
+    """Set in place of `retention_s` where the message is older than the row: it is not delivered
+    after this time, nor in the second before it. A row that arrives later counts as stored, but
+    nothing is. 0 = none.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -744,8 +772,8 @@ class PushRequest(_message.Message):
     first_number: _builtins.int
     """The number of the first message; the others follow without gaps."""
     set_aside_count: _builtins.int
-    """How many rows right before `first_number` the broker has set aside: they have numbers but no messages, and count as
-    stored.
+    """How many rows right before `first_number` the broker has set aside: they have numbers but no
+    messages, and count as stored.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushedMessage]:

@@ -27,27 +27,31 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class IngestServiceStub:
-    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of them.
+    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of
+    them.
 
-    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain `slatemq`, a stable
-    `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field (`messages[3].headers`), FAILED_PRECONDITION
-    a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call
-    that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
-    the call, for publishes with the same `request_id`.
+    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain
+    `slatemq`, a stable `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field
+    (`messages[3].headers`), FAILED_PRECONDITION a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS
+    a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call that failed with
+    INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the
+    outcome: repeat the call, for publishes with the same `request_id`.
 
-    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with RESOURCE_EXHAUSTED
-    while too many calls are in flight (10,000 unless set otherwise), and with DATA_LOSS where stored bytes are damaged.
-    The RPCs below do not repeat this. A gRPC message may have 101,584,370 bytes (97 MiB: the largest payload, the most
-    headers and 1 MiB); it grows with the setting of the largest payload. A larger one gets INVALID_ARGUMENT
-    (MESSAGE_TOO_LARGE): send it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large
-    requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most gRPC clients
-    receive at most 4 MiB until you raise that limit.
+    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with
+    RESOURCE_EXHAUSTED while too many calls are in flight (10,000 unless set otherwise), and with
+    DATA_LOSS where stored bytes are damaged. The RPCs below do not repeat this. A gRPC message may
+    have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with
+    the setting of the largest payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE): send
+    it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large requests
+    wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most
+    gRPC clients receive at most 4 MiB until you raise that limit.
 
-    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it
-    has more than 1,024 entries, when its lists and maps together have more than 300,000 items (a message counts as two,
-    an entry of a map as four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process
-    does not serve gets UNIMPLEMENTED. If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's
-    metadata has the `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed
+    when a map in it has more than 1,024 entries, when its lists and maps together have more than
+    300,000 items (a message counts as two, an entry of a map as four) or 2,097,152 numbers, or when
+    it has 524,288 fields. A call of a service that this process does not serve gets UNIMPLEMENTED.
+    If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's metadata has the
+    `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
     `addresses`, separated by commas. Requests may not be compressed.
     """
 
@@ -56,52 +60,60 @@ class IngestServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> IngestServiceAsyncStub: ...
     Publish: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.PublishRequest, _ingest_pb2.PublishResponse]
-    """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in the object store,
-    and every queue that existed at the time of the call and whose filter matches gets each of them exactly once.
+    """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in
+    the object store, and every queue that existed at the time of the call and whose filter matches
+    gets each of them exactly once.
 
-    Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other content),
-    RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-    FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new publishes; publish to another one, the topology says which),
-    UNAVAILABLE (starting, draining or fenced; the store is down). Where publishes are tasks (see PublishResponse),
-    also UNAVAILABLE (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
+    Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other
+    content), RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL:
+    no message IDs are left), FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new
+    publishes; publish to another one, the topology says which), UNAVAILABLE (starting, draining or
+    fenced; the store is down). Where publishes are tasks (see PublishResponse), also UNAVAILABLE
+    (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
     (TASK_FAILED, with `sync`; the ErrorInfo's metadata has the `task_id`).
     """
     PublishStream: _grpc.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]
-    """Publishes batch after batch over one call, for producers of many small batches: a message costs a quarter of what a
-    call of its own costs. Each request is a publish of its own: durability, request IDs and dedupe keys work as for
-    Publish. Each gets one answer: its message IDs, or the error that Publish would have given, which does not end the
-    stream. Answers come as the batches become durable, in any order, several in one response. Requests that are sent
-    without waiting for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or a
-    request ID that was used before.
+    """Publishes batch after batch over one call, for producers of many small batches: a message costs
+    a quarter of what a call of its own costs. Each request is a publish of its own: durability,
+    request IDs and dedupe keys work as for Publish. Each gets one answer: its message IDs, or the
+    error that Publish would have given, which does not end the stream. Answers come as the batches
+    become durable, in any order, several in one response. Requests that are sent without waiting
+    for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or
+    a request ID that was used before.
 
-    At most 1,000 requests of a stream are unanswered at a time; further ones wait in the connection. When the producer
-    closes the stream, all that it sent is still answered. When a stream breaks, the outcome of unanswered requests is
-    unknown: repeat them with the same request IDs on the same shard, here or by Publish. A draining service stops
-    reading, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+    At most 1,000 requests of a stream are unanswered at a time; further ones wait in the
+    connection. When the producer closes the stream, all that it sent is still answered. When a
+    stream breaks, the outcome of unanswered requests is unknown: repeat them with the same request
+    IDs on the same shard, here or by Publish. A draining service stops reading, answers what it
+    has read, and ends the stream with UNAVAILABLE (DRAINING).
 
-    A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests take too much memory,
-    the service ends streams that wait for their next request (LARGE_REQUESTS).
+    A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests
+    take too much memory, the service ends streams that wait for their next request
+    (LARGE_REQUESTS).
 
-    Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the requests before it are
-    answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is down).
+    Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the
+    requests before it are answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting,
+    draining or fenced; the store is down).
     """
     BatchGetMessages: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetMessagesRequest, _ingest_pb2.BatchGetMessagesResponse]
-    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A
-    message past its retention can be read as long as it is stored.
+    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver
+    messages; any client may. A message past its retention can be read as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative
-    `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for
-    messages; try again), UNAVAILABLE (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the
-    shard may have stored it, so look up the ingest's address again).
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+    `message_ids[i]`; negative `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that
+    clients do not read fill the ingest's memory for messages; try again), UNAVAILABLE
+    (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the shard may have
+    stored it, so look up the ingest's address again).
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
-    """Streams the metadata log of this shard in commit order: first what is stored, then what comes in, without end. Only
-    durable entries are sent, each once; no entry that is still stored is left out (PurgeService removes entries).
-    While unread answers take the ingest's memory for messages, an entry of over 64 KiB comes in several parts, each an
-    entry with the next of its messages.
+    """Streams the metadata log of this shard in commit order: first what is stored, then what comes
+    in, without end. Only durable entries are sent, each once; no entry that is still stored is
+    left out (PurgeService removes entries). While unread answers take the ingest's memory for
+    messages, an entry of over 64 KiB comes in several parts, each an entry with the next of its
+    messages.
 
-    Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams).
+    Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE,
+    RESOURCE_EXHAUSTED (too many open streams).
     """
     GetLogStatus: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]
     """Returns the position of the shard's log.
@@ -109,112 +121,128 @@ class IngestServiceStub:
     Errors: UNAVAILABLE.
     """
     FindLogPosition: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.FindLogPositionRequest, _ingest_pb2.FindLogPositionResponse]
-    """Finds the place in the log before the first entry with a message received at or after a time. This takes about
-    fifty reads of one row, however long the log is.
+    """Finds the place in the log before the first entry with a message received at or after a time.
+    This takes about fifty reads of one row, however long the log is.
 
     Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
     """
     Push: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]
-    """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker shard numbers its
-    rows for each ingest shard, from 1 without gaps; the commit that stores rows also stores the number of the last
-    one, for ever. So rows that are sent again are skipped, however late. Answered rows are durable. The broker sets a
-    row that is refused with INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the
-    rows behind it.
+    """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker
+    shard numbers its rows for each ingest shard, from 1 without gaps; the commit that stores rows
+    also stores the number of the last one, for ever. So rows that are sent again are skipped,
+    however late. Answered rows are durable. The broker sets a row that is refused with
+    INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the rows
+    behind it.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between
+    the last one stored and the first one sent or set aside is missing; the ErrorInfo's metadata
+    has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
-    """Replaces the payload and the headers of a stored message. The message is not routed again. For brokers, which know
-    whether the edit is allowed, and must drop their copy: applications call DelayedService.EditMessage. A call that is
-    repeated with the same etag gets the first answer as long as the message has not changed since.
+    """Replaces the payload and the headers of a stored message. The message is not routed again. For
+    brokers, which know whether the edit is allowed, and must drop their copy: applications call
+    DelayedService.EditMessage. A call that is repeated with the same etag gets the first answer as
+    long as the message has not changed since.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that would make the log
-    entry, which the message shares with others of its commit, larger than 16 MiB), NOT_FOUND, ABORTED (the etag is not
-    the current one, which the ErrorInfo's metadata has as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also
-    NOT_YET_STORED, as of BatchGetMessages).
+    Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
+    would make the log entry, which the message shares with others of its commit, larger than 16
+    MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
+    as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
     """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
-    """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are refused (PurgeService).
-    Brokers call it before a replay reads the log, and before they take the first message of the log.
+    """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
+    refused (PurgeService). Brokers call it before a replay reads the log, and before they take the
+    first message of the log.
 
     Errors: UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class IngestServiceAsyncStub(IngestServiceStub):
-    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of them.
+    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of
+    them.
 
-    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain `slatemq`, a stable
-    `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field (`messages[3].headers`), FAILED_PRECONDITION
-    a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call
-    that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
-    the call, for publishes with the same `request_id`.
+    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain
+    `slatemq`, a stable `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field
+    (`messages[3].headers`), FAILED_PRECONDITION a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS
+    a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call that failed with
+    INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the
+    outcome: repeat the call, for publishes with the same `request_id`.
 
-    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with RESOURCE_EXHAUSTED
-    while too many calls are in flight (10,000 unless set otherwise), and with DATA_LOSS where stored bytes are damaged.
-    The RPCs below do not repeat this. A gRPC message may have 101,584,370 bytes (97 MiB: the largest payload, the most
-    headers and 1 MiB); it grows with the setting of the largest payload. A larger one gets INVALID_ARGUMENT
-    (MESSAGE_TOO_LARGE): send it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large
-    requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most gRPC clients
-    receive at most 4 MiB until you raise that limit.
+    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with
+    RESOURCE_EXHAUSTED while too many calls are in flight (10,000 unless set otherwise), and with
+    DATA_LOSS where stored bytes are damaged. The RPCs below do not repeat this. A gRPC message may
+    have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with
+    the setting of the largest payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE): send
+    it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large requests
+    wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most
+    gRPC clients receive at most 4 MiB until you raise that limit.
 
-    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it
-    has more than 1,024 entries, when its lists and maps together have more than 300,000 items (a message counts as two,
-    an entry of a map as four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process
-    does not serve gets UNIMPLEMENTED. If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's
-    metadata has the `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed
+    when a map in it has more than 1,024 entries, when its lists and maps together have more than
+    300,000 items (a message counts as two, an entry of a map as four) or 2,097,152 numbers, or when
+    it has 524,288 fields. A call of a service that this process does not serve gets UNIMPLEMENTED.
+    If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's metadata has the
+    `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
     `addresses`, separated by commas. Requests may not be compressed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Publish: _aio.UnaryUnaryMultiCallable[_ingest_pb2.PublishRequest, _ingest_pb2.PublishResponse]  # type: ignore[assignment]
-    """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in the object store,
-    and every queue that existed at the time of the call and whose filter matches gets each of them exactly once.
+    """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in
+    the object store, and every queue that existed at the time of the call and whose filter matches
+    gets each of them exactly once.
 
-    Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other content),
-    RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-    FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new publishes; publish to another one, the topology says which),
-    UNAVAILABLE (starting, draining or fenced; the store is down). Where publishes are tasks (see PublishResponse),
-    also UNAVAILABLE (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
+    Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other
+    content), RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL:
+    no message IDs are left), FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new
+    publishes; publish to another one, the topology says which), UNAVAILABLE (starting, draining or
+    fenced; the store is down). Where publishes are tasks (see PublishResponse), also UNAVAILABLE
+    (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
     (TASK_FAILED, with `sync`; the ErrorInfo's metadata has the `task_id`).
     """
     PublishStream: _aio.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]  # type: ignore[assignment]
-    """Publishes batch after batch over one call, for producers of many small batches: a message costs a quarter of what a
-    call of its own costs. Each request is a publish of its own: durability, request IDs and dedupe keys work as for
-    Publish. Each gets one answer: its message IDs, or the error that Publish would have given, which does not end the
-    stream. Answers come as the batches become durable, in any order, several in one response. Requests that are sent
-    without waiting for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or a
-    request ID that was used before.
+    """Publishes batch after batch over one call, for producers of many small batches: a message costs
+    a quarter of what a call of its own costs. Each request is a publish of its own: durability,
+    request IDs and dedupe keys work as for Publish. Each gets one answer: its message IDs, or the
+    error that Publish would have given, which does not end the stream. Answers come as the batches
+    become durable, in any order, several in one response. Requests that are sent without waiting
+    for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or
+    a request ID that was used before.
 
-    At most 1,000 requests of a stream are unanswered at a time; further ones wait in the connection. When the producer
-    closes the stream, all that it sent is still answered. When a stream breaks, the outcome of unanswered requests is
-    unknown: repeat them with the same request IDs on the same shard, here or by Publish. A draining service stops
-    reading, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+    At most 1,000 requests of a stream are unanswered at a time; further ones wait in the
+    connection. When the producer closes the stream, all that it sent is still answered. When a
+    stream breaks, the outcome of unanswered requests is unknown: repeat them with the same request
+    IDs on the same shard, here or by Publish. A draining service stops reading, answers what it
+    has read, and ends the stream with UNAVAILABLE (DRAINING).
 
-    A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests take too much memory,
-    the service ends streams that wait for their next request (LARGE_REQUESTS).
+    A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests
+    take too much memory, the service ends streams that wait for their next request
+    (LARGE_REQUESTS).
 
-    Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the requests before it are
-    answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is down).
+    Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the
+    requests before it are answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting,
+    draining or fenced; the store is down).
     """
     BatchGetMessages: _aio.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetMessagesRequest, _ingest_pb2.BatchGetMessagesResponse]  # type: ignore[assignment]
-    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A
-    message past its retention can be read as long as it is stored.
+    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver
+    messages; any client may. A message past its retention can be read as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative
-    `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for
-    messages; try again), UNAVAILABLE (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the
-    shard may have stored it, so look up the ingest's address again).
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+    `message_ids[i]`; negative `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that
+    clients do not read fill the ingest's memory for messages; try again), UNAVAILABLE
+    (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the shard may have
+    stored it, so look up the ingest's address again).
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
-    """Streams the metadata log of this shard in commit order: first what is stored, then what comes in, without end. Only
-    durable entries are sent, each once; no entry that is still stored is left out (PurgeService removes entries).
-    While unread answers take the ingest's memory for messages, an entry of over 64 KiB comes in several parts, each an
-    entry with the next of its messages.
+    """Streams the metadata log of this shard in commit order: first what is stored, then what comes
+    in, without end. Only durable entries are sent, each once; no entry that is still stored is
+    left out (PurgeService removes entries). While unread answers take the ingest's memory for
+    messages, an entry of over 64 KiB comes in several parts, each an entry with the next of its
+    messages.
 
-    Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams).
+    Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE,
+    RESOURCE_EXHAUSTED (too many open streams).
     """
     GetLogStatus: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]  # type: ignore[assignment]
     """Returns the position of the shard's log.
@@ -222,60 +250,68 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Errors: UNAVAILABLE.
     """
     FindLogPosition: _aio.UnaryUnaryMultiCallable[_ingest_pb2.FindLogPositionRequest, _ingest_pb2.FindLogPositionResponse]  # type: ignore[assignment]
-    """Finds the place in the log before the first entry with a message received at or after a time. This takes about
-    fifty reads of one row, however long the log is.
+    """Finds the place in the log before the first entry with a message received at or after a time.
+    This takes about fifty reads of one row, however long the log is.
 
     Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
     """
     Push: _aio.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]  # type: ignore[assignment]
-    """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker shard numbers its
-    rows for each ingest shard, from 1 without gaps; the commit that stores rows also stores the number of the last
-    one, for ever. So rows that are sent again are skipped, however late. Answered rows are durable. The broker sets a
-    row that is refused with INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the
-    rows behind it.
+    """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker
+    shard numbers its rows for each ingest shard, from 1 without gaps; the commit that stores rows
+    also stores the number of the last one, for ever. So rows that are sent again are skipped,
+    however late. Answered rows are durable. The broker sets a row that is refused with
+    INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the rows
+    behind it.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between
+    the last one stored and the first one sent or set aside is missing; the ErrorInfo's metadata
+    has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and the headers of a stored message. The message is not routed again. For brokers, which know
-    whether the edit is allowed, and must drop their copy: applications call DelayedService.EditMessage. A call that is
-    repeated with the same etag gets the first answer as long as the message has not changed since.
+    """Replaces the payload and the headers of a stored message. The message is not routed again. For
+    brokers, which know whether the edit is allowed, and must drop their copy: applications call
+    DelayedService.EditMessage. A call that is repeated with the same etag gets the first answer as
+    long as the message has not changed since.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that would make the log
-    entry, which the message shares with others of its commit, larger than 16 MiB), NOT_FOUND, ABORTED (the etag is not
-    the current one, which the ErrorInfo's metadata has as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also
-    NOT_YET_STORED, as of BatchGetMessages).
+    Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
+    would make the log entry, which the message shares with others of its commit, larger than 16
+    MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
+    as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
-    """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are refused (PurgeService).
-    Brokers call it before a replay reads the log, and before they take the first message of the log.
+    """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
+    refused (PurgeService). Brokers call it before a replay reads the log, and before they take the
+    first message of the log.
 
     Errors: UNAVAILABLE.
     """
 
 class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of them.
+    """Accepts messages and stores them. One process per ingest shard; a producer may publish to any of
+    them.
 
-    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain `slatemq`, a stable
-    `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field (`messages[3].headers`), FAILED_PRECONDITION
-    a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call
-    that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
-    the call, for publishes with the same `request_id`.
+    Every error of every SlateMQ service is a google.rpc.Status with one google.rpc.ErrorInfo (domain
+    `slatemq`, a stable `reason`). INVALID_ARGUMENT has a google.rpc.BadRequest that names the field
+    (`messages[3].headers`), FAILED_PRECONDITION a PreconditionFailure, NOT_FOUND and ALREADY_EXISTS
+    a ResourceInfo; UNAVAILABLE and RESOURCE_EXHAUSTED a RetryInfo. A call that failed with
+    INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the
+    outcome: repeat the call, for publishes with the same `request_id`.
 
-    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with RESOURCE_EXHAUSTED
-    while too many calls are in flight (10,000 unless set otherwise), and with DATA_LOSS where stored bytes are damaged.
-    The RPCs below do not repeat this. A gRPC message may have 101,584,370 bytes (97 MiB: the largest payload, the most
-    headers and 1 MiB); it grows with the setting of the largest payload. A larger one gets INVALID_ARGUMENT
-    (MESSAGE_TOO_LARGE): send it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large
-    requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most gRPC clients
-    receive at most 4 MiB until you raise that limit.
+    Any call can fail with UNAVAILABLE while its service starts, drains or has lost its store, with
+    RESOURCE_EXHAUSTED while too many calls are in flight (10,000 unless set otherwise), and with
+    DATA_LOSS where stored bytes are damaged. The RPCs below do not repeat this. A gRPC message may
+    have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with
+    the setting of the largest payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE): send
+    it in parts. gRPC itself refuses one that is larger by a quarter, without details. Large requests
+    wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. Most
+    gRPC clients receive at most 4 MiB until you raise that limit.
 
-    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it
-    has more than 1,024 entries, when its lists and maps together have more than 300,000 items (a message counts as two,
-    an entry of a map as four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process
-    does not serve gets UNIMPLEMENTED. If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's
-    metadata has the `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed
+    when a map in it has more than 1,024 entries, when its lists and maps together have more than
+    300,000 items (a message counts as two, an entry of a map as four) or 2,097,152 numbers, or when
+    it has 524,288 fields. A call of a service that this process does not serve gets UNIMPLEMENTED.
+    If another process serves it, the reason is WRONG_SERVICE, and the ErrorInfo's metadata has the
+    `service`, the kind of process that serves it (`served_by`, such as `broker`), and the known
     `addresses`, separated by commas. Requests may not be compressed.
     """
 
@@ -285,14 +321,16 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.PublishRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.PublishResponse, _abc.Awaitable[_ingest_pb2.PublishResponse]]:
-        """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in the object store,
-        and every queue that existed at the time of the call and whose filter matches gets each of them exactly once.
+        """Publishes a batch of messages, all or none. When the answer is OK, the messages are durable in
+        the object store, and every queue that existed at the time of the call and whose filter matches
+        gets each of them exactly once.
 
-        Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other content),
-        RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-        FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new publishes; publish to another one, the topology says which),
-        UNAVAILABLE (starting, draining or fenced; the store is down). Where publishes are tasks (see PublishResponse),
-        also UNAVAILABLE (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
+        Errors: INVALID_ARGUMENT (an empty batch, a limit exceeded, a request ID used before with other
+        content), RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL:
+        no message IDs are left), FAILED_PRECONDITION (SHARD_DRAINING: this shard stores no new
+        publishes; publish to another one, the topology says which), UNAVAILABLE (starting, draining or
+        fenced; the store is down). Where publishes are tasks (see PublishResponse), also UNAVAILABLE
+        (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat the call) and FAILED_PRECONDITION
         (TASK_FAILED, with `sync`; the ErrorInfo's metadata has the `task_id`).
         """
 
@@ -302,23 +340,27 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_ingest_pb2.PublishStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.PublishStreamResponse], _abc.AsyncIterator[_ingest_pb2.PublishStreamResponse]]:
-        """Publishes batch after batch over one call, for producers of many small batches: a message costs a quarter of what a
-        call of its own costs. Each request is a publish of its own: durability, request IDs and dedupe keys work as for
-        Publish. Each gets one answer: its message IDs, or the error that Publish would have given, which does not end the
-        stream. Answers come as the batches become durable, in any order, several in one response. Requests that are sent
-        without waiting for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or a
-        request ID that was used before.
+        """Publishes batch after batch over one call, for producers of many small batches: a message costs
+        a quarter of what a call of its own costs. Each request is a publish of its own: durability,
+        request IDs and dedupe keys work as for Publish. Each gets one answer: its message IDs, or the
+        error that Publish would have given, which does not end the stream. Answers come as the batches
+        become durable, in any order, several in one response. Requests that are sent without waiting
+        for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or
+        a request ID that was used before.
 
-        At most 1,000 requests of a stream are unanswered at a time; further ones wait in the connection. When the producer
-        closes the stream, all that it sent is still answered. When a stream breaks, the outcome of unanswered requests is
-        unknown: repeat them with the same request IDs on the same shard, here or by Publish. A draining service stops
-        reading, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+        At most 1,000 requests of a stream are unanswered at a time; further ones wait in the
+        connection. When the producer closes the stream, all that it sent is still answered. When a
+        stream breaks, the outcome of unanswered requests is unknown: repeat them with the same request
+        IDs on the same shard, here or by Publish. A draining service stops reading, answers what it
+        has read, and ends the stream with UNAVAILABLE (DRAINING).
 
-        A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests take too much memory,
-        the service ends streams that wait for their next request (LARGE_REQUESTS).
+        A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests
+        take too much memory, the service ends streams that wait for their next request
+        (LARGE_REQUESTS).
 
-        Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the requests before it are
-        answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is down).
+        Errors that end the stream: INVALID_ARGUMENT (a request does not decode or is too large; the
+        requests before it are answered), RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting,
+        draining or fenced; the store is down).
         """
 
     @_abc_1.abstractmethod
@@ -327,13 +369,14 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.BatchGetMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.BatchGetMessagesResponse, _abc.Awaitable[_ingest_pb2.BatchGetMessagesResponse]]:
-        """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A
-        message past its retention can be read as long as it is stored.
+        """Reads stored messages by ID, headers and payload. Brokers call this before they deliver
+        messages; any client may. A message past its retention can be read as long as it is stored.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative
-        `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for
-        messages; try again), UNAVAILABLE (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the
-        shard may have stored it, so look up the ingest's address again).
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+        `message_ids[i]`; negative `max_bytes`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that
+        clients do not read fill the ingest's memory for messages; try again), UNAVAILABLE
+        (NOT_YET_STORED: an ID is above the last one of the log; a newer owner of the shard may have
+        stored it, so look up the ingest's address again).
         """
 
     @_abc_1.abstractmethod
@@ -342,13 +385,14 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.TailLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.TailLogResponse], _abc.AsyncIterator[_ingest_pb2.TailLogResponse]]:
-        """Streams the metadata log of this shard in commit order: first what is stored, then what comes in, without end. Only
-        durable entries are sent, each once; no entry that is still stored is left out (PurgeService removes entries).
-        While unread answers take the ingest's memory for messages, an entry of over 64 KiB comes in several parts, each an
-        entry with the next of its messages.
+        """Streams the metadata log of this shard in commit order: first what is stored, then what comes
+        in, without end. Only durable entries are sent, each once; no entry that is still stored is
+        left out (PurgeService removes entries). While unread answers take the ingest's memory for
+        messages, an entry of over 64 KiB comes in several parts, each an entry with the next of its
+        messages.
 
-        Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-        open streams).
+        Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE,
+        RESOURCE_EXHAUSTED (too many open streams).
         """
 
     @_abc_1.abstractmethod
@@ -368,8 +412,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.FindLogPositionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.FindLogPositionResponse, _abc.Awaitable[_ingest_pb2.FindLogPositionResponse]]:
-        """Finds the place in the log before the first entry with a message received at or after a time. This takes about
-        fifty reads of one row, however long the log is.
+        """Finds the place in the log before the first entry with a message received at or after a time.
+        This takes about fifty reads of one row, however long the log is.
 
         Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
         """
@@ -380,14 +424,16 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.PushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.PushResponse, _abc.Awaitable[_ingest_pb2.PushResponse]]:
-        """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker shard numbers its
-        rows for each ingest shard, from 1 without gaps; the commit that stores rows also stores the number of the last
-        one, for ever. So rows that are sent again are skipped, however late. Answered rows are durable. The broker sets a
-        row that is refused with INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the
-        rows behind it.
+        """Stores messages from a broker's outbox, each for one queue. For brokers. The outbox of a broker
+        shard numbers its rows for each ingest shard, from 1 without gaps; the commit that stores rows
+        also stores the number of the last one, for ever. So rows that are sent again are skipped,
+        however late. Answered rows are durable. The broker sets a row that is refused with
+        INVALID_ARGUMENT aside, where operators see it (OutboxService), and counts it with the rows
+        behind it.
 
-        Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-        first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between
+        the last one stored and the first one sent or set aside is missing; the ErrorInfo's metadata
+        has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -396,14 +442,15 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.ReplaceMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.ReplaceMessageResponse, _abc.Awaitable[_ingest_pb2.ReplaceMessageResponse]]:
-        """Replaces the payload and the headers of a stored message. The message is not routed again. For brokers, which know
-        whether the edit is allowed, and must drop their copy: applications call DelayedService.EditMessage. A call that is
-        repeated with the same etag gets the first answer as long as the message has not changed since.
+        """Replaces the payload and the headers of a stored message. The message is not routed again. For
+        brokers, which know whether the edit is allowed, and must drop their copy: applications call
+        DelayedService.EditMessage. A call that is repeated with the same etag gets the first answer as
+        long as the message has not changed since.
 
-        Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that would make the log
-        entry, which the message shares with others of its commit, larger than 16 MiB), NOT_FOUND, ABORTED (the etag is not
-        the current one, which the ErrorInfo's metadata has as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also
-        NOT_YET_STORED, as of BatchGetMessages).
+        Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
+        would make the log entry, which the message shares with others of its commit, larger than 16
+        MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
+        as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
         """
 
     @_abc_1.abstractmethod
@@ -412,8 +459,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.RaisePurgeEpochRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.RaisePurgeEpochResponse, _abc.Awaitable[_ingest_pb2.RaisePurgeEpochResponse]]:
-        """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are refused (PurgeService).
-        Brokers call it before a replay reads the log, and before they take the first message of the log.
+        """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
+        refused (PurgeService). Brokers call it before a replay reads the log, and before they take the
+        first message of the log.
 
         Errors: UNAVAILABLE.
         """

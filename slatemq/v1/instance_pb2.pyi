@@ -34,22 +34,27 @@ class InstanceSettings(_message.Message):
     payload_bytes_max: _builtins.int
     """The largest payload of a message, in bytes: 1 to 1,073,741,824. It can only be raised."""
     retention_s: _builtins.int
-    """The retention of a message whose producer sets none, in seconds: 0 (no end) to 4,294,967,295. Stored messages keep theirs."""
+    """The retention of a message whose producer sets none, in seconds: 0 (no end) to 4,294,967,295.
+    Stored messages keep theirs.
+    """
     max_message_delay_ms: _builtins.int
-    """The longest delay of a message in delayed queues, and the longest default delay of a queue, in milliseconds: 0 to 3,155,760,000,000.
-    Stored messages keep their times. It cannot be set below the default delay of a queue.
+    """The longest delay of a message in delayed queues, and the longest default delay of a queue, in
+    milliseconds: 0 to 3,155,760,000,000. Stored messages keep their times. It cannot be set below
+    the default delay of a queue.
     """
     dedupe_window_s: _builtins.int
-    """How long a dedupe key refers to the message first published with it, in seconds: 1 to 31,622,400. Stored keys keep their window."""
+    """How long a dedupe key refers to the message first published with it, in seconds: 1 to
+    31,622,400. Stored keys keep their window.
+    """
     request_id_window_s: _builtins.int
     """How long a repeated request ID gets the first call's response, in seconds: 600 to 86,400."""
     replay_window_s: _builtins.int
-    """How far back a new queue may start, in seconds: 0 (no limit) to 4,294,967,295. Messages that no queue needs are removed once they are
-    older, so a shorter window needs `accept_loss`.
+    """How far back a new queue may start, in seconds: 0 (no limit) to 4,294,967,295. Messages that no
+    queue needs are removed once they are older, so a shorter window needs `accept_loss`.
     """
     purge_grace_s: _builtins.int
-    """How long after its end something is removed permanently, in seconds: 0 to 86,400. This covers clocks that differ, so a shorter period
-    needs `accept_loss`.
+    """How long after its end something is removed permanently, in seconds: 0 to 86,400. This covers
+    clocks that differ, so a shorter period needs `accept_loss`.
     """
     def __init__(
         self,
@@ -112,7 +117,9 @@ class Instance(_message.Message):
     written_at_ms: _builtins.int
     """When the record was written, in milliseconds since the Unix epoch, by the writer's clock."""
     wal_store: _builtins.str
-    """URL of the store that holds the write-ahead logs alone, without its options; empty = the root's own store holds them."""
+    """URL of the store that holds the write-ahead logs alone, without its options; empty = the root's
+    own store holds them.
+    """
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
         """All settings."""
@@ -161,7 +168,9 @@ class GetInstanceResponse(_message.Message):
     OPEN_WITHOUT_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     running_number: _builtins.int
-    """The number of the record with which the responding process runs; if it is less than the latest, restart the process to adopt that."""
+    """The number of the record with which the responding process runs; if it is less than the latest,
+    restart the process to adopt that.
+    """
     store: _builtins.str
     """URL of the root, as the responding process reaches it, without its options."""
     @_builtins.property
@@ -170,7 +179,9 @@ class GetInstanceResponse(_message.Message):
 
     @_builtins.property
     def open_without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the responding process lacks although other machines can reach it: `TLS`, `policy`, `TLS for /s3-events`. It runs with `--insecure`."""
+        """What the responding process lacks although other machines can reach it: `TLS`, `policy`,
+        `TLS for /s3-events`. It runs with `--insecure`.
+        """
 
     def __init__(
         self,
@@ -197,7 +208,9 @@ class UpdateInstanceRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     ACCEPT_LOSS_FIELD_NUMBER: _builtins.int
     accept_loss: _builtins.bool
-    """Permits a shorter `replay_window_s` or `purge_grace_s`, which may remove messages that would have been kept."""
+    """Permits a shorter `replay_window_s` or `purge_grace_s`, which may remove messages that would
+    have been kept.
+    """
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
         """The settings to change; at least one."""
@@ -271,7 +284,9 @@ class CertificateExpiry(_message.Message):
     subject: _builtins.str
     """The name that the certificate is for."""
     expires_at_ms: _builtins.int
-    """When it expires, in milliseconds since the Unix epoch. Of several in the file, the first one that does."""
+    """When it expires, in milliseconds since the Unix epoch. Of several in the file, the first one
+    that does.
+    """
     def __init__(
         self,
         *,
@@ -321,15 +336,21 @@ class ExamineProcessResponse(_message.Message):
     started_at_ms: _builtins.int
     """When it started, in milliseconds since the Unix epoch."""
     store_problem: _builtins.str
-    """What is wrong with the store; empty = nothing, or the process owns no shard and has not tested it."""
+    """What is wrong with the store; empty = nothing, or the process owns no shard and has not tested
+    it.
+    """
     store_test_ms: _builtins.int
-    """How long the test of the store took, in milliseconds: a write, two refused ones, a read, a removal. Absent = not tested, or it failed."""
+    """How long the test of the store took, in milliseconds: a write, two refused ones, a read, a
+    removal. Absent = not tested, or it failed.
+    """
     store_clock_ahead_ms: _builtins.int
-    """How far the clock of the process is ahead of the store's, in milliseconds; negative = behind. Stores may round times down to seconds.
-    Absent = not tested, or it failed.
+    """How far the clock of the process is ahead of the store's, in milliseconds; negative = behind.
+    Stores may round times down to seconds. Absent = not tested, or it failed.
     """
     disk_free_bytes: _builtins.int
-    """Bytes free on the disk with the data, or on that with the write-ahead logs if it is fuller; absent where no store is a folder."""
+    """Bytes free on the disk with the data, or on that with the write-ahead logs if it is fuller;
+    absent where no store is a folder.
+    """
     disk_size_bytes: _builtins.int
     """Bytes that this disk has."""
     uncompacted_tables: _builtins.int
@@ -337,15 +358,17 @@ class ExamineProcessResponse(_message.Message):
     uncompacted_tables_max: _builtins.int
     """How many may wait: with as many, writes wait, too. Absent where it owns no shard."""
     wal_store: _builtins.str
-    """URL of the store of the write-ahead logs alone, as this process reaches it, without its options; empty = the root's own store holds
-    them, or the process owns no shard.
+    """URL of the store of the write-ahead logs alone, as this process reaches it, without its
+    options; empty = the root's own store holds them, or the process owns no shard.
     """
     wal_store_problem: _builtins.str
     """What is wrong with that store; empty = nothing."""
     wal_store_test_ms: _builtins.int
     """How long the test of that store took, in milliseconds; as `store_test_ms`."""
     durable_sequence: _builtins.int
-    """Of an ingest, the ID of the last durable message of its log. A cursor of a broker beyond it means that the log has lost messages."""
+    """Of an ingest, the ID of the last durable message of its log. A cursor of a broker beyond it
+    means that the log has lost messages.
+    """
     @_builtins.property
     def certificates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CertificateExpiry]:
         """Of its certificate and of the authorities that it trusts, by file; empty without TLS."""

@@ -28,8 +28,9 @@ if _version_not_supported:
 class InstanceServiceStub:
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     def __init__(self, channel):
@@ -58,12 +59,14 @@ class InstanceServiceStub:
 class InstanceServiceServicer:
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     def GetInstance(self, request, context):
-        """Reads the latest record from the store, and returns the number of the one with which this process runs.
+        """Reads the latest record from the store, and returns the number of the one with which this
+        process runs.
 
         Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
         """
@@ -72,24 +75,28 @@ class InstanceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateInstance(self, request, context):
-        """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
-        they have no events that could say who changed what.
+        """Changes settings. The change is durable when answered; each process adopts it at its next
+        start. Routers do not serve this call, since they have no events that could say who changed
+        what.
 
-        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
+        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are
+        applied one after the other.
 
-        Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
-        CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-        whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
+        Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the
+        change would lose something: reason CHANGE_LOSES where `accept_loss` permits it,
+        PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages undeliverable,
+        QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the
+        store is down, or a broker whose queues must be checked), DATA_LOSS (the record is damaged),
+        UNIMPLEMENTED (WRONG_SERVICE: a router was called).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExamineProcess(self, request, context):
-        """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
-        a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
-        error.
+        """Examines the process that is asked: its version, its clock, its store, its certificates.
+        Changes nothing; to test the store, an owner of a shard writes an object of a random name below
+        `probe/`, as at its start, and removes it. What is wrong is in the response, not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,8 +131,9 @@ def add_InstanceServiceServicer_to_server(servicer, server):
 class InstanceService:
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     @staticmethod

@@ -29,8 +29,9 @@ GRPC_VERSION: str
 class InstanceServiceStub:
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     @_typing.overload
@@ -38,63 +39,75 @@ class InstanceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InstanceServiceAsyncStub: ...
     GetInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]
-    """Reads the latest record from the store, and returns the number of the one with which this process runs.
+    """Reads the latest record from the store, and returns the number of the one with which this
+    process runs.
 
     Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]
-    """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
-    they have no events that could say who changed what.
+    """Changes settings. The change is durable when answered; each process adopts it at its next
+    start. Routers do not serve this call, since they have no events that could say who changed
+    what.
 
-    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
+    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are
+    applied one after the other.
 
-    Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
-    CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-    whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
+    Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the
+    change would lose something: reason CHANGE_LOSES where `accept_loss` permits it,
+    PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages undeliverable,
+    QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the
+    store is down, or a broker whose queues must be checked), DATA_LOSS (the record is damaged),
+    UNIMPLEMENTED (WRONG_SERVICE: a router was called).
     """
     ExamineProcess: _grpc.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]
-    """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
-    a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
-    error.
+    """Examines the process that is asked: its version, its clock, its store, its certificates.
+    Changes nothing; to test the store, an owner of a shard writes an object of a random name below
+    `probe/`, as at its start, and removes it. What is wrong is in the response, not an error.
     """
 
 @_typing.type_check_only
 class InstanceServiceAsyncStub(InstanceServiceStub):
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]  # type: ignore[assignment]
-    """Reads the latest record from the store, and returns the number of the one with which this process runs.
+    """Reads the latest record from the store, and returns the number of the one with which this
+    process runs.
 
     Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]  # type: ignore[assignment]
-    """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
-    they have no events that could say who changed what.
+    """Changes settings. The change is durable when answered; each process adopts it at its next
+    start. Routers do not serve this call, since they have no events that could say who changed
+    what.
 
-    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
+    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are
+    applied one after the other.
 
-    Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
-    CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-    whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
+    Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the
+    change would lose something: reason CHANGE_LOSES where `accept_loss` permits it,
+    PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages undeliverable,
+    QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the
+    store is down, or a broker whose queues must be checked), DATA_LOSS (the record is damaged),
+    UNIMPLEMENTED (WRONG_SERVICE: a router was called).
     """
     ExamineProcess: _aio.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]  # type: ignore[assignment]
-    """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
-    a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
-    error.
+    """Examines the process that is asked: its version, its clock, its store, its certificates.
+    Changes nothing; to test the store, an owner of a shard writes an object of a random name below
+    `probe/`, as at its start, and removes it. What is wrong is in the response, not an error.
     """
 
 class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
     """The settings that all processes of an instance share. Every process serves it.
 
-    They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest record when it starts, and keeps it until it exits.
+    They are one record at the root of the store. The first process of an instance writes it; each
+    change writes the next one. A process reads the latest record when it starts, and keeps it until
+    it exits.
     """
 
     @_abc_1.abstractmethod
@@ -103,7 +116,8 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.GetInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.GetInstanceResponse, _abc.Awaitable[_instance_pb2.GetInstanceResponse]]:
-        """Reads the latest record from the store, and returns the number of the one with which this process runs.
+        """Reads the latest record from the store, and returns the number of the one with which this
+        process runs.
 
         Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
         """
@@ -114,15 +128,19 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.UpdateInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.UpdateInstanceResponse, _abc.Awaitable[_instance_pb2.UpdateInstanceResponse]]:
-        """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
-        they have no events that could say who changed what.
+        """Changes settings. The change is durable when answered; each process adopts it at its next
+        start. Routers do not serve this call, since they have no events that could say who changed
+        what.
 
-        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
+        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are
+        applied one after the other.
 
-        Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
-        CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-        whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
+        Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the
+        change would lose something: reason CHANGE_LOSES where `accept_loss` permits it,
+        PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages undeliverable,
+        QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the
+        store is down, or a broker whose queues must be checked), DATA_LOSS (the record is damaged),
+        UNIMPLEMENTED (WRONG_SERVICE: a router was called).
         """
 
     @_abc_1.abstractmethod
@@ -131,9 +149,9 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.ExamineProcessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.ExamineProcessResponse, _abc.Awaitable[_instance_pb2.ExamineProcessResponse]]:
-        """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
-        a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
-        error.
+        """Examines the process that is asked: its version, its clock, its store, its certificates.
+        Changes nothing; to test the store, an owner of a shard writes an object of a random name below
+        `probe/`, as at its start, and removes it. What is wrong is in the response, not an error.
         """
 
 def add_InstanceServiceServicer_to_server(servicer: InstanceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -38,29 +38,37 @@ class RunJobRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SIZES_ONLY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """`retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `backup`, `verify` or `repair`."""
+    """`retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `backup`, `verify` or
+    `repair`.
+    """
     dry_run: _builtins.bool
-    """Only count what a run would remove, archive or repair. Without effect on `verify`, which changes nothing."""
+    """Only count what a run would remove, archive or repair. Without effect on `verify`, which
+    changes nothing.
+    """
     older_than_s: _builtins.int
-    """For `dead-letters`: how long ago a message must have failed, in seconds, at most 4,294,967,295; absent = the setting
-    `dead_letters_older_than_s`.
+    """For `dead-letters`: how long ago a message must have failed, in seconds, at most 4,294,967,295;
+    absent = the setting `dead_letters_older_than_s`.
     """
     days: _builtins.int
     """For `report`: the number of days until today, at most 3,660; 0 = 30."""
     target_queue_id: _builtins.str
     """For `restore`: the target queue; empty = the queue in which each message failed."""
     failed_from_ms: _builtins.int
-    """For `restore`: messages that failed at or after this time, in milliseconds since the Unix epoch; 0 = all."""
+    """For `restore`: messages that failed at or after this time, in milliseconds since the Unix
+    epoch; 0 = all.
+    """
     failed_until_ms: _builtins.int
     """For `restore`: messages that failed before this time; 0 = all."""
     request_id: _builtins.str
-    """Makes a repeat of the call safe: the same ID returns the same run, while it is among the last 100 of its job. 1–128 bytes; empty = none."""
+    """Makes a repeat of the call safe: the same ID returns the same run, while it is among the last
+    100 of its job. 1–128 bytes; empty = none.
+    """
     sizes_only: _builtins.bool
     """For `verify` and `repair`: compare the sizes of payload objects, and do not read them."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes messages of no queue, and for `verify` and
-        `repair`, which are about the whole instance.
+        """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes
+        messages of no queue, and for `verify` and `repair`, which are about the whole instance.
         """
 
     @_builtins.property
@@ -248,13 +256,16 @@ class Run(_message.Message):
 
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Its results by name, such as `messages_purged`; those of a dry run are what a run would have, and include the 20 queues that would
-        lose most, such as `entries_removed/orders`. Set at its end.
+        """Its results by name, such as `messages_purged`; those of a dry run are what a run would have,
+        and include the 20 queues that would lose most, such as `entries_removed/orders`. Set at its
+        end.
         """
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths of the files that it wrote, below the instance's root; of a backup its URL. Set at its end."""
+        """Paths of the files that it wrote, below the instance's root; of a backup its URL. Set at its
+        end.
+        """
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunPhase]:
@@ -262,8 +273,8 @@ class Run(_message.Message):
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
-        """What `verify` or `repair` found: the first 200 findings, faults before leftovers; `counts` has the numbers of all. Set at its end;
-        empty in ListRuns.
+        """What `verify` or `repair` found: the first 200 findings, faults before leftovers; `counts` has
+        the numbers of all. Set at its end; empty in ListRuns.
         """
 
     def __init__(
@@ -309,7 +320,9 @@ class Finding(_message.Message):
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     REPAIRED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """What it is about: `file`, `row`, `count`, `order`, `message`, `payload`, `object`, `reference` or `leftover`."""
+    """What it is about: `file`, `row`, `count`, `order`, `message`, `payload`, `object`, `reference`
+    or `leftover`.
+    """
     is_fault: _builtins.bool
     """Whether something is wrong or lost; a leftover only takes space."""
     shard: _builtins.str
@@ -680,7 +693,9 @@ class ReadArchivedRequest(_message.Message):
     """The limit of entries; 0 = none."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only those with these handles, at most 1,000, that are still archived; the fields below have no effect then. Empty = all."""
+        """Only those with these handles, at most 1,000, that are still archived; the fields below have no
+        effect then. Empty = all.
+        """
 
     def __init__(
         self,
@@ -709,8 +724,8 @@ class ReadArchivedResponse(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entry(self) -> _entry_pb2.Entry:
-        """As returned by ListEntries, with reason, attempts and message. The message is absent where its payload was lost before it was archived,
-        or the archive no longer has it.
+        """As returned by ListEntries, with reason, attempts and message. The message is absent where its
+        payload was lost before it was archived, or the archive no longer has it.
         """
 
     def __init__(

@@ -26,11 +26,12 @@ if _version_not_supported:
 
 
 class JanitorServiceStub:
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     def __init__(self, channel):
@@ -77,21 +78,24 @@ class JanitorServiceStub:
 
 
 class JanitorServiceServicer:
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     def RunJob(self, request, context):
-        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
-        the queues and the target, which are all queues where none is named.
+        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller
+        must besides be permitted to edit in the queues and the target, which are all queues where none
+        is named.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
-        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
-        SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
-        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of
+        the queues), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this
+        janitor or in another; the ErrorInfo's metadata has its `run_id`; SPARK_NOT_INSTALLED: this
+        janitor runs without the packages that jobs need), RESOURCE_EXHAUSTED (16 runs wait),
+        UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,27 +111,30 @@ class JanitorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and `run_retention_s`.
+        """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and
+        `run_retention_s`.
 
-        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the
+        store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What the run has removed stays removed.
-        Cancelling a run again is OK.
+        """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What
+        the run has removed stays removed. Cancelling a run again is OK.
 
-        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
-        UNAVAILABLE (the store or the janitor of the run is down).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is
+        done, failed or was interrupted), UNAVAILABLE (the store or the janitor of the run is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams a run as it is now and after each change, at most some times a second, until it has ended.
+        """Streams a run as it is now and after each change, at most some times a second, until it has
+        ended.
 
         Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
         """
@@ -138,20 +145,22 @@ class JanitorServiceServicer:
     def ReadReport(self, request, context):
         """Returns the page of a report: one HTML document without scripts, which loads nothing.
 
-        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
-        it), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it
+        wrote none, or newer reports have replaced it), UNAVAILABLE (the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadArchived(self, request, context):
-        """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
-        nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
-        of the archive.
+        """Streams the archived dead letters of a queue with their content: the broker's list of archived
+        entries, joined with the archive. Changes nothing, and starts no Spark. Entries are read some
+        thousands at a time, in the order of the list; within those they come in the order of the
+        archive.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
-        without the packages that read archives), UNAVAILABLE (the store or the broker is down).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION
+        (SPARK_NOT_INSTALLED: this janitor runs without the packages that read archives), UNAVAILABLE
+        (the store or the broker is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,11 +213,12 @@ def add_JanitorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JanitorService:
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     @staticmethod

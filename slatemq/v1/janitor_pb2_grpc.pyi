@@ -27,11 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JanitorServiceStub:
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     @_typing.overload
@@ -39,13 +40,15 @@ class JanitorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JanitorServiceAsyncStub: ...
     RunJob: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]
-    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
-    the queues and the target, which are all queues where none is named.
+    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller
+    must besides be permitted to edit in the queues and the target, which are all queues where none
+    is named.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
-    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
-    SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
-    RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of
+    the queues), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this
+    janitor or in another; the ErrorInfo's metadata has its `run_id`; SPARK_NOT_INSTALLED: this
+    janitor runs without the packages that jobs need), RESOURCE_EXHAUSTED (16 runs wait),
+    UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]
     """Returns a run and its progress.
@@ -53,55 +56,63 @@ class JanitorServiceStub:
     Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, UNAVAILABLE (the store is down).
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.ListRunsRequest, _janitor_pb2.ListRunsResponse]
-    """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and `run_retention_s`.
+    """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and
+    `run_retention_s`.
 
-    Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the
+    store is down).
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.CancelRunRequest, _janitor_pb2.CancelRunResponse]
-    """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What the run has removed stays removed.
-    Cancelling a run again is OK.
+    """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What
+    the run has removed stays removed. Cancelling a run again is OK.
 
-    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
-    UNAVAILABLE (the store or the janitor of the run is down).
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is
+    done, failed or was interrupted), UNAVAILABLE (the store or the janitor of the run is down).
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_janitor_pb2.WatchRunRequest, _janitor_pb2.WatchRunResponse]
-    """Streams a run as it is now and after each change, at most some times a second, until it has ended.
+    """Streams a run as it is now and after each change, at most some times a second, until it has
+    ended.
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
     """
     ReadReport: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.ReadReportRequest, _janitor_pb2.ReadReportResponse]
     """Returns the page of a report: one HTML document without scripts, which loads nothing.
 
-    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
-    it), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it
+    wrote none, or newer reports have replaced it), UNAVAILABLE (the store is down).
     """
     ReadArchived: _grpc.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]
-    """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
-    nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
-    of the archive.
+    """Streams the archived dead letters of a queue with their content: the broker's list of archived
+    entries, joined with the archive. Changes nothing, and starts no Spark. Entries are read some
+    thousands at a time, in the order of the list; within those they come in the order of the
+    archive.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
-    without the packages that read archives), UNAVAILABLE (the store or the broker is down).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION
+    (SPARK_NOT_INSTALLED: this janitor runs without the packages that read archives), UNAVAILABLE
+    (the store or the broker is down).
     """
 
 @_typing.type_check_only
 class JanitorServiceAsyncStub(JanitorServiceStub):
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunJob: _aio.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]  # type: ignore[assignment]
-    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
-    the queues and the target, which are all queues where none is named.
+    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller
+    must besides be permitted to edit in the queues and the target, which are all queues where none
+    is named.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
-    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
-    SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
-    RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of
+    the queues), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this
+    janitor or in another; the ErrorInfo's metadata has its `run_id`; SPARK_NOT_INSTALLED: this
+    janitor runs without the packages that jobs need), RESOURCE_EXHAUSTED (16 runs wait),
+    UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]  # type: ignore[assignment]
     """Returns a run and its progress.
@@ -109,43 +120,49 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, UNAVAILABLE (the store is down).
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_janitor_pb2.ListRunsRequest, _janitor_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and `run_retention_s`.
+    """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and
+    `run_retention_s`.
 
-    Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the
+    store is down).
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_janitor_pb2.CancelRunRequest, _janitor_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What the run has removed stays removed.
-    Cancelling a run again is OK.
+    """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What
+    the run has removed stays removed. Cancelling a run again is OK.
 
-    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
-    UNAVAILABLE (the store or the janitor of the run is down).
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is
+    done, failed or was interrupted), UNAVAILABLE (the store or the janitor of the run is down).
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_janitor_pb2.WatchRunRequest, _janitor_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Streams a run as it is now and after each change, at most some times a second, until it has ended.
+    """Streams a run as it is now and after each change, at most some times a second, until it has
+    ended.
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
     """
     ReadReport: _aio.UnaryUnaryMultiCallable[_janitor_pb2.ReadReportRequest, _janitor_pb2.ReadReportResponse]  # type: ignore[assignment]
     """Returns the page of a report: one HTML document without scripts, which loads nothing.
 
-    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
-    it), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it
+    wrote none, or newer reports have replaced it), UNAVAILABLE (the store is down).
     """
     ReadArchived: _aio.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]  # type: ignore[assignment]
-    """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
-    nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
-    of the archive.
+    """Streams the archived dead letters of a queue with their content: the broker's list of archived
+    entries, joined with the archive. Changes nothing, and starts no Spark. Entries are read some
+    thousands at a time, in the order of the list; within those they come in the order of the
+    archive.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
-    without the packages that read archives), UNAVAILABLE (the store or the broker is down).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION
+    (SPARK_NOT_INSTALLED: this janitor runs without the packages that read archives), UNAVAILABLE
+    (the store or the broker is down).
     """
 
 class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
-    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run
+    proceeds in the background of its janitor; every janitor of the instance can report on it, since
+    runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
-    `repair` need no Spark.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of
+    its own, and ends with it; `verify` and `repair` need no Spark.
     """
 
     @_abc_1.abstractmethod
@@ -154,13 +171,15 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.RunJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_janitor_pb2.RunJobResponse, _abc.Awaitable[_janitor_pb2.RunJobResponse]]:
-        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
-        the queues and the target, which are all queues where none is named.
+        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller
+        must besides be permitted to edit in the queues and the target, which are all queues where none
+        is named.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
-        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
-        SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
-        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of
+        the queues), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this
+        janitor or in another; the ErrorInfo's metadata has its `run_id`; SPARK_NOT_INSTALLED: this
+        janitor runs without the packages that jobs need), RESOURCE_EXHAUSTED (16 runs wait),
+        UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
         """
 
     @_abc_1.abstractmethod
@@ -180,9 +199,11 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_janitor_pb2.ListRunsResponse, _abc.Awaitable[_janitor_pb2.ListRunsResponse]]:
-        """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and `run_retention_s`.
+        """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and
+        `run_retention_s`.
 
-        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the
+        store is down).
         """
 
     @_abc_1.abstractmethod
@@ -191,11 +212,11 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_janitor_pb2.CancelRunResponse, _abc.Awaitable[_janitor_pb2.CancelRunResponse]]:
-        """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What the run has removed stays removed.
-        Cancelling a run again is OK.
+        """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What
+        the run has removed stays removed. Cancelling a run again is OK.
 
-        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
-        UNAVAILABLE (the store or the janitor of the run is down).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is
+        done, failed or was interrupted), UNAVAILABLE (the store or the janitor of the run is down).
         """
 
     @_abc_1.abstractmethod
@@ -204,7 +225,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_janitor_pb2.WatchRunResponse], _abc.AsyncIterator[_janitor_pb2.WatchRunResponse]]:
-        """Streams a run as it is now and after each change, at most some times a second, until it has ended.
+        """Streams a run as it is now and after each change, at most some times a second, until it has
+        ended.
 
         Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
         """
@@ -217,8 +239,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_janitor_pb2.ReadReportResponse, _abc.Awaitable[_janitor_pb2.ReadReportResponse]]:
         """Returns the page of a report: one HTML document without scripts, which loads nothing.
 
-        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
-        it), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it
+        wrote none, or newer reports have replaced it), UNAVAILABLE (the store is down).
         """
 
     @_abc_1.abstractmethod
@@ -227,12 +249,14 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.ReadArchivedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_janitor_pb2.ReadArchivedResponse], _abc.AsyncIterator[_janitor_pb2.ReadArchivedResponse]]:
-        """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
-        nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
-        of the archive.
+        """Streams the archived dead letters of a queue with their content: the broker's list of archived
+        entries, joined with the archive. Changes nothing, and starts no Spark. Entries are read some
+        thousands at a time, in the order of the list; within those they come in the order of the
+        archive.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
-        without the packages that read archives), UNAVAILABLE (the store or the broker is down).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION
+        (SPARK_NOT_INSTALLED: this janitor runs without the packages that read archives), UNAVAILABLE
+        (the store or the broker is down).
         """
 
 def add_JanitorServiceServicer_to_server(servicer: JanitorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

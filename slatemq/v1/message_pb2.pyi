@@ -8,8 +8,9 @@ Messages, as all services know them. The life of a message in one queue:
                              └── nack, or the ───┤
                                  lease ended     └── no attempts left ──► failed
 
-One message can be in many queues; each queue keeps a state of its own for it. A failed message is called a dead letter. Times are milliseconds since the Unix epoch, UTC, by the clock of the service that sets them; spans name
-their unit last (`_ms`, `_s`).
+One message can be in many queues; each queue keeps a state of its own for it. A failed message
+is called a dead letter. Times are milliseconds since the Unix epoch, UTC, by the clock of the
+service that sets them; spans name their unit last (`_ms`, `_s`).
 """
 
 from collections import abc as _abc
@@ -29,7 +30,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Message(_message.Message):
-    """A stored message, as consumers receive it. Everything in it was fixed when it was published."""
+    """A stored message, as consumers receive it. While it is delayed, EditMessage can replace its
+    payload and headers; everything else was fixed when it was published.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -60,11 +63,14 @@ class Message(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     RETENTION_S_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
-    """Unique in the instance, above 0, below 2^62. The bits 48–61 are the ingest shard that stores the message, the lower
-    ones a number that grows with every publish on that shard. Gaps are normal.
+    """Unique in the instance, above 0, below 2^62. The bits 48–61 are the ingest shard that stores
+    the message, the lower ones a number that grows with every publish on that shard. Gaps are
+    normal.
     """
     payload: _builtins.bytes
-    """The bytes as they were published; may be empty. At most the instance's largest payload (64 MiB unless set otherwise)."""
+    """The bytes as they were published; may be empty. At most the instance's largest payload (64 MiB
+    unless set otherwise).
+    """
     created_at_ms: _builtins.int
     """The creation time that the producer gave, or the time of receipt where it gave none."""
     received_at_ms: _builtins.int
@@ -73,7 +79,9 @@ class Message(_message.Message):
     """How long after `received_at_ms` the message may be delivered, in seconds; 0 = forever."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What filters and priorities are evaluated on: at most 255 pairs, keys 1–65,535 and values 0–65,535 bytes of UTF-8."""
+        """What filters and priorities are evaluated on: at most 255 pairs, keys 1–65,535 and values
+        0–65,535 bytes of UTF-8.
+        """
 
     def __init__(
         self,

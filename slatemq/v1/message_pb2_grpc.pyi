@@ -8,8 +8,9 @@ Messages, as all services know them. The life of a message in one queue:
                              └── nack, or the ───┤
                                  lease ended     └── no attempts left ──► failed
 
-One message can be in many queues; each queue keeps a state of its own for it. A failed message is called a dead letter. Times are milliseconds since the Unix epoch, UTC, by the clock of the service that sets them; spans name
-their unit last (`_ms`, `_s`).
+One message can be in many queues; each queue keeps a state of its own for it. A failed message
+is called a dead letter. Times are milliseconds since the Unix epoch, UTC, by the clock of the
+service that sets them; spans name their unit last (`_ms`, `_s`).
 """
 
 from collections import abc as _abc

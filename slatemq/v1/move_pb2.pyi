@@ -136,7 +136,9 @@ class ArrivalHeader(_message.Message):
     state: _builtins.bytes
     """Its state."""
     replay: _builtins.bytes
-    """The ranges of the logs that are not judged for it yet; those without an end begin where that shard stopped to judge."""
+    """The ranges of the logs that are not judged for it yet; those without an end begin where that
+    shard stopped to judge.
+    """
     def __init__(
         self,
         *,
@@ -237,7 +239,9 @@ class ArriveResponse(_message.Message):
 
     ARRIVED_FIELD_NUMBER: _builtins.int
     arrived: _builtins.bool
-    """Whether the queue is on this shard, or has been; false: the claim has not changed, or names another shard."""
+    """Whether the queue is on this shard, or has been; false: the claim has not changed, or names
+    another shard.
+    """
     def __init__(
         self,
         *,

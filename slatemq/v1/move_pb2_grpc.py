@@ -26,14 +26,17 @@ if _version_not_supported:
 
 
 class ArrivalServiceStub:
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     def __init__(self, channel):
@@ -60,21 +63,25 @@ class ArrivalServiceStub:
 
 
 class ArrivalServiceServicer:
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     def CheckArrival(self, request, context):
         """Checks whether a queue could move to this shard now; changes nothing.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-        (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+        Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such
+        a queue), FAILED_PRECONDITION (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING,
+        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,17 +90,18 @@ class ArrivalServiceServicer:
     def ReceiveRows(self, request, context):
         """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-        (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
-        the queue arrives, or leaves, QUEUE_BEING_REMOVED).
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`),
+        ALREADY_EXISTS, FAILED_PRECONDITION (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move
+        has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of the queue
+        arrives, or leaves, QUEUE_BEING_REMOVED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Arrive(self, request, context):
-        """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
-        names another. A repeat is OK.
+        """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
+        durably, or drops what came of it if it names another. A repeat is OK.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
         """
@@ -128,14 +136,17 @@ def add_ArrivalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ArrivalService:
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     @staticmethod

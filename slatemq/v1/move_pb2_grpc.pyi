@@ -27,14 +27,17 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ArrivalServiceStub:
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     @_typing.overload
@@ -44,65 +47,75 @@ class ArrivalServiceStub:
     CheckArrival: _grpc.UnaryUnaryMultiCallable[_move_pb2.CheckArrivalRequest, _move_pb2.CheckArrivalResponse]
     """Checks whether a queue could move to this shard now; changes nothing.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-    (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+    Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such
+    a queue), FAILED_PRECONDITION (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING,
+    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
     """
     ReceiveRows: _grpc.UnaryUnaryMultiCallable[_move_pb2.ReceiveRowsRequest, _move_pb2.ReceiveRowsResponse]
     """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-    (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
-    the queue arrives, or leaves, QUEUE_BEING_REMOVED).
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`),
+    ALREADY_EXISTS, FAILED_PRECONDITION (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move
+    has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of the queue
+    arrives, or leaves, QUEUE_BEING_REMOVED).
     """
     Arrive: _grpc.UnaryUnaryMultiCallable[_move_pb2.ArriveRequest, _move_pb2.ArriveResponse]
-    """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
-    names another. A repeat is OK.
+    """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
+    durably, or drops what came of it if it names another. A repeat is OK.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class ArrivalServiceAsyncStub(ArrivalServiceStub):
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CheckArrival: _aio.UnaryUnaryMultiCallable[_move_pb2.CheckArrivalRequest, _move_pb2.CheckArrivalResponse]  # type: ignore[assignment]
     """Checks whether a queue could move to this shard now; changes nothing.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-    (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+    Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such
+    a queue), FAILED_PRECONDITION (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING,
+    OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
     """
     ReceiveRows: _aio.UnaryUnaryMultiCallable[_move_pb2.ReceiveRowsRequest, _move_pb2.ReceiveRowsResponse]  # type: ignore[assignment]
     """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-    (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
-    the queue arrives, or leaves, QUEUE_BEING_REMOVED).
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`),
+    ALREADY_EXISTS, FAILED_PRECONDITION (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move
+    has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of the queue
+    arrives, or leaves, QUEUE_BEING_REMOVED).
     """
     Arrive: _aio.UnaryUnaryMultiCallable[_move_pb2.ArriveRequest, _move_pb2.ArriveResponse]  # type: ignore[assignment]
-    """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
-    names another. A repeat is OK.
+    """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
+    durably, or drops what came of it if it names another. A repeat is OK.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
     """
 
 class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
+    broker, for its shard.
 
-    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still served; ReceiveRows for each page of the
-    queue's rows, in the order of their keys, the last one with `is_last`; then it claims the queue's name for this shard, and calls Arrive.
-    After a crash it begins again with the first page, or, if the name is claimed already, with Arrive.
+    The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
+    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
+    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
+    it begins again with the first page, or, if the name is claimed already, with Arrive.
 
-    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves, and by the number of the claim that put
-    it there: `since` of the claim that it follows. Calls of another move than the one under way are refused.
+    A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
+    and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
+    another move than the one under way are refused.
     """
 
     @_abc_1.abstractmethod
@@ -113,8 +126,9 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_move_pb2.CheckArrivalResponse, _abc.Awaitable[_move_pb2.CheckArrivalResponse]]:
         """Checks whether a queue could move to this shard now; changes nothing.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such a queue), FAILED_PRECONDITION
-        (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
+        Errors: INVALID_ARGUMENT (`queue_id`, `cursors`, `format`), ALREADY_EXISTS (this shard has such
+        a queue), FAILED_PRECONDITION (SHARD_HAS_PARTITION: of that queue, SHARD_DRAINING,
+        OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED, TARGET_BEHIND).
         """
 
     @_abc_1.abstractmethod
@@ -125,9 +139,10 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_move_pb2.ReceiveRowsResponse, _abc.Awaitable[_move_pb2.ReceiveRowsResponse]]:
         """Stores rows of a queue that arrives, durably. A repeat of a page is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`), ALREADY_EXISTS, FAILED_PRECONDITION
-        (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of
-        the queue arrives, or leaves, QUEUE_BEING_REMOVED).
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`, `header`, `rows`),
+        ALREADY_EXISTS, FAILED_PRECONDITION (SHARD_HAS_PARTITION, SHARD_DRAINING, MOVE_OVER: this move
+        has arrived or was cancelled), UNAVAILABLE (QUEUE_MOVING: another partition of the queue
+        arrives, or leaves, QUEUE_BEING_REMOVED).
         """
 
     @_abc_1.abstractmethod
@@ -136,8 +151,8 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _move_pb2.ArriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_move_pb2.ArriveResponse, _abc.Awaitable[_move_pb2.ArriveResponse]]:
-        """Does what the claim of the queue's name says now: takes the queue in if it names this shard, durably, or drops what came of it if it
-        names another. A repeat is OK.
+        """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
+        durably, or drops what came of it if it names another. A repeat is OK.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
         """

@@ -26,13 +26,16 @@ if _version_not_supported:
 
 
 class OutboxServiceStub:
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     def __init__(self, channel):
@@ -69,13 +72,16 @@ class OutboxServiceStub:
 
 
 class OutboxServiceServicer:
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     def GetOutbox(self, request, context):
@@ -88,19 +94,22 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetRefusedPush(self, request, context):
-        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
+        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to
+        inspect its queue.
 
-        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
+        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is
+        damaged, or its payload is lost), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetryRefusedPush(self, request, context):
-        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
-        its queue.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the
+        caller must be permitted to edit in its queue.
 
-        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged),
+        RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,11 +125,14 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeOutbox(self, request, context):
-        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
-        are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-        outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
+        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be
+        repaired. Rows that the ingest has lost are not sent again. Waiting rows are sent; those that
+        the ingest stored before this broker was restored from a copy arrive twice. The outbox tries
+        immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all
+        queues.
 
-        Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED),
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,13 +175,16 @@ def add_OutboxServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OutboxService:
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     @staticmethod

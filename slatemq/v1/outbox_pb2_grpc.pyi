@@ -27,13 +27,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OutboxServiceStub:
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     @_typing.overload
@@ -46,15 +49,18 @@ class OutboxServiceStub:
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]
-    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
+    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to
+    inspect its queue.
 
-    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
+    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is
+    damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]
-    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
-    its queue.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the
+    caller must be permitted to edit in its queue.
 
-    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged),
+    RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]
     """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
@@ -62,22 +68,28 @@ class OutboxServiceStub:
     Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]
-    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
-    are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-    outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
+    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be
+    repaired. Rows that the ingest has lost are not sent again. Waiting rows are sent; those that
+    the ingest stored before this broker was restored from a copy arrive twice. The outbox tries
+    immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all
+    queues.
 
-    Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED),
+    UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class OutboxServiceAsyncStub(OutboxServiceStub):
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -87,15 +99,18 @@ class OutboxServiceAsyncStub(OutboxServiceStub):
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]  # type: ignore[assignment]
-    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
+    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to
+    inspect its queue.
 
-    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
+    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is
+    damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]  # type: ignore[assignment]
-    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
-    its queue.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the
+    caller must be permitted to edit in its queue.
 
-    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged),
+    RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]  # type: ignore[assignment]
     """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
@@ -103,21 +118,27 @@ class OutboxServiceAsyncStub(OutboxServiceStub):
     Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _aio.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]  # type: ignore[assignment]
-    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
-    are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-    outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
+    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be
+    repaired. Rows that the ingest has lost are not sent again. Waiting rows are sent; those that
+    the ingest stored before this broker was restored from a copy arrive twice. The outbox tries
+    immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all
+    queues.
 
-    Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED),
+    UNAVAILABLE.
     """
 
 class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
-    shard. IngestService lists the errors that any call may return.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must
+    decide. Served by every broker, for its shard. IngestService lists the errors that any call may
+    return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
-    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
-    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
-    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it.
+    First, an ingest refuses a push permanently when its limits are below the broker's. The push is
+    set aside, so that later ones are sent, until it is retried or discarded; at 1,000 pushes set
+    aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has
+    different ones, because it was started on another folder or one of the two was restored from a
+    copy. Then the outbox to it is halted.
     """
 
     @_abc_1.abstractmethod
@@ -137,9 +158,11 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.GetRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.GetRefusedPushResponse, _abc.Awaitable[_outbox_pb2.GetRefusedPushResponse]]:
-        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
+        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to
+        inspect its queue.
 
-        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
+        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is
+        damaged, or its payload is lost), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -148,10 +171,11 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.RetryRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.RetryRefusedPushResponse, _abc.Awaitable[_outbox_pb2.RetryRefusedPushResponse]]:
-        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
-        its queue.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the
+        caller must be permitted to edit in its queue.
 
-        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged),
+        RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -171,11 +195,14 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.ResumeOutboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.ResumeOutboxResponse, _abc.Awaitable[_outbox_pb2.ResumeOutboxResponse]]:
-        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
-        are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-        outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
+        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be
+        repaired. Rows that the ingest has lost are not sent again. Waiting rows are sent; those that
+        the ingest stored before this broker was restored from a copy arrive twice. The outbox tries
+        immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all
+        queues.
 
-        Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED),
+        UNAVAILABLE.
         """
 
 def add_OutboxServiceServicer_to_server(servicer: OutboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,8 +30,8 @@ class _PurgeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PurgeReas
     PURGE_REASON_EXPIRED: _PurgeReason.ValueType  # 1
     """Past their retention: their deadline was at least the grace period (`purge_grace_s`) ago."""
     PURGE_REASON_UNREFERENCED: _PurgeReason.ValueType  # 2
-    """Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago, and not to be kept for ever
-    (retention 0).
+    """Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period
+    ago, and not to be kept for ever (retention 0).
     """
 
 class PurgeReason(_PurgeReason, metaclass=_PurgeReasonEnumTypeWrapper):
@@ -42,8 +42,8 @@ PURGE_REASON_UNSPECIFIED: PurgeReason.ValueType  # 0
 PURGE_REASON_EXPIRED: PurgeReason.ValueType  # 1
 """Past their retention: their deadline was at least the grace period (`purge_grace_s`) ago."""
 PURGE_REASON_UNREFERENCED: PurgeReason.ValueType  # 2
-"""Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago, and not to be kept for ever
-(retention 0).
+"""Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period
+ago, and not to be kept for ever (retention 0).
 """
 Global___PurgeReason: _TypeAlias = PurgeReason  # noqa: Y015
 
@@ -57,13 +57,15 @@ class PurgeMessagesRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     purge_epoch: _builtins.int
-    """The purge epoch that came with the snapshot of this shard (Snapshot.purge_epoch) by which this was decided."""
+    """The purge epoch that came with the snapshot of this shard (Snapshot.purge_epoch) by which this
+    was decided.
+    """
     reason: Global___PurgeReason.ValueType
     """The reason, for all of them."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The messages, all of this shard, 1 to 10,000, in any order; a repeated ID counts once. Neighbours share log entries:
-        in ascending order, a call costs least.
+        """The messages, all of this shard, 1 to 10,000, in any order; a repeated ID counts once.
+        Neighbours share log entries: in ascending order, a call costs least.
         """
 
     def __init__(
@@ -96,10 +98,14 @@ class PurgeMessagesResponse(_message.Message):
     gone_count: _builtins.int
     """Messages that were deleted before."""
     purged_bytes: _builtins.int
-    """Bytes of the deleted payloads. The space in the store is free once SlateDB has compacted and collected."""
+    """Bytes of the deleted payloads. The space in the store is free once SlateDB has compacted and
+    collected.
+    """
     @_builtins.property
     def refused_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those for which the reason does not hold, which ingest has not stored yet, or whose stored metadata is damaged; in ascending order."""
+        """Those for which the reason does not hold, which ingest has not stored yet, or whose stored
+        metadata is damaged; in ascending order.
+        """
 
     def __init__(
         self,

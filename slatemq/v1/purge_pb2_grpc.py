@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class PurgeServiceStub:
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     def __init__(self, channel):
@@ -45,19 +45,22 @@ class PurgeServiceStub:
 
 
 class PurgeServiceServicer:
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     def PurgeMessages(self, request, context):
-        """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
-        before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
-        deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
+        """Deletes messages: their payloads together with their parts of the metadata log, durably. A call
+        can be repeated: messages deleted before count as gone. Publishes and reads continue meanwhile;
+        readers of the log skip deleted messages. Objects of large payloads are deleted before the call
+        returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-        negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
-        the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+        `message_ids[i]`; `reason` not given or unknown; negative `purge_epoch`), FAILED_PRECONDITION
+        (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot; the ErrorInfo's
+        metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the
+        messages may be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,9 +83,9 @@ def add_PurgeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PurgeService:
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     @staticmethod

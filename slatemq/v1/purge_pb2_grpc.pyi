@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PurgeServiceStub:
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     @_typing.overload
@@ -37,37 +37,43 @@ class PurgeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PurgeServiceAsyncStub: ...
     PurgeMessages: _grpc.UnaryUnaryMultiCallable[_purge_pb2.PurgeMessagesRequest, _purge_pb2.PurgeMessagesResponse]
-    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
-    before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
-    deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
+    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call
+    can be repeated: messages deleted before count as gone. Publishes and reads continue meanwhile;
+    readers of the log skip deleted messages. Objects of large payloads are deleted before the call
+    returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
-    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+    `message_ids[i]`; `reason` not given or unknown; negative `purge_epoch`), FAILED_PRECONDITION
+    (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot; the ErrorInfo's
+    metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the
+    messages may be deleted.
     """
 
 @_typing.type_check_only
 class PurgeServiceAsyncStub(PurgeServiceStub):
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PurgeMessages: _aio.UnaryUnaryMultiCallable[_purge_pb2.PurgeMessagesRequest, _purge_pb2.PurgeMessagesResponse]  # type: ignore[assignment]
-    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
-    before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
-    deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
+    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call
+    can be repeated: messages deleted before count as gone. Publishes and reads continue meanwhile;
+    readers of the log skip deleted messages. Objects of large payloads are deleted before the call
+    returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
-    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+    `message_ids[i]`; `reason` not given or unknown; negative `purge_epoch`), FAILED_PRECONDITION
+    (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot; the ErrorInfo's
+    metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the
+    messages may be deleted.
     """
 
 class PurgeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
-    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
-    messages that must stay.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs
+    find in snapshots of all shards (SnapshotService) which messages are no longer needed. Ingest
+    checks again what it can by its own clock and data, and refuses messages that must stay.
     """
 
     @_abc_1.abstractmethod
@@ -76,13 +82,16 @@ class PurgeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _purge_pb2.PurgeMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_purge_pb2.PurgeMessagesResponse, _abc.Awaitable[_purge_pb2.PurgeMessagesResponse]]:
-        """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
-        before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
-        deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
+        """Deletes messages: their payloads together with their parts of the metadata log, durably. A call
+        can be repeated: messages deleted before count as gone. Publishes and reads continue meanwhile;
+        readers of the log skip deleted messages. Objects of large payloads are deleted before the call
+        returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-        negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
-        the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field
+        `message_ids[i]`; `reason` not given or unknown; negative `purge_epoch`), FAILED_PRECONDITION
+        (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot; the ErrorInfo's
+        metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the
+        messages may be deleted.
         """
 
 def add_PurgeServiceServicer_to_server(servicer: PurgeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,10 +26,12 @@ if _version_not_supported:
 
 
 class QueueNameServiceStub:
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     def __init__(self, channel):
@@ -46,14 +48,17 @@ class QueueNameServiceStub:
 
 
 class QueueNameServiceServicer:
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     def GetNameUse(self, request, context):
-        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
+        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove
+        that this process owns the shard.
 
         Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
         """
@@ -78,10 +83,12 @@ def add_QueueNameServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QueueNameService:
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     @staticmethod

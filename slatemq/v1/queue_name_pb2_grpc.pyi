@@ -27,10 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class QueueNameServiceStub:
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     @_typing.overload
@@ -38,31 +40,37 @@ class QueueNameServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueNameServiceAsyncStub: ...
     GetNameUse: _grpc.UnaryUnaryMultiCallable[_queue_name_pb2.GetNameUseRequest, _queue_name_pb2.GetNameUseResponse]
-    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
+    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove
+    that this process owns the shard.
 
     Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class QueueNameServiceAsyncStub(QueueNameServiceStub):
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNameUse: _aio.UnaryUnaryMultiCallable[_queue_name_pb2.GetNameUseRequest, _queue_name_pb2.GetNameUseResponse]  # type: ignore[assignment]
-    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
+    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove
+    that this process owns the shard.
 
     Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
     """
 
 class QueueNameServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every broker, for its shard.
+    """Called by brokers, not by clients: a queue's name is unique in the instance. Served by every
+    broker, for its shard.
 
-    A broker claims a name in the store before it creates the queue. A broker that finds the name claimed by another shard asks that
-    shard whether it needs the name. A claim that is not needed, because its broker crashed or its queue was deleted, is taken over.
+    A broker claims a name in the store before it creates the queue. A broker that finds the name
+    claimed by another shard asks that shard whether it needs the name. A claim that is not needed,
+    because its broker crashed or its queue was deleted, is taken over.
     """
 
     @_abc_1.abstractmethod
@@ -71,7 +79,8 @@ class QueueNameServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_name_pb2.GetNameUseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_name_pb2.GetNameUseResponse, _abc.Awaitable[_queue_name_pb2.GetNameUseResponse]]:
-        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
+        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove
+        that this process owns the shard.
 
         Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
         """

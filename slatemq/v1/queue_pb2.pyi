@@ -94,58 +94,76 @@ class Queue(_message.Message):
     queue_id: _builtins.str
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
-    """A CEL expression over `headers` (map of string to string), `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
-    duration, 0 = forever), `size` (payload bytes) and `message_id` (int) that is true for the messages of this queue. An evaluation
-    error, such as a missing header, means no match.
-    Absent at creation: `headers["queue"] == "<queue_id>"`; set but empty is refused. At most 8,192 bytes.
+    """A CEL expression over `headers` (map of string to string), `created_at`, `received_at`,
+    `visible_at` (timestamps), `retention` (a duration, 0 = forever), `size` (payload bytes) and
+    `message_id` (int) that is true for the messages of this queue. An evaluation error, such as a
+    missing header, means no match. Absent at creation: `headers["queue"] == "<queue_id>"`; set but
+    empty is refused. At most 8,192 bytes.
     """
     priority: _builtins.str
-    """A CEL expression over the same variables that evaluates to 0–255, 0 the most urgent; other numbers are clamped. Absent or
-    empty: every message has 128. After an evaluation error the message has `fallback_priority`. At most 8,192 bytes.
+    """A CEL expression over the same variables that evaluates to 0–255, 0 the most urgent; other
+    numbers are clamped. Absent or empty: every message has 128. After an evaluation error the
+    message has `fallback_priority`. At most 8,192 bytes.
     """
     max_attempts: _builtins.int
-    """The number of claims after which a message becomes a dead letter: 1–65,535; absent at creation: 5."""
+    """The number of claims after which a message becomes a dead letter: 1–65,535; absent at creation:
+    5.
+    """
     lease_ms: _builtins.int
-    """The lease of a claim that does not ask for one: 1,000–43,200,000 ms (12 h), and not above `max_lease_ms`;
-    absent at creation: 30,000, or `max_lease_ms` where that is less.
+    """The lease of a claim that does not ask for one: 1,000–43,200,000 ms (12 h), and not above
+    `max_lease_ms`; absent at creation: 30,000, or `max_lease_ms` where that is less.
     """
     max_lease_ms: _builtins.int
-    """The longest lease that a consumer may ask for: 1,000–43,200,000 ms, and not above `max_total_lease_ms`; absent at creation:
-    43,200,000, or `max_total_lease_ms` where that is less.
+    """The longest lease that a consumer may ask for: 1,000–43,200,000 ms, and not above
+    `max_total_lease_ms`; absent at creation: 43,200,000, or `max_total_lease_ms` where that is
+    less.
     """
     done_retention_s: _builtins.int
-    """How long done messages stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at creation: 86,400 (1 day).
-    Lists leave out older ones.
+    """How long done messages stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at
+    creation: 86,400 (1 day). Lists leave out older ones.
     """
     max_in_flight: _builtins.int
-    """The limit of messages in flight: 1–1,000,000; absent at creation: 100,000. Claims beyond it wait as they do on an empty queue."""
+    """The limit of messages in flight: 1–1,000,000; absent at creation: 100,000. Claims beyond it
+    wait as they do on an empty queue.
+    """
     broker_shard: _builtins.int
-    """Output only. The broker shard that owns the queue: the one that it was created on, or has moved to."""
+    """Output only. The broker shard that owns the queue: the one that it was created on, or has moved
+    to.
+    """
     revision: _builtins.int
     """Output only. The shard's config revision with which this queue last changed."""
     etag: _builtins.str
-    """Set in responses. In an update or delete: the etag last seen, so that no other change is overwritten; empty = any."""
+    """Set in responses. In an update or delete: the etag last seen, so that no other change is
+    overwritten; empty = any.
+    """
     created_at_ms: _builtins.int
     """Output only. When the queue was created."""
     updated_at_ms: _builtins.int
     """Output only. When its settings last changed."""
     default_delay_ms: _builtins.int
-    """Above 0 for a delayed queue: its messages become available this long after their receipt, unless they have a `delay_ms` of their
-    own. 0 up to the instance's largest delay (900,000 ms, 15 min, unless set otherwise); absent at creation: 0, a normal queue.
+    """Above 0 for a delayed queue: its messages become available this long after their receipt,
+    unless they have a `delay_ms` of their own. 0 up to the instance's largest delay (900,000 ms,
+    15 min, unless set otherwise); absent at creation: 0, a normal queue.
     """
     fallback_priority: _builtins.int
-    """The priority of messages for which `priority` fails or is not an integer: 0–255; absent at creation: 128."""
+    """The priority of messages for which `priority` fails or is not an integer: 0–255; absent at
+    creation: 128.
+    """
     max_total_lease_ms: _builtins.int
-    """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days); absent at creation: 43,200,000
-    (12 h). The grace that leases get after a restart of the broker is not counted.
+    """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days);
+    absent at creation: 43,200,000 (12 h). The grace that leases get after a restart of the broker
+    is not counted.
     """
     failed_retention_s: _builtins.int
-    """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at creation: 0. Archived ones stay."""
+    """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at
+    creation: 0. Archived ones stay.
+    """
     paused: _builtins.bool
     """Output only. Whether the queue is paused; see PauseQueue."""
     moving_to_broker_shard: _builtins.int
-    """Output only, in lists: the queue is moving, or has just moved, to this broker shard, where the list of that one may have it, too;
-    settings and counts are those with which it left. Until it is there, all other calls about it are UNAVAILABLE (QUEUE_MOVING).
+    """Output only, in lists: the queue is moving, or has just moved, to this broker shard, where the
+    list of that one may have it, too; settings and counts are those with which it left. Until it
+    is there, all other calls about it are UNAVAILABLE (QUEUE_MOVING).
     """
     @_builtins.property
     def counts(self) -> Global___QueueCounts:
@@ -153,19 +171,23 @@ class Queue(_message.Message):
 
     @_builtins.property
     def backoff(self) -> Global___Backoff:
-        """How long a message waits after a failed attempt; absent at creation: KIND_EXPONENTIAL, 1,000 ms, at most 600,000 ms, multiplier 5,
-        jitter 0.5: then the fifth attempt comes 78 s after the first failure, or later. KIND_NONE: it does not wait. Always set in responses.
+        """How long a message waits after a failed attempt; absent at creation: KIND_EXPONENTIAL, 1,000
+        ms, at most 600,000 ms, multiplier 5, jitter 0.5: then the fifth attempt comes 78 s after the
+        first failure, or later. KIND_NONE: it does not wait. Always set in responses.
         """
 
     @_builtins.property
     def replay(self) -> Global___Replay:
-        """Output only. The replay of messages from before the queue's creation; absent when there is none."""
+        """Output only. The replay of messages from before the queue's creation; absent when there is
+        none.
+        """
 
     @_builtins.property
     def quarantine(self) -> Global___Quarantine:
-        """Output only. Set while the queue is in quarantine: its filter or priority took a router so long that other queues waited. Routing
-        leaves the queue out; new messages stay in the logs for their retention, and are judged once when the filter or priority changes or
-        LiftQuarantine is called. Messages in the queue can still be claimed.
+        """Output only. Set while the queue is in quarantine: its filter or priority took a router so long
+        that other queues waited. Routing leaves the queue out; new messages stay in the logs for their
+        retention, and are judged once when the filter or priority changes or LiftQuarantine is called.
+        Messages in the queue can still be claimed.
         """
 
     @_builtins.property
@@ -174,7 +196,9 @@ class Queue(_message.Message):
 
     @_builtins.property
     def partition(self) -> Global___Partition:
-        """Set on a partition of a partitioned queue: each of its shards has one, with settings, counts and limits of its own. Cannot change."""
+        """Set on a partition of a partitioned queue: each of its shards has one, with settings, counts
+        and limits of its own. Cannot change.
+        """
 
     def __init__(
         self,
@@ -262,19 +286,22 @@ Global___Queue: _TypeAlias = Queue  # noqa: Y015
 
 @_typing.final
 class Partition(_message.Message):
-    """One partition of a queue that is spread over broker shards. It gets those of the queue's messages whose partition by this rule is
-    `index`:
+    """One partition of a queue that is spread over broker shards. It gets those of the queue's messages
+    whose partition by this rule is `index`:
 
-    - hash of a message with the ordering header: the first 8 bytes of the SHA-256 of the header's value (UTF-8), as a big-endian number;
+    - hash of a message with the ordering header: the first 8 bytes of the SHA-256 of the header's
+      value (UTF-8), as a big-endian number;
     - hash of another message: its ID × 0x9E3779B97F4A7C15, modulo 2^64;
     - its partition: hash × count / 2^64, rounded down.
 
-    So each message is in one partition, and messages with the same value of the ordering header are in the same one. Order, leases,
-    attempts, priorities and `max_in_flight` are a partition's own: between partitions there is no order. A consumer claims from any
-    partition; whatever names a lease goes to the broker of its shard.
+    So each message is in one partition, and messages with the same value of the ordering header are
+    in the same one. Order, leases, attempts, priorities and `max_in_flight` are a partition's own:
+    between partitions there is no order. A consumer claims from any partition; whatever names a
+    lease goes to the broker of its shard.
 
-    Partitions move, so a shard may have another one than it had. A call that names a partition in its metadata, `slatemq-partition:
-    <queue ID>/<index>`, is refused where another one is: NOT_FOUND (WRONG_SHARD).
+    Partitions move, so a shard may have another one than it had. A call that names a partition in
+    its metadata, `slatemq-partition: <queue ID>/<index>`, is refused where another one is: NOT_FOUND
+    (WRONG_SHARD).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -335,8 +362,9 @@ Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015
 
 @_typing.final
 class Backoff(_message.Message):
-    """How long a message waits after its n-th failed attempt (n from 1): a nack without a delay of its own, or a lease that ended. With
-    jitter j, the wait is multiplied by a random number between 1 − j and 1.
+    """How long a message waits after its n-th failed attempt (n from 1): a nack without a delay of its
+    own, or a lease that ended. With jitter j, the wait is multiplied by a random number between 1 −
+    j and 1.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -356,8 +384,9 @@ class Backoff(_message.Message):
         KIND_EXPONENTIAL: Backoff._Kind.ValueType  # 3
         """`initial_ms` × `multiplier`^(n − 1)."""
         KIND_NONE: Backoff._Kind.ValueType  # 4
-        """No wait; all other fields must be absent. Use it only where work fails for reasons of its own: when a service that workers need
-        is down for some seconds, all waiting messages become dead letters.
+        """No wait; all other fields must be absent. Use it only where work fails for reasons of its
+        own: when a service that workers need is down for some seconds, all waiting messages become
+        dead letters.
         """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
@@ -372,8 +401,9 @@ class Backoff(_message.Message):
     KIND_EXPONENTIAL: Backoff.Kind.ValueType  # 3
     """`initial_ms` × `multiplier`^(n − 1)."""
     KIND_NONE: Backoff.Kind.ValueType  # 4
-    """No wait; all other fields must be absent. Use it only where work fails for reasons of its own: when a service that workers need
-    is down for some seconds, all waiting messages become dead letters.
+    """No wait; all other fields must be absent. Use it only where work fails for reasons of its
+    own: when a service that workers need is down for some seconds, all waiting messages become
+    dead letters.
     """
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -410,8 +440,8 @@ Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):
-    """The parts of the logs that a queue's filter judges late: messages older than the queue, and those that came during a quarantine that
-    was lifted.
+    """The parts of the logs that a queue's filter judges late: messages older than the queue, and those
+    that came during a quarantine that was lifted.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -470,12 +500,15 @@ class ReplayRange(_message.Message):
     end_sequence: _builtins.int
     """The last message of the range, after which live routing judges by the queue's filter."""
     waits_for_ingest: _builtins.bool
-    """The ingest of the log is down: start and cursor are 0 until it is up and returns where the range starts."""
+    """The ingest of the log is down: start and cursor are 0 until it is up and returns where the
+    range starts.
+    """
     replayed_count: _builtins.int
     """Messages judged so far, whether or not they matched."""
     message_count: _builtins.int
-    """All messages of the range. Messages removed meanwhile may be counted until the replay has passed them, so the number may get smaller;
-    at the end it equals `replayed_count`. Absent until the first messages are judged, and after the end has moved.
+    """All messages of the range. Messages removed meanwhile may be counted until the replay has
+    passed them, so the number may get smaller; at the end it equals `replayed_count`. Absent until
+    the first messages are judged, and after the end has moved.
     """
     def __init__(
         self,
@@ -515,8 +548,8 @@ class QueueCounts(_message.Message):
     available_count: _builtins.int
     """Can be claimed now, except those still counted as delayed."""
     delayed_count: _builtins.int
-    """Available at a later time: delayed, scheduled, or waiting after a failed attempt. Where very many
-    become available together, some may count here for some seconds more.
+    """Available at a later time: delayed, scheduled, or waiting after a failed attempt. Where very
+    many become available together, some may count here for some seconds more.
     """
     in_flight_count: _builtins.int
     """Claimed, with a running lease."""
@@ -527,12 +560,15 @@ class QueueCounts(_message.Message):
     archived_count: _builtins.int
     """Dead letters whose content was moved into the archive."""
     oldest_claimable_age_ms: _builtins.int
-    """The longest time that a message has been claimable, delayed ones excluded; absent when none is claimable. Messages that were routed
-    together have the time of the first one, so it may be some milliseconds off.
+    """The longest time that a message has been claimable, delayed ones excluded; absent when none is
+    claimable. Messages that were routed together have the time of the first one, so it may be some
+    milliseconds off.
     """
     @_builtins.property
     def by_priority(self) -> _containers.RepeatedCompositeFieldContainer[Global___PriorityCounts]:
-        """`available_count` and `delayed_count` by priority, ascending; priorities without messages are left out."""
+        """`available_count` and `delayed_count` by priority, ascending; priorities without messages are
+        left out.
+        """
 
     def __init__(
         self,
@@ -558,7 +594,9 @@ Global___QueueCounts: _TypeAlias = QueueCounts  # noqa: Y015
 
 @_typing.final
 class QueueTotals(_message.Message):
-    """What has passed through a queue since its broker opened the shard. All numbers start at 0 again when the broker is restarted."""
+    """What has passed through a queue since its broker opened the shard. All numbers start at 0 again
+    when the broker is restarted.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -632,22 +670,28 @@ class CreateQueueRequest(_message.Message):
     START_FROM_BEGINNING_FIELD_NUMBER: _builtins.int
     BROKER_SHARDS_FIELD_NUMBER: _builtins.int
     with_queue_id: _builtins.str
-    """A queue of this shard whose shard the new one must share, so that commands on both can be executed together; empty = any.
-    NOT_FOUND when this shard has no such queue: ask the broker that has it.
+    """A queue of this shard whose shard the new one must share, so that commands on both can be
+    executed together; empty = any. NOT_FOUND when this shard has no such queue: ask the broker
+    that has it.
     """
     start_from_ms: _builtins.int
-    """Those received at or after this time, in milliseconds since the Unix epoch; a time before the instance's replay window means its
-    beginning. Not negative, and at most a minute in the future, which means now.
+    """Those received at or after this time, in milliseconds since the Unix epoch; a time before the
+    instance's replay window means its beginning. Not negative, and at most a minute in the
+    future, which means now.
     """
     start_from_beginning: _builtins.bool
-    """Those of the whole replay window: received in the last 7 days, or in the instance's `replay_window_s` seconds (0 = ever)."""
+    """Those of the whole replay window: received in the last 7 days, or in the instance's
+    `replay_window_s` seconds (0 = ever).
+    """
     @_builtins.property
     def queue(self) -> Global___Queue:
         """`queue_id` is required, the output-only fields are ignored."""
 
     @_builtins.property
     def broker_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With `queue.partition`: the shards of all partitions, by index; the one at `queue.partition.index` is the shard asked. Else empty."""
+        """With `queue.partition`: the shards of all partitions, by index; the one at
+        `queue.partition.index` is the shard asked. Else empty.
+        """
 
     def __init__(
         self,
@@ -875,8 +919,9 @@ class GetShardLoadResponse(_message.Message):
     broker_shard: _builtins.int
     """The shard of the broker that answers."""
     load: _builtins.float
-    """The sum of these shares, each of what one shard takes well: its queues, of 10,000; the messages in their lists, of 10,000,000; and the
-    processor time of the last half minute, of one core, rounded down to tenths. Only comparable with other loads.
+    """The sum of these shares, each of what one shard takes well: its queues, of 10,000; the messages
+    in their lists, of 10,000,000; and the processor time of the last half minute, of one core,
+    rounded down to tenths. Only comparable with other loads.
     """
     draining: _builtins.bool
     """It takes no new queues: see ShardService.DrainShard."""
@@ -905,13 +950,16 @@ class UpdateQueueRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue(self) -> Global___Queue:
-        """`queue_id` and `etag` (empty = any) select the queue; of the other fields those that the mask names are read."""
+        """`queue_id` and `etag` (empty = any) select the queue; of the other fields those that the mask
+        names are read.
+        """
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Paths of Queue: `filter`, `priority`, `max_attempts`, `lease_ms`, `max_lease_ms`, `done_retention_s`, `max_in_flight`,
-        `default_delay_ms`, `backoff`, `fallback_priority`, `max_total_lease_ms`, `failed_retention_s`; at least one. A named setting whose field is
-        absent is reset to its default.
+        """Paths of Queue: `filter`, `priority`, `max_attempts`, `lease_ms`, `max_lease_ms`,
+        `done_retention_s`, `max_in_flight`, `default_delay_ms`, `backoff`, `fallback_priority`,
+        `max_total_lease_ms`, `failed_retention_s`; at least one. A named setting whose field is absent
+        is reset to its default.
         """
 
     def __init__(
@@ -1004,7 +1052,8 @@ class WatchQueuesRequest(_message.Message):
     AFTER_REVISION_FIELD_NUMBER: _builtins.int
     after_revision: _builtins.int
     """Queues that changed after this revision are sent first; 0 = all. At least the last 10,000
-    deleted queues are remembered: an older revision is refused with INVALID_ARGUMENT (REVISION_FORGOTTEN).
+    deleted queues are remembered: an older revision is refused with INVALID_ARGUMENT
+    (REVISION_FORGOTTEN).
     """
     def __init__(
         self,
@@ -1185,7 +1234,9 @@ class PurgeQueueRequest(_message.Message):
     """The queue's ID."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___EntryState.ValueType]:
-        """The states of the messages to remove, each once; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
+        """The states of the messages to remove, each once; empty = AVAILABLE and DELAYED, which always go
+        together. IN_FLIGHT ends the leases.
+        """
 
     def __init__(
         self,

@@ -34,32 +34,40 @@ class QueueServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]
-    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
-    least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
-    messages that are not routed yet.
+    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with
+    GetShardLoad, and create it where the load is least. The queue's filter judges every message
+    whose publish begins after this call returns; it may also judge earlier messages that are not
+    routed yet.
 
-    With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
-    Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
+    With a start in the past, stored messages are replayed in the background, beside live traffic;
+    `Queue.replay` shows the progress. Over the instance's replay window the result is as if the
+    queue had always existed: it gets each message once.
 
-    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-    and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
-    created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
-    RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the
+    ErrorInfo's metadata has `line` and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION
+    (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds
+    the queue that the first call created; where the queue is on another shard, the ErrorInfo's
+    metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too many changes
+    wait to be stored), UNAVAILABLE:
 
-    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being
+      removed; retry.
     - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
-      still has. Names that were never used, or whose queue was deleted, need no other broker.
+    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the
+      metadata) does not answer whether it still has. Names that were never used, or whose queue
+      was deleted, need no other broker.
 
-    An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
-    (`ReplayRange.waits_for_ingest`).
+    An ingest that is down does not fail the call: the replay of its log begins when it is up
+    again, with what is stored by then (`ReplayRange.waits_for_ingest`).
 
-    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
-    the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
-    call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
-    ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
-    quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
-    other shards than named, or another count of them.
+    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
+    the same settings and start and with the `partition` of that shard, partition 0 first. Each
+    partition begins in quarantine, so none gets messages before all exist; then call
+    LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
+    creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
+    says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+    with another `broker_shard` means that the name is another queue's, or that the queue has
+    partitions on other shards than named, or another count of them.
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
@@ -67,53 +75,61 @@ class QueueServiceStub:
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]
-    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
+    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not
+    all at the same moment.
 
-    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did
+    not return), UNAVAILABLE.
     """
     UpdateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]
-    """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
-    a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
+    """Changes the settings that the update mask names. A new filter, priority or default delay
+    applies to messages that are routed later; a lower `max_attempts` applies to a message at its
+    next claim, nack or end of a lease; a new lease at the next claim.
 
-    Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
-    UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the
+    etag is not the current one, which the ErrorInfo's metadata has as `etag`: read the queue
+    again), RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE.
     """
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]
-    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
-    leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-    starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
+    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are
+    removed in the background. The queue's leases end: acks, waiting claims and open streams get
+    NOT_FOUND. The messages themselves stay stored. A new queue of the same name starts empty. Of a
+    partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
     LocateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.LocateQueueRequest, _queue_pb2.LocateQueueResponse]
-    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
-    call however many brokers there are, and even while the broker that has the queue is down.
+    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's
+    name in the store, so a look-up is one call however many brokers there are, and even while the
+    broker that has the queue is down.
 
-    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
-    keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
-    and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned queue both have the shards of
-    all partitions, by index; in the metadata with commas between.
+    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND,
+    look once more with `fresh`. Until then keep the answer. Every call about a queue that another
+    shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD and, in its
+    metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned
+    queue both have the shards of all partitions, by index; in the metadata with commas between.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
-    consume, inspect, edit or administer the queue), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name),
+    PERMISSION_DENIED (the caller may not consume, inspect, edit or administer the queue),
+    UNAVAILABLE.
     """
     GetShardLoad: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]
-    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
-    cheap to ask for, and may be a second old.
+    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The
+    load counts what is in memory, so it is cheap to ask for, and may be a second old.
 
     Errors: UNAVAILABLE.
     """
     WatchQueues: _grpc.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]
-    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
-    one queue, only the last may arrive.
+    """Streams the queues of this shard and every later change, without end. Only durable changes are
+    sent. Of several changes of one queue, only the last may arrive.
 
-    Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
-    RESOURCE_EXHAUSTED (1,000 streams are open).
+    Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached),
+    UNAVAILABLE (draining: watch again), RESOURCE_EXHAUSTED (1,000 streams are open).
     """
     PauseQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]
-    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
-    leases can be acked, nacked and extended. Pausing a paused queue is OK.
+    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED).
+    Publishing and routing continue, and running leases can be acked, nacked and extended. Pausing
+    a paused queue is OK.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
@@ -123,16 +139,18 @@ class QueueServiceStub:
     Errors: as of PauseQueue.
     """
     PurgeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]
-    """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
-    Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
+    """Removes all messages of a queue that are in certain states. The call takes no longer for many:
+    rows are removed in the background. Messages that are routed later stay, and so do the stored
+    messages, and their entries in other queues.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-    purges are still being removed; retry).
+    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE
+    (QUEUE_BEING_REMOVED: too many earlier purges are still being removed; retry).
     """
     LiftQuarantine: _grpc.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]
-    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
-    expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
-    queue that is not in quarantine.
+    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages
+    that waited are judged once. A queue whose expressions still take too long is quarantined
+    again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
+    that is not in quarantine.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
@@ -143,32 +161,40 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]  # type: ignore[assignment]
-    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
-    least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
-    messages that are not routed yet.
+    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with
+    GetShardLoad, and create it where the load is least. The queue's filter judges every message
+    whose publish begins after this call returns; it may also judge earlier messages that are not
+    routed yet.
 
-    With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
-    Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
+    With a start in the past, stored messages are replayed in the background, beside live traffic;
+    `Queue.replay` shows the progress. Over the instance's replay window the result is as if the
+    queue had always existed: it gets each message once.
 
-    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-    and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
-    created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
-    RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the
+    ErrorInfo's metadata has `line` and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION
+    (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds
+    the queue that the first call created; where the queue is on another shard, the ErrorInfo's
+    metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too many changes
+    wait to be stored), UNAVAILABLE:
 
-    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being
+      removed; retry.
     - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
-      still has. Names that were never used, or whose queue was deleted, need no other broker.
+    - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the
+      metadata) does not answer whether it still has. Names that were never used, or whose queue
+      was deleted, need no other broker.
 
-    An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
-    (`ReplayRange.waits_for_ingest`).
+    An ingest that is down does not fail the call: the replay of its log begins when it is up
+    again, with what is stored by then (`ReplayRange.waits_for_ingest`).
 
-    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
-    the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
-    call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
-    ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
-    quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
-    other shards than named, or another count of them.
+    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
+    the same settings and start and with the `partition` of that shard, partition 0 first. Each
+    partition begins in quarantine, so none gets messages before all exist; then call
+    LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
+    creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
+    says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+    with another `broker_shard` means that the name is another queue's, or that the queue has
+    partitions on other shards than named, or another count of them.
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
@@ -176,53 +202,61 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _aio.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]  # type: ignore[assignment]
-    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
+    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not
+    all at the same moment.
 
-    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did
+    not return), UNAVAILABLE.
     """
     UpdateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]  # type: ignore[assignment]
-    """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
-    a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
+    """Changes the settings that the update mask names. A new filter, priority or default delay
+    applies to messages that are routed later; a lower `max_attempts` applies to a message at its
+    next claim, nack or end of a lease; a new lease at the next claim.
 
-    Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
-    UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the
+    etag is not the current one, which the ErrorInfo's metadata has as `etag`: read the queue
+    again), RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE.
     """
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]  # type: ignore[assignment]
-    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
-    leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-    starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
+    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are
+    removed in the background. The queue's leases end: acks, waiting claims and open streams get
+    NOT_FOUND. The messages themselves stay stored. A new queue of the same name starts empty. Of a
+    partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
     LocateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.LocateQueueRequest, _queue_pb2.LocateQueueResponse]  # type: ignore[assignment]
-    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
-    call however many brokers there are, and even while the broker that has the queue is down.
+    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's
+    name in the store, so a look-up is one call however many brokers there are, and even while the
+    broker that has the queue is down.
 
-    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
-    keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
-    and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned queue both have the shards of
-    all partitions, by index; in the metadata with commas between.
+    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND,
+    look once more with `fresh`. Until then keep the answer. Every call about a queue that another
+    shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD and, in its
+    metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned
+    queue both have the shards of all partitions, by index; in the metadata with commas between.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
-    consume, inspect, edit or administer the queue), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name),
+    PERMISSION_DENIED (the caller may not consume, inspect, edit or administer the queue),
+    UNAVAILABLE.
     """
     GetShardLoad: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]  # type: ignore[assignment]
-    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
-    cheap to ask for, and may be a second old.
+    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The
+    load counts what is in memory, so it is cheap to ask for, and may be a second old.
 
     Errors: UNAVAILABLE.
     """
     WatchQueues: _aio.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]  # type: ignore[assignment]
-    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
-    one queue, only the last may arrive.
+    """Streams the queues of this shard and every later change, without end. Only durable changes are
+    sent. Of several changes of one queue, only the last may arrive.
 
-    Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
-    RESOURCE_EXHAUSTED (1,000 streams are open).
+    Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached),
+    UNAVAILABLE (draining: watch again), RESOURCE_EXHAUSTED (1,000 streams are open).
     """
     PauseQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]  # type: ignore[assignment]
-    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
-    leases can be acked, nacked and extended. Pausing a paused queue is OK.
+    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED).
+    Publishing and routing continue, and running leases can be acked, nacked and extended. Pausing
+    a paused queue is OK.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
@@ -232,16 +266,18 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: as of PauseQueue.
     """
     PurgeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]  # type: ignore[assignment]
-    """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
-    Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
+    """Removes all messages of a queue that are in certain states. The call takes no longer for many:
+    rows are removed in the background. Messages that are routed later stay, and so do the stored
+    messages, and their entries in other queues.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-    purges are still being removed; retry).
+    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE
+    (QUEUE_BEING_REMOVED: too many earlier purges are still being removed; retry).
     """
     LiftQuarantine: _aio.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]  # type: ignore[assignment]
-    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
-    expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
-    queue that is not in quarantine.
+    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages
+    that waited are judged once. A queue whose expressions still take too long is quarantined
+    again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
+    that is not in quarantine.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
@@ -255,32 +291,40 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.CreateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.CreateQueueResponse, _abc.Awaitable[_queue_pb2.CreateQueueResponse]]:
-        """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
-        least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
-        messages that are not routed yet.
+        """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with
+        GetShardLoad, and create it where the load is least. The queue's filter judges every message
+        whose publish begins after this call returns; it may also judge earlier messages that are not
+        routed yet.
 
-        With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
-        Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
+        With a start in the past, stored messages are replayed in the background, beside live traffic;
+        `Queue.replay` shows the progress. Over the instance's replay window the result is as if the
+        queue had always existed: it gets each message once.
 
-        Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-        and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
-        created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
-        RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+        Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the
+        ErrorInfo's metadata has `line` and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION
+        (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds
+        the queue that the first call created; where the queue is on another shard, the ErrorInfo's
+        metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too many changes
+        wait to be stored), UNAVAILABLE:
 
-        - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+        - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being
+          removed; retry.
         - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
-        - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
-          still has. Names that were never used, or whose queue was deleted, need no other broker.
+        - BROKER_DOWN: another shard had a queue of this name, and its broker (`broker_shard` in the
+          metadata) does not answer whether it still has. Names that were never used, or whose queue
+          was deleted, need no other broker.
 
-        An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
-        (`ReplayRange.waits_for_ingest`).
+        An ingest that is down does not fail the call: the replay of its log begins when it is up
+        again, with what is stored by then (`ReplayRange.waits_for_ingest`).
 
-        A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
-        the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
-        call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
-        ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
-        quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
-        other shards than named, or another count of them.
+        A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
+        the same settings and start and with the `partition` of that shard, partition 0 first. Each
+        partition begins in quarantine, so none gets messages before all exist; then call
+        LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
+        creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
+        says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+        with another `broker_shard` means that the name is another queue's, or that the queue has
+        partitions on other shards than named, or another count of them.
         """
 
     @_abc_1.abstractmethod
@@ -300,9 +344,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.ListQueuesResponse, _abc.Awaitable[_queue_pb2.ListQueuesResponse]]:
-        """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
+        """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not
+        all at the same moment.
 
-        Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did
+        not return), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -311,12 +357,13 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.UpdateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.UpdateQueueResponse, _abc.Awaitable[_queue_pb2.UpdateQueueResponse]]:
-        """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
-        a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
+        """Changes the settings that the update mask names. A new filter, priority or default delay
+        applies to messages that are routed later; a lower `max_attempts` applies to a message at its
+        next claim, nack or end of a lease; a new lease at the next claim.
 
-        Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-        which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
-        UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the
+        etag is not the current one, which the ErrorInfo's metadata has as `etag`: read the queue
+        again), RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -325,9 +372,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.DeleteQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.DeleteQueueResponse, _abc.Awaitable[_queue_pb2.DeleteQueueResponse]]:
-        """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
-        leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-        starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
+        """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are
+        removed in the background. The queue's leases end: acks, waiting claims and open streams get
+        NOT_FOUND. The messages themselves stay stored. A new queue of the same name starts empty. Of a
+        partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
         """
@@ -338,16 +386,19 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.LocateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.LocateQueueResponse, _abc.Awaitable[_queue_pb2.LocateQueueResponse]]:
-        """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
-        call however many brokers there are, and even while the broker that has the queue is down.
+        """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's
+        name in the store, so a look-up is one call however many brokers there are, and even while the
+        broker that has the queue is down.
 
-        The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
-        keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
-        and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned queue both have the shards of
-        all partitions, by index; in the metadata with commas between.
+        The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND,
+        look once more with `fresh`. Until then keep the answer. Every call about a queue that another
+        shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD and, in its
+        metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned
+        queue both have the shards of all partitions, by index; in the metadata with commas between.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
-        consume, inspect, edit or administer the queue), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name),
+        PERMISSION_DENIED (the caller may not consume, inspect, edit or administer the queue),
+        UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -356,8 +407,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.GetShardLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.GetShardLoadResponse, _abc.Awaitable[_queue_pb2.GetShardLoadResponse]]:
-        """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
-        cheap to ask for, and may be a second old.
+        """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The
+        load counts what is in memory, so it is cheap to ask for, and may be a second old.
 
         Errors: UNAVAILABLE.
         """
@@ -368,11 +419,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.WatchQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.WatchQueuesResponse], _abc.AsyncIterator[_queue_pb2.WatchQueuesResponse]]:
-        """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
-        one queue, only the last may arrive.
+        """Streams the queues of this shard and every later change, without end. Only durable changes are
+        sent. Of several changes of one queue, only the last may arrive.
 
-        Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
-        RESOURCE_EXHAUSTED (1,000 streams are open).
+        Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached),
+        UNAVAILABLE (draining: watch again), RESOURCE_EXHAUSTED (1,000 streams are open).
         """
 
     @_abc_1.abstractmethod
@@ -381,8 +432,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.PauseQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.PauseQueueResponse, _abc.Awaitable[_queue_pb2.PauseQueueResponse]]:
-        """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
-        leases can be acked, nacked and extended. Pausing a paused queue is OK.
+        """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED).
+        Publishing and routing continue, and running leases can be acked, nacked and extended. Pausing
+        a paused queue is OK.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
         """
@@ -404,11 +456,12 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.PurgeQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.PurgeQueueResponse, _abc.Awaitable[_queue_pb2.PurgeQueueResponse]]:
-        """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
-        Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
+        """Removes all messages of a queue that are in certain states. The call takes no longer for many:
+        rows are removed in the background. Messages that are routed later stay, and so do the stored
+        messages, and their entries in other queues.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-        purges are still being removed; retry).
+        Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE
+        (QUEUE_BEING_REMOVED: too many earlier purges are still being removed; retry).
         """
 
     @_abc_1.abstractmethod
@@ -417,9 +470,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.LiftQuarantineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.LiftQuarantineResponse, _abc.Awaitable[_queue_pb2.LiftQuarantineResponse]]:
-        """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
-        expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
-        queue that is not in quarantine.
+        """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages
+        that waited are judged once. A queue whose expressions still take too long is quarantined
+        again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
+        that is not in quarantine.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
         """

@@ -34,7 +34,9 @@ class RemoveEntriesRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     created_revision: _builtins.int
-    """The column `created_revision` of the table `queues`, which distinguishes queues of the same name."""
+    """The column `created_revision` of the table `queues`, which distinguishes queues of the same
+    name.
+    """
     @_builtins.property
     def expired(self) -> Global___ExpiredRemoval:
         """Available and delayed entries past their retention."""
@@ -135,7 +137,9 @@ Global___WaitingRow: _TypeAlias = WaitingRow  # noqa: Y015
 
 @_typing.final
 class DoneRemoval(_message.Message):
-    """Done entries that finished before `done_before_ms`, and longer ago than the queue's `done_retention_s` and the grace period."""
+    """Done entries that finished before `done_before_ms`, and longer ago than the queue's
+    `done_retention_s` and the grace period.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,9 +292,13 @@ class RefusedRemoval(_message.Message):
         REASON_UNSPECIFIED: RefusedRemoval._Reason.ValueType  # 0
         """Not given."""
         REASON_NOT_EXPIRED: RefusedRemoval._Reason.ValueType  # 1
-        """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
+        """Its retention and the grace period are not over by the broker's clock, or the queue keeps
+        such entries for ever.
+        """
         REASON_IN_FLIGHT: RefusedRemoval._Reason.ValueType  # 2
-        """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
+        """It is in flight, and can still be acked. The broker drops it when its lease ends in another
+        way.
+        """
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Why it stays."""
@@ -298,9 +306,13 @@ class RefusedRemoval(_message.Message):
     REASON_UNSPECIFIED: RefusedRemoval.Reason.ValueType  # 0
     """Not given."""
     REASON_NOT_EXPIRED: RefusedRemoval.Reason.ValueType  # 1
-    """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
+    """Its retention and the grace period are not over by the broker's clock, or the queue keeps
+    such entries for ever.
+    """
     REASON_IN_FLIGHT: RefusedRemoval.Reason.ValueType  # 2
-    """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
+    """It is in flight, and can still be acked. The broker drops it when its lease ends in another
+    way.
+    """
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

@@ -26,10 +26,12 @@ if _version_not_supported:
 
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     def __init__(self, channel):
@@ -46,19 +48,24 @@ class RemovalServiceStub:
 
 
 class RemovalServiceServicer:
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     def RemoveEntries(self, request, context):
-        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
+        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and
+        set `more`: repeat it.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
-        an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-        (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
-        holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to
+        remove; no rows, or more than 10,000; of a row, an impossible message ID, order, priority or
+        time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION (QUEUE_CHANGED:
+        the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also
+        ROWS_BUSY: a redrive holds the dead letters for too long). After UNAVAILABLE some of the
+        entries may be removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,10 +88,12 @@ def add_RemovalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RemovalService:
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     @staticmethod

@@ -27,10 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     @_typing.overload
@@ -38,37 +40,47 @@ class RemovalServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RemovalServiceAsyncStub: ...
     RemoveEntries: _grpc.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]
-    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
+    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and
+    set `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
-    an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-    (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
-    holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to
+    remove; no rows, or more than 10,000; of a row, an impossible message ID, order, priority or
+    time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION (QUEUE_CHANGED:
+    the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also
+    ROWS_BUSY: a redrive holds the dead letters for too long). After UNAVAILABLE some of the
+    entries may be removed.
     """
 
 @_typing.type_check_only
 class RemovalServiceAsyncStub(RemovalServiceStub):
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RemoveEntries: _aio.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]  # type: ignore[assignment]
-    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
+    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and
+    set `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
-    an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-    (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
-    holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to
+    remove; no rows, or more than 10,000; of a row, an impossible message ID, order, priority or
+    time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION (QUEUE_CHANGED:
+    the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also
+    ROWS_BUSY: a redrive holds the dead letters for too long). After UNAVAILABLE some of the
+    entries may be removed.
     """
 
 class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
-    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
-    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It
+    is for the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The
+    broker checks each entry again by its own state and clock, and refuses those that must stay; that
+    the content of what is archived is stored it cannot see. Removals are durable when the call
+    returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and
+    redrives continue meanwhile.
     """
 
     @_abc_1.abstractmethod
@@ -77,12 +89,15 @@ class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _removal_pb2.RemoveEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_removal_pb2.RemoveEntriesResponse, _abc.Awaitable[_removal_pb2.RemoveEntriesResponse]]:
-        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
+        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and
+        set `more`: repeat it.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
-        an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-        (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
-        holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to
+        remove; no rows, or more than 10,000; of a row, an impossible message ID, order, priority or
+        time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION (QUEUE_CHANGED:
+        the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also
+        ROWS_BUSY: a redrive holds the dead letters for too long). After UNAVAILABLE some of the
+        entries may be removed.
         """
 
 def add_RemovalServiceServicer_to_server(servicer: RemovalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -62,8 +62,8 @@ class ExplainRequest(_message.Message):
     payload_bytes: _builtins.int
     """The payload's length, which filters see as `size`; not negative."""
     visible_at_ms: _builtins.int
-    """The time from which the message is visible, as in PublishRun; 0 = none. For filters, `visible_at` is this time, or the
-    receipt plus the delay.
+    """The time from which the message is visible, as in PublishRun; 0 = none. For filters,
+    `visible_at` is this time, or the receipt plus the delay.
     """
     delay_ms: _builtins.int
     """The message's own delay, as in PublishRun; not with `visible_at_ms`."""
@@ -81,8 +81,9 @@ class ExplainRequest(_message.Message):
 
     @_builtins.property
     def draft(self) -> _queue_pb2.Queue:
-        """A queue that need not exist: it alone judges the message, and `queue_ids` is empty. Of it `queue_id`, `filter`, `priority`
-        and `fallback_priority` are read, with the defaults of CreateQueue.
+        """A queue that need not exist: it alone judges the message, and `queue_ids` is empty. Of it
+        `queue_id`, `filter`, `priority` and `fallback_priority` are read, with the defaults of
+        CreateQueue.
         """
 
     def __init__(
@@ -240,12 +241,15 @@ class RouteProgress(_message.Message):
     cursor: _builtins.int
     """The broker's cursor, as last read."""
     durable_sequence: _builtins.int
-    """The ID of the last durable message of the log, as last read. Equal to `cursor` when everything is routed."""
+    """The ID of the last durable message of the log, as last read. Equal to `cursor` when everything
+    is routed.
+    """
     pending_count: _builtins.int
     """Messages read from the log and not yet assigned to this shard."""
     is_current: _builtins.bool
-    """Whether the router has heard of the log's end within seconds. Where it has not, because the ingest is down, `durable_sequence` is as it
-    was last known (0 = never), and what the log has behind that is not in `pending_count`.
+    """Whether the router has heard of the log's end within seconds. Where it has not, because the
+    ingest is down, `durable_sequence` is as it was last known (0 = never), and what the log has
+    behind that is not in `pending_count`.
     """
     def __init__(
         self,

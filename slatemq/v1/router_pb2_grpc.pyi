@@ -34,12 +34,14 @@ class RouterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
-    """Judges a message that was not published by the filters of all queues, or of a draft, and returns which it would reach
-    and why. Nothing is stored.
+    """Judges a message that was not published by the filters of all queues, or of a draft, and
+    returns which it would reach and why. Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time; a draft's expression, with
-    the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND (one of
-    `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
+    time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
+    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
+    others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
+    one of `queue_ids` is down).
     """
     GetRoutingStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]
     """Returns how far each log is routed to each broker shard.
@@ -53,12 +55,14 @@ class RouterServiceAsyncStub(RouterServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
-    """Judges a message that was not published by the filters of all queues, or of a draft, and returns which it would reach
-    and why. Nothing is stored.
+    """Judges a message that was not published by the filters of all queues, or of a draft, and
+    returns which it would reach and why. Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time; a draft's expression, with
-    the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND (one of
-    `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
+    time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
+    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
+    others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
+    one of `queue_ids` is down).
     """
     GetRoutingStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]  # type: ignore[assignment]
     """Returns how far each log is routed to each broker shard.
@@ -75,12 +79,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
-        """Judges a message that was not published by the filters of all queues, or of a draft, and returns which it would reach
-        and why. Nothing is stored.
+        """Judges a message that was not published by the filters of all queues, or of a draft, and
+        returns which it would reach and why. Nothing is stored.
 
-        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time; a draft's expression, with
-        the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND (one of
-        `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
+        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
+        time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
+        (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
+        others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
+        one of `queue_ids` is down).
         """
 
     @_abc_1.abstractmethod

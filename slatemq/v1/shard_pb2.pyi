@@ -61,7 +61,9 @@ class IngestShard(_message.Message):
     state: Global___IngestShard.State.ValueType
     """What it is doing."""
     database_bytes: _builtins.int
-    """The bytes of its database in the store, with what is not collected yet, and without the objects of large payloads."""
+    """The bytes of its database in the store, with what is not collected yet, and without the objects
+    of large payloads.
+    """
     @_builtins.property
     def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """While it drains, what is still in it, for people."""
@@ -183,7 +185,9 @@ class RemoveIngestShardRequest(_message.Message):
 
     DATABASE_FIELD_NUMBER: _builtins.int
     database: _builtins.str
-    """The database that is deleted: `ingest/` and the number of the shard. So a call that gets to another process removes nothing."""
+    """The database that is deleted: `ingest/` and the number of the shard. So a call that gets to
+    another process removes nothing.
+    """
     def __init__(
         self,
         *,
@@ -390,7 +394,9 @@ class RemoveShardRequest(_message.Message):
 
     DATABASE_FIELD_NUMBER: _builtins.int
     database: _builtins.str
-    """The database that is deleted: `broker/` and the number of the shard. So a call that gets to another process removes nothing."""
+    """The database that is deleted: `broker/` and the number of the shard. So a call that gets to
+    another process removes nothing.
+    """
     def __init__(
         self,
         *,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ShardServiceStub:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number.
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class ShardServiceStub:
 
 
 class ShardServiceServicer:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number.
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
     """
 
     def GetShard(self, request, context):
@@ -76,8 +78,9 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainShard(self, request, context):
-        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and clients
-        create queues elsewhere. The queues that it has are served as before. Durable; draining a shard that drains already is OK.
+        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
+        FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
+        has are served as before. Durable; draining a shard that drains already is OK.
 
         Errors: UNAVAILABLE.
         """
@@ -86,35 +89,43 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveShard(self, request, context):
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-        No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+        its entry in the topology are deleted. No process can start with its number again. If the
+        process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+        what the shard still has), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MoveQueue(self, request, context):
-        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
-        whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
-        Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
-        messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
-        while the queue moves there is OK.
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+        there is OK.
 
-        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
+        the queue stays, and ListMoves says why.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-        REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
-        partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
-        removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_DOWN).
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
+        of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
+        from the logs, BROKER_DOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMoves(self, request, context):
-        """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+        """Lists the queues that are leaving this shard, and moves that were cancelled since its process
+        began.
 
         Errors: UNAVAILABLE.
         """
@@ -159,7 +170,8 @@ def add_ShardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ShardService:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number.
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
     """
 
     @staticmethod
@@ -339,24 +351,27 @@ class IngestShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainIngestShard(self, request, context):
-        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
-        other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
-        taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
+        (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
+        and removed as before; pushes that brokers have already numbered for it are taken. Durable;
+        draining a shard that drains already is OK. When this returns, what is published later is not
+        stored here.
 
-        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
-        shard), UNAVAILABLE.
+        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
+        a queue backend has publishes for this shard), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveIngestShard(self, request, context):
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-        No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
-        meanwhile, start it once more: it finishes the removal, and ends.
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+        its entry in the topology are deleted. No process can start with its number again. Asks every
+        broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
+        once more: it finishes the removal, and ends.
 
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
-        (also where a broker does not answer).
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+        what the shard still has), UNAVAILABLE (also where a broker does not answer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ShardServiceStub:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number."""
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,40 +41,51 @@ class ShardServiceStub:
     Errors: UNAVAILABLE.
     """
     DrainShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainShardRequest, _shard_pb2.DrainShardResponse]
-    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and clients
-    create queues elsewhere. The queues that it has are served as before. Durable; draining a shard that drains already is OK.
+    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
+    FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
+    has are served as before. Durable; draining a shard that drains already is OK.
 
     Errors: UNAVAILABLE.
     """
     RemoveShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-    No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+    its entry in the topology are deleted. No process can start with its number again. If the
+    process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+    what the shard still has), UNAVAILABLE.
     """
     MoveQueue: _grpc.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]
-    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
-    whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
-    Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
-    messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
-    while the queue moves there is OK.
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+    there is OK.
 
-    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
+    the queue stays, and ListMoves says why.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-    REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
-    partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
-    removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_DOWN).
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
+    of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
+    from the logs, BROKER_DOWN).
     """
     ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
-    """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+    """Lists the queues that are leaving this shard, and moves that were cancelled since its process
+    began.
 
     Errors: UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class ShardServiceAsyncStub(ShardServiceStub):
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number."""
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetShardRequest, _shard_pb2.GetShardResponse]  # type: ignore[assignment]
@@ -81,39 +94,50 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Errors: UNAVAILABLE.
     """
     DrainShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainShardRequest, _shard_pb2.DrainShardResponse]  # type: ignore[assignment]
-    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and clients
-    create queues elsewhere. The queues that it has are served as before. Durable; draining a shard that drains already is OK.
+    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
+    FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
+    has are served as before. Durable; draining a shard that drains already is OK.
 
     Errors: UNAVAILABLE.
     """
     RemoveShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]  # type: ignore[assignment]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-    No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+    its entry in the topology are deleted. No process can start with its number again. If the
+    process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+    what the shard still has), UNAVAILABLE.
     """
     MoveQueue: _aio.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]  # type: ignore[assignment]
-    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
-    whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
-    Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
-    messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
-    while the queue moves there is OK.
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+    there is OK.
 
-    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
+    the queue stays, and ListMoves says why.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-    REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
-    partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
-    removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_DOWN).
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
+    of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
+    from the logs, BROKER_DOWN).
     """
     ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
-    """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+    """Lists the queues that are leaving this shard, and moves that were cancelled since its process
+    began.
 
     Errors: UNAVAILABLE.
     """
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by starting a process with its number."""
+    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
+    starting a process with its number.
+    """
 
     @_abc_1.abstractmethod
     def GetShard(
@@ -132,8 +156,9 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.DrainShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.DrainShardResponse, _abc.Awaitable[_shard_pb2.DrainShardResponse]]:
-        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and clients
-        create queues elsewhere. The queues that it has are served as before. Durable; draining a shard that drains already is OK.
+        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
+        FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
+        has are served as before. Durable; draining a shard that drains already is OK.
 
         Errors: UNAVAILABLE.
         """
@@ -144,10 +169,12 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.RemoveShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.RemoveShardResponse, _abc.Awaitable[_shard_pb2.RemoveShardResponse]]:
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-        No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+        its entry in the topology are deleted. No process can start with its number again. If the
+        process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+        what the shard still has), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -156,18 +183,23 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.MoveQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.MoveQueueResponse, _abc.Awaitable[_shard_pb2.MoveQueueResponse]]:
-        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all that it has; nothing is lost or doubled,
-        whichever process is killed meanwhile. Returns once the queue has left this shard, durably; ListMoves shows it until it has arrived.
-        Until then calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND (WRONG_SHARD). Leases end: their
-        messages wait again, and the attempt is not counted. Messages that are published meanwhile come to the queue on its new shard. A repeat
-        while the queue moves there is OK.
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+        there is OK.
 
-        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled: the queue stays, and ListMoves says why.
+        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
+        the queue stays, and ListMoves says why.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this shard), FAILED_PRECONDITION (of this shard:
-        REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another
-        partition of the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows of it are still being
-        removed, TARGET_BEHIND: the other shard has not yet got what this one has from the logs, BROKER_DOWN).
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
+        of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
+        from the logs, BROKER_DOWN).
         """
 
     @_abc_1.abstractmethod
@@ -176,7 +208,8 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.ListMovesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.ListMovesResponse, _abc.Awaitable[_shard_pb2.ListMovesResponse]]:
-        """Lists the queues that are leaving this shard, and moves that were cancelled since its process began.
+        """Lists the queues that are leaving this shard, and moves that were cancelled since its process
+        began.
 
         Errors: UNAVAILABLE.
         """
@@ -196,20 +229,23 @@ class IngestShardServiceStub:
     Errors: UNAVAILABLE.
     """
     DrainIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]
-    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
-    other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
-    taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
+    (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
+    and removed as before; pushes that brokers have already numbered for it are taken. Durable;
+    draining a shard that drains already is OK. When this returns, what is published later is not
+    stored here.
 
-    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
-    shard), UNAVAILABLE.
+    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
+    a queue backend has publishes for this shard), UNAVAILABLE.
     """
     RemoveIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-    No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
-    meanwhile, start it once more: it finishes the removal, and ends.
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+    its entry in the topology are deleted. No process can start with its number again. Asks every
+    broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
+    once more: it finishes the removal, and ends.
 
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
-    (also where a broker does not answer).
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+    what the shard still has), UNAVAILABLE (also where a broker does not answer).
     """
 
 @_typing.type_check_only
@@ -223,20 +259,23 @@ class IngestShardServiceAsyncStub(IngestShardServiceStub):
     Errors: UNAVAILABLE.
     """
     DrainIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]  # type: ignore[assignment]
-    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
-    other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
-    taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
+    (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
+    and removed as before; pushes that brokers have already numbered for it are taken. Durable;
+    draining a shard that drains already is OK. When this returns, what is published later is not
+    stored here.
 
-    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
-    shard), UNAVAILABLE.
+    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
+    a queue backend has publishes for this shard), UNAVAILABLE.
     """
     RemoveIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]  # type: ignore[assignment]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-    No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
-    meanwhile, start it once more: it finishes the removal, and ends.
+    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+    its entry in the topology are deleted. No process can start with its number again. Asks every
+    broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
+    once more: it finishes the removal, and ends.
 
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
-    (also where a broker does not answer).
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+    what the shard still has), UNAVAILABLE (also where a broker does not answer).
     """
 
 class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -259,12 +298,14 @@ class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.DrainIngestShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.DrainIngestShardResponse, _abc.Awaitable[_shard_pb2.DrainIngestShardResponse]]:
-        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients publish to
-        other shards. What it has stored is routed, delivered and removed as before; pushes that brokers have already numbered for it are
-        taken. Durable; draining a shard that drains already is OK. When this returns, what is published later is not stored here.
+        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
+        (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
+        and removed as before; pushes that brokers have already numbered for it are taken. Durable;
+        draining a shard that drains already is OK. When this returns, what is published later is not
+        stored here.
 
-        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS: a queue backend has publishes for this
-        shard), UNAVAILABLE.
+        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
+        a queue backend has publishes for this shard), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -273,12 +314,13 @@ class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.RemoveIngestShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.RemoveIngestShardResponse, _abc.Awaitable[_shard_pb2.RemoveIngestShardResponse]]:
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
-        No process can start with its number again. Asks every broker whether pushes for the shard wait there. If the process is killed
-        meanwhile, start it once more: it finishes the removal, and ends.
+        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
+        its entry in the topology are deleted. No process can start with its number again. Asks every
+        broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
+        once more: it finishes the removal, and ends.
 
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE
-        (also where a broker does not answer).
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
+        what the shard still has), UNAVAILABLE (also where a broker does not answer).
         """
 
 def add_IngestShardServiceServicer_to_server(servicer: IngestShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,13 +32,16 @@ class Snapshot(_message.Message):
     database: _builtins.str
     """The database below the instance's root, such as `ingest/0` or `broker/3`."""
     taken_at_ms: _builtins.int
-    """The shard's time at the request, in milliseconds since the Unix epoch. Everything answered before is in the snapshot."""
+    """The shard's time at the request, in milliseconds since the Unix epoch. Everything answered
+    before is in the snapshot.
+    """
     lifetime_ms: _builtins.int
     """Its lifetime from its last renewal, in milliseconds."""
     purge_epoch: _builtins.int
-    """For an ingest: its purge epoch before the snapshot was taken. Purges decided on this snapshot carry it, and are refused once it has
-    been raised. Absent for a broker, whose routing cursors, replays and outbox are records inside the snapshot, as is the creation of
-    every queue that had raised an epoch before.
+    """For an ingest: its purge epoch before the snapshot was taken. Purges decided on this snapshot
+    carry it, and are refused once it has been raised. Absent for a broker, whose routing cursors,
+    replays and outbox are records inside the snapshot, as is the creation of every queue that had
+    raised an epoch before.
     """
     def __init__(
         self,
@@ -67,7 +70,9 @@ class CreateSnapshotRequest(_message.Message):
 
     LIFETIME_MS_FIELD_NUMBER: _builtins.int
     lifetime_ms: _builtins.int
-    """Its lifetime unless renewed, in milliseconds: 10,000 (10 s) to 86,400,000 (a day); 0 = 600,000 (10 min)."""
+    """Its lifetime unless renewed, in milliseconds: 10,000 (10 s) to 86,400,000 (a day); 0 = 600,000
+    (10 min).
+    """
     def __init__(
         self,
         *,

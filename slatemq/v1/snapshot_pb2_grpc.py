@@ -26,13 +26,14 @@ if _version_not_supported:
 
 
 class SnapshotServiceStub:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def __init__(self, channel):
@@ -59,19 +60,21 @@ class SnapshotServiceStub:
 
 
 class SnapshotServiceServicer:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def CreateSnapshot(self, request, context):
         """Takes a snapshot, which flushes memory to the store.
 
-        Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this
+        shard are alive), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,14 +83,16 @@ class SnapshotServiceServicer:
     def RenewSnapshot(self, request, context):
         """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
-        Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released,
+        or its lifetime has ended), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSnapshot(self, request, context):
-        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
+        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes
+        missing from then on.
 
         Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
         """
@@ -122,13 +127,14 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SnapshotService:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @staticmethod

@@ -27,13 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SnapshotServiceStub:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @_typing.overload
@@ -43,55 +44,63 @@ class SnapshotServiceStub:
     CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.CreateSnapshotResponse]
     """Takes a snapshot, which flushes memory to the store.
 
-    Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this
+    shard are alive), UNAVAILABLE.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
     """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
-    Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released,
+    or its lifetime has ended), UNAVAILABLE.
     """
     ReleaseSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]
-    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
+    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes
+    missing from then on.
 
     Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class SnapshotServiceAsyncStub(SnapshotServiceStub):
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.CreateSnapshotResponse]  # type: ignore[assignment]
     """Takes a snapshot, which flushes memory to the store.
 
-    Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this
+    shard are alive), UNAVAILABLE.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
     """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
-    Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released,
+    or its lifetime has ended), UNAVAILABLE.
     """
     ReleaseSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]  # type: ignore[assignment]
-    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
+    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes
+    missing from then on.
 
     Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
     """
 
 class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
-    serves it, each for its own database. To compare
-    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
-    message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard
+    continues. Every ingest and every broker serves it, each for its own database. To compare shards,
+    take the snapshots of all ingests first, then those of all brokers: then a broker's state of a
+    message is never older than the message.
 
-    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the
+    store until it is released or its lifetime ends. Reading it needs credentials for the store, and
+    no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @_abc_1.abstractmethod
@@ -102,7 +111,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_snapshot_pb2.CreateSnapshotResponse, _abc.Awaitable[_snapshot_pb2.CreateSnapshotResponse]]:
         """Takes a snapshot, which flushes memory to the store.
 
-        Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this
+        shard are alive), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +123,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_snapshot_pb2.RenewSnapshotResponse, _abc.Awaitable[_snapshot_pb2.RenewSnapshotResponse]]:
         """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
-        Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released,
+        or its lifetime has ended), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -122,7 +133,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.ReleaseSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ReleaseSnapshotResponse, _abc.Awaitable[_snapshot_pb2.ReleaseSnapshotResponse]]:
-        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
+        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes
+        missing from then on.
 
         Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
         """

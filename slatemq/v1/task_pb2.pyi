@@ -28,7 +28,9 @@ class _TaskStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskState.V
     TASK_STATE_UNSPECIFIED: _TaskState.ValueType  # 0
     """Never returned."""
     TASK_STATE_PENDING: _TaskState.ValueType  # 1
-    """It waits in the backend to be applied or retried. Also returned for any valid ID of which nothing else is known."""
+    """It waits in the backend to be applied or retried. Also returned for any valid ID of which
+    nothing else is known.
+    """
     TASK_STATE_APPLIED: _TaskState.ValueType  # 2
     """Its messages are durable, as after a publish without a task."""
     TASK_STATE_FAILED: _TaskState.ValueType  # 3
@@ -40,7 +42,9 @@ class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
 """Never returned."""
 TASK_STATE_PENDING: TaskState.ValueType  # 1
-"""It waits in the backend to be applied or retried. Also returned for any valid ID of which nothing else is known."""
+"""It waits in the backend to be applied or retried. Also returned for any valid ID of which
+nothing else is known.
+"""
 TASK_STATE_APPLIED: TaskState.ValueType  # 2
 """Its messages are durable, as after a publish without a task."""
 TASK_STATE_FAILED: TaskState.ValueType  # 3

@@ -26,11 +26,13 @@ if _version_not_supported:
 
 
 class TaskServiceStub:
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     def __init__(self, channel):
@@ -67,36 +69,41 @@ class TaskServiceStub:
 
 
 class TaskServiceServicer:
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     def GetTask(self, request, context):
         """Returns a task.
 
-        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
-        metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
+        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
+        UNAVAILABLE (the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitTask(self, request, context):
-        """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
-        it is then. To wait longer, call again.
+        """Waits until a task is applied or has failed, for a minute and until a second before the call's
+        deadline at most; returns the task as it is then. To wait longer, call again.
 
-        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
+        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000
+        calls wait; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFailedTasks(self, request, context):
-        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
-        empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
+        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An
+        item there that is not a task has an empty `task_id` and an `error` that begins with
+        `unreadable` and names its place; it is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """
@@ -105,9 +112,10 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingTasks(self, request, context):
-        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
-        shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
-        order, which are left out here.
+        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and
+        then the others, as far as the backend shows them. RabbitMQ shows only those that are being
+        applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of order, which
+        are left out here.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
         """
@@ -161,11 +169,13 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService:
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     @staticmethod

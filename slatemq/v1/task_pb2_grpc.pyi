@@ -27,11 +27,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TaskServiceStub:
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     @_typing.overload
@@ -41,25 +43,29 @@ class TaskServiceStub:
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.GetTaskRequest, _task_pb2.GetTaskResponse]
     """Returns a task.
 
-    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
-    metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
+    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
+    UNAVAILABLE (the store is down).
     """
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]
-    """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
-    it is then. To wait longer, call again.
+    """Waits until a task is applied or has failed, for a minute and until a second before the call's
+    deadline at most; returns the task as it is then. To wait longer, call again.
 
-    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
+    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000
+    calls wait; retry).
     """
     ListFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]
-    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
-    empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
+    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An
+    item there that is not a task has an empty `task_id` and an `error` that begins with
+    `unreadable` and names its place; it is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
     ListPendingTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListPendingTasksRequest, _task_pb2.ListPendingTasksResponse]
-    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
-    shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
-    order, which are left out here.
+    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and
+    then the others, as far as the backend shows them. RabbitMQ shows only those that are being
+    applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of order, which
+    are left out here.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
@@ -71,36 +77,42 @@ class TaskServiceStub:
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTask: _aio.UnaryUnaryMultiCallable[_task_pb2.GetTaskRequest, _task_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Returns a task.
 
-    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
-    metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
+    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
+    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
+    UNAVAILABLE (the store is down).
     """
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]  # type: ignore[assignment]
-    """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
-    it is then. To wait longer, call again.
+    """Waits until a task is applied or has failed, for a minute and until a second before the call's
+    deadline at most; returns the task as it is then. To wait longer, call again.
 
-    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
+    Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000
+    calls wait; retry).
     """
     ListFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]  # type: ignore[assignment]
-    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
-    empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
+    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An
+    item there that is not a task has an empty `task_id` and an `error` that begins with
+    `unreadable` and names its place; it is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
     ListPendingTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListPendingTasksRequest, _task_pb2.ListPendingTasksResponse]  # type: ignore[assignment]
-    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
-    shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
-    order, which are left out here.
+    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and
+    then the others, as far as the backend shows them. RabbitMQ shows only those that are being
+    applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of order, which
+    are left out here.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
@@ -111,11 +123,13 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
-    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
+    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
+    IngestService lists the errors that any call may return.
 
-    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
+    task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
+    delivers them; the outcome is stored with the messages for seven days.
     """
 
     @_abc_1.abstractmethod
@@ -126,8 +140,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_task_pb2.GetTaskResponse, _abc.Awaitable[_task_pb2.GetTaskResponse]]:
         """Returns a task.
 
-        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
-        metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
+        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
+        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
+        UNAVAILABLE (the store is down).
         """
 
     @_abc_1.abstractmethod
@@ -136,10 +151,11 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.WaitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.WaitTaskResponse, _abc.Awaitable[_task_pb2.WaitTaskResponse]]:
-        """Waits until a task is applied or has failed, for a minute and until a second before the call's deadline at most; returns the task as
-        it is then. To wait longer, call again.
+        """Waits until a task is applied or has failed, for a minute and until a second before the call's
+        deadline at most; returns the task as it is then. To wait longer, call again.
 
-        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000 calls wait; retry).
+        Errors: as of GetTask, and RESOURCE_EXHAUSTED (PRINCIPAL_LIMIT; TOO_MANY_WAITING_TASKS: 5,000
+        calls wait; retry).
         """
 
     @_abc_1.abstractmethod
@@ -148,8 +164,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.ListFailedTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.ListFailedTasksResponse, _abc.Awaitable[_task_pb2.ListFailedTasksResponse]]:
-        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
-        empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
+        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An
+        item there that is not a task has an empty `task_id` and an `error` that begins with
+        `unreadable` and names its place; it is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """
@@ -160,9 +177,10 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.ListPendingTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.ListPendingTasksResponse, _abc.Awaitable[_task_pb2.ListPendingTasksResponse]]:
-        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
-        shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
-        order, which are left out here.
+        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and
+        then the others, as far as the backend shows them. RabbitMQ shows only those that are being
+        applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of order, which
+        are left out here.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
         """

@@ -26,7 +26,9 @@ class GetTopologyRequest(_message.Message):
 
     IS_DOUBTED_FIELD_NUMBER: _builtins.int
     is_doubted: _builtins.bool
-    """Whether a process did not answer where the last response had it: another one may have taken its shard since."""
+    """Whether a process did not answer where the last response had it: another one may have taken its
+    shard since.
+    """
     def __init__(
         self,
         *,
@@ -94,9 +96,13 @@ class Endpoint(_message.Message):
     shard: _builtins.int
     """Its shard; of routers and janitors, a number that distinguishes them."""
     address: _builtins.str
-    """`host:port`: the advertised address, a setting of each process; by default the address that it listens on."""
+    """`host:port`: the advertised address, a setting of each process; by default the address that it
+    listens on.
+    """
     is_draining: _builtins.bool
-    """Of an ingest shard: whether it is being drained. Publish to others then; dedupe keys belong to others, too."""
+    """Of an ingest shard: whether it is being drained. Publish to others then; dedupe keys belong to
+    others, too.
+    """
     def __init__(
         self,
         *,

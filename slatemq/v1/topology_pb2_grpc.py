@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TopologyServiceStub:
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
     """
 
     def __init__(self, channel):
@@ -43,14 +44,15 @@ class TopologyServiceStub:
 
 
 class TopologyServiceServicer:
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
     """
 
     def GetTopology(self, request, context):
         """Lists the processes of the instance with the addresses under which clients reach them.
 
-        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
-        `is_doubted` is set.
+        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
+        second where `is_doubted` is set.
 
         Errors: UNAVAILABLE (the store is down and was never read).
         """
@@ -75,7 +77,8 @@ def add_TopologyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TopologyService:
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
     """
 
     @staticmethod

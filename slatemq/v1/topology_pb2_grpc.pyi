@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TopologyServiceStub:
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address."""
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,28 +38,32 @@ class TopologyServiceStub:
     GetTopology: _grpc.UnaryUnaryMultiCallable[_topology_pb2.GetTopologyRequest, _topology_pb2.GetTopologyResponse]
     """Lists the processes of the instance with the addresses under which clients reach them.
 
-    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
-    `is_doubted` is set.
+    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
+    second where `is_doubted` is set.
 
     Errors: UNAVAILABLE (the store is down and was never read).
     """
 
 @_typing.type_check_only
 class TopologyServiceAsyncStub(TopologyServiceStub):
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address."""
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTopology: _aio.UnaryUnaryMultiCallable[_topology_pb2.GetTopologyRequest, _topology_pb2.GetTopologyResponse]  # type: ignore[assignment]
     """Lists the processes of the instance with the addresses under which clients reach them.
 
-    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
-    `is_doubted` is set.
+    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
+    second where `is_doubted` is set.
 
     Errors: UNAVAILABLE (the store is down and was never read).
     """
 
 class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Returns the addresses of all processes. Served by every process, so that a client needs only one address."""
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one
+    address.
+    """
 
     @_abc_1.abstractmethod
     def GetTopology(
@@ -67,8 +73,8 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_topology_pb2.GetTopologyResponse, _abc.Awaitable[_topology_pb2.GetTopologyResponse]]:
         """Lists the processes of the instance with the addresses under which clients reach them.
 
-        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
-        `is_doubted` is set.
+        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
+        second where `is_doubted` is set.
 
         Errors: UNAVAILABLE (the store is down and was never read).
         """

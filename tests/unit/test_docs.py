@@ -213,6 +213,19 @@ def test_the_text_of_a_page_is_wrapped(page: Path) -> None:
     assert long == []
 
 
+def test_the_comments_of_protos_are_wrapped() -> None:
+    protos = sorted((REPOSITORY / "protos").rglob("*.proto"))
+    long = [
+        f"{proto.name}:{number}"
+        for proto in protos
+        for number, line in enumerate(proto.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
+
+    assert long == []
+    assert len(protos) > 20
+
+
 TOUR = REPOSITORY / "docs" / "tour.md"
 NAMED_FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

@@ -49,7 +49,7 @@ ULID_BYTES = 16
 #   forgotten rev.   | 01 | 59 |                                                          broker
 #   events           | 01 | 5A | number of the first event u64 |                          both
 #   event counter    | 01 | 5B |                                                          both
-#   draining         | 01 | 5C |                                                          broker
+#   draining         | 01 | 5C |                                                          both
 #   move             | 01 | 5D | <queue> |                                                broker
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)

@@ -132,7 +132,9 @@ class DeadLetterSettler:
         except InvalidArgument as error:
             raise InvalidArgument(field, error.description) from error
         if handle.mark != "f":
-            raise InvalidArgument(field, "is not the handle of a dead mark: list them")
+            raise InvalidArgument(
+                field, "is not the handle of a dead letter: list dead letters to get one"
+            )
         return handle
 
     def _settlement(

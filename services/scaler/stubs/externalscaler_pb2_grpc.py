@@ -67,7 +67,8 @@ class ExternalScalerServicer:
     """
 
     def IsActive(self, request, context):
-        """Whether there is work: KEDA keeps at least one replica while there is. Polled, with every trigger.
+        """Whether there is work: KEDA keeps at least one replica while there is. Polled, with every
+        trigger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
