@@ -83,7 +83,7 @@ class Channels:
         is_down = known is None or known.channel.get_state() in _DOWN
         topology = None if is_doubted or is_down else self._directory.last()
         if topology is None:
-            topology = await self._directory.read(RESOLVE_AGAIN_MS)
+            topology = await self._directory.read_soon(RESOLVE_AGAIN_MS)
             self._doubted.discard((service, shard))
         address = topology.address(service, shard)
         if address is None:

@@ -45,6 +45,10 @@ request per process."""
 RESOLVE_AGAIN_MS = 250
 """The same for a peer that cannot be reached: it may just have moved."""
 
+SOON_MS = 1_000
+"""How long a reading may take for callers who would rather have the last one than wait: a store
+that hangs takes 10 s to fail."""
+
 CHANGE = f"{FOLDER}/change"
 """The object that shows whether any entry has changed."""
 
@@ -168,6 +172,8 @@ class TopologyDirectory:
         self._known: Topology | None = None
         self._read_at = float("-inf")
         self._listed_at = float("-inf")
+        self._failed_at = float("-inf")
+        self._refreshing_since = float("-inf")
         self._own_changes = 0
         self._change: bytes | None = None
         self._refreshing: asyncio.Task[Topology] | None = None
@@ -212,8 +218,11 @@ class TopologyDirectory:
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
         """The topology, at most `max_age_ms` old, or the last known one while the store is down."""
+        called_at = self._monotonic()
         async with self._reading:  # One reading serves all callers that wait for it.
-            if self._known is not None and self._age_ms(self._read_at) <= max_age_ms:
+            if self._known is not None and (
+                self._age_ms(self._read_at) <= max_age_ms or self._failed_at > called_at
+            ):
                 return self._known
             before = self._own_changes
             try:
@@ -224,15 +233,43 @@ class TopologyDirectory:
             except StorageError as error:
                 if self._known is None:
                     raise
+                self._failed_at = self._monotonic()
                 log.warning("the topology cannot be read, going on with the last: %s", error)
             return self._known
 
+    async def read_soon(self, max_age_ms: int = CACHE_MS) -> Topology:
+        """Like `read`, or the last known one if the store takes over `SOON_MS`.
+
+        All callers share one reading, and after one that failed none begins for `max_age_ms`.
+        """
+        if self._known is None:
+            return await self.read(max_age_ms)
+        if self._age_ms(self._read_at) <= max_age_ms:
+            return self._known
+        if not self._is_refreshing and self._age_ms(self._failed_at) <= max_age_ms:
+            return self._known
+        reading = self._refresh(max_age_ms)
+        left_ms = SOON_MS - self._age_ms(self._refreshing_since)
+        if left_ms > 0:
+            await asyncio.wait([reading], timeout=left_ms / 1000)
+        return self._known
+
     def last(self) -> Topology | None:
         """The last reading, without waiting; an old one is renewed in the background."""
-        idle = self._refreshing is None or self._refreshing.done()
-        if self._known is not None and idle and self._age_ms(self._read_at) > CACHE_MS:
-            self._refreshing = asyncio.create_task(self.read())
+        if self._known is not None and self._age_ms(self._read_at) > CACHE_MS:
+            self._refresh(CACHE_MS)
         return self._known
+
+    @property
+    def _is_refreshing(self) -> bool:
+        return self._refreshing is not None and not self._refreshing.done()
+
+    def _refresh(self, max_age_ms: int) -> asyncio.Task[Topology]:
+        """The reading in the background; begins one where there is none."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self.read(max_age_ms))
+            self._refreshing_since = self._monotonic()
+        return self._refreshing
 
     async def close(self) -> None:
         if self._refreshing is not None:

@@ -19,7 +19,7 @@ import grpc.aio
 
 from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
+from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import StorageError
 from slatemq._file_status import FilesValue
 from slatemq._rpc.rpc_status import raising_slatemq_errors
@@ -135,11 +135,12 @@ class S3Events:
             if error.reason != WRONG_SHARD:
                 raise
             # A shard was added meanwhile.
-            return await self._publish_by(messages, await self._shards(max_age_ms=0))
+            return await self._publish_by(messages, await self._shards(is_doubted=True))
 
-    async def _shards(self, max_age_ms: int = CACHE_MS) -> Sequence[int]:
+    async def _shards(self, *, is_doubted: bool = False) -> Sequence[int]:
+        directory = self._directory
         try:
-            topology = await self._directory.read(max_age_ms)
+            topology = await (directory.read(0) if is_doubted else directory.read_soon())
         except StorageError as error:
             raise Unavailable(str(error), reason="STORE_UNAVAILABLE") from error
         shards = topology.open_ingests

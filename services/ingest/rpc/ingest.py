@@ -25,7 +25,12 @@ from opentelemetry.metrics import Observation
 from libs.access.current import ALL_QUEUES, current_caller, headers_size, hold_back, require
 from libs.serving import limits
 from libs.serving import telemetry as conventions
-from libs.serving.peers.topology import RESOLVE_AGAIN_MS, Topology, TopologyDirectory
+from libs.serving.peers.topology import (
+    CACHE_MS,
+    RESOLVE_AGAIN_MS,
+    Topology,
+    TopologyDirectory,
+)
 from libs.serving.requests.budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded, status_of
 from libs.serving.telemetry import Telemetry, extract
@@ -531,11 +536,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def _check_shards(self, accepted: Accepted) -> None:
         """Raise InvalidArgument for a dedupe key of another shard."""
         try:
-            await self._check_shards_of(accepted, await self._directory.read())
+            await self._check_shards_of(accepted, await self._topology())
         except InvalidArgument:
             # Others may know already that the keys are this shard's, since another one drains.
-            newer = await self._directory.read(RESOLVE_AGAIN_MS)
-            await self._check_shards_of(accepted, newer)
+            await self._check_shards_of(accepted, await self._topology(RESOLVE_AGAIN_MS))
+
+    async def _topology(self, max_age_ms: int = CACHE_MS) -> Topology:
+        return await self._directory.read(max_age_ms)
 
     async def _check_shards_of(self, accepted: Accepted, topology: Topology) -> None:
         own, shards = self._config.shard, set(topology.open_ingests)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from libs.events.slatemq.headers import BACKEND_HEADERS
-from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.peers.topology import CACHE_MS, Topology, TopologyDirectory
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
@@ -103,6 +103,10 @@ class QueuedServicer(IngestServicer):
             if outcome is not None:
                 raise _failed(task_id, outcome)
         return ingest_pb2.PublishResponse(message_ids=[0] * len(accepted.payloads), task_id=task_id)
+
+    async def _topology(self, max_age_ms: int = CACHE_MS) -> Topology:
+        # What is published needs no store; this must not wait for one that hangs, either.
+        return await self._directory.read_soon(max_age_ms)
 
     async def _first_answer(self, accepted: Accepted) -> Answered | None:
         """The first answer, when the request is a repeat that was applied already."""

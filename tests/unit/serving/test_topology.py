@@ -5,7 +5,9 @@ import pytest
 
 from libs.serving.peers.topology import (
     CACHE_MS,
+    CHANGE,
     LIST_MS,
+    SOON_MS,
     Peer,
     TopologyDirectory,
     TopologyServicer,
@@ -243,6 +245,57 @@ async def test_the_last_reading_serves_while_the_store_is_down(objects: Objects)
     assert dict((await directory.read(max_age_ms=-1)).brokers) == {0: "b:0"}
     with pytest.raises(StoreUnavailable):
         await TopologyDirectory(store).read()
+
+
+class _Hanging(_Counted):
+    """A real store that answers nothing while it is to hang, then fails."""
+
+    def __init__(self, objects: Objects) -> None:
+        super().__init__(objects)
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.fails = False
+
+    async def get(self, path: str) -> bytes:
+        found = await super().get(path)
+        await self.answers.wait()
+        if self.fails:
+            raise StoreUnavailable("it took too long")
+        return found
+
+
+async def test_the_last_reading_serves_at_once_while_the_store_hangs(objects: Objects) -> None:
+    # Given a reading that is old, and a store that answers no more
+    store, clock = _Hanging(objects), ManualSeconds()
+    directory = TopologyDirectory(store, clock)
+    await directory.announce(Peer("ingest", 0, "i:0"))
+    first = await directory.read()
+    clock.now_s += CACHE_MS / 1000 + 1
+    store.reads.clear()
+    store.answers.clear()
+
+    # Then all callers have it while one reading is under way
+    assert await asyncio.gather(*(directory.read_soon() for _ in range(100))) == [first] * 100
+    clock.now_s += SOON_MS / 1000
+    for _ in range(100):
+        assert await directory.read_soon() is first
+    assert store.reads == [CHANGE]
+
+    # And those who would wait for that one have it once it has failed, without another one each
+    waiting = [asyncio.create_task(directory.read()) for _ in range(100)]
+    await asyncio.sleep(0)
+    clock.now_s += 10
+    store.fails = True
+    store.answers.set()
+    assert await asyncio.gather(*waiting) == [first] * 100
+    assert await directory.read_soon() is first
+    assert store.reads == [CHANGE]
+
+    # When the store is back, then a later reading has what is new
+    store.fails = False
+    await TopologyDirectory(objects).announce(Peer("ingest", 1, "i:1"))
+    clock.now_s += CACHE_MS / 1000 + 1
+    assert dict((await directory.read_soon()).ingests) == {0: "i:0", 1: "i:1"}
 
 
 async def test_who_leaves_while_the_store_is_down_says_that_its_entry_stays(

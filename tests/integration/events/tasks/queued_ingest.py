@@ -16,6 +16,7 @@ import yaml
 from libs.events.settings import Consistency, QueueSettings
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import INLINE_BODY_BYTES_MAX
 from slatemq._admin.task_ids import TaskIds
@@ -134,7 +135,7 @@ class QueuedIngest(Ingest):
 
 @asynccontextmanager
 async def queued(
-    settings: QueueSettings, root: str = "memory:///", **more: Any
+    settings: QueueSettings, root: str | Root = "memory:///", **more: Any
 ) -> AsyncIterator[QueuedIngest]:
     """One in this process."""
     async with serving(root, queue=settings, **more) as ingest:

@@ -16,8 +16,12 @@ import slatemq
 from libs.events.settings import Consistency
 from libs.events.tasks import WriteTask
 from libs.serving.peers.channels import open_channel
+from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.serving.process.healthprobe import probe
 from libs.serving.process.store_watch import HUNG_MS
+from libs.storage.database.roots import open_root
+from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.topology_entries import FOLDER
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition, Unavailable
@@ -99,6 +103,44 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
         # Then the call ends with its task, before its deadline
         answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=4)
         assert answer.task_id
+
+
+class SilentTopology(Objects):
+    """A real store that stops to answer what is asked of the topology."""
+
+    def __init__(self, objects: Objects) -> None:
+        vars(self).update(vars(objects))
+        self.is_silent = False
+
+    async def get(self, path: str) -> bytes:
+        if self.is_silent and path.startswith(FOLDER):
+            await asyncio.Event().wait()
+        return await super().get(path)
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+async def test_publishes_with_dedupe_keys_wait_for_no_reading_of_the_topology(
+    backend: tuple[str, Server], consistency: Consistency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = open_root("memory:///")
+    store = root.objects = SilentTopology(root.objects)
+    async with queued(queue_settings(*backend, consistency), root) as ingest:
+        # Given a topology that was read once, and a store that hangs when it is to be read again
+        await ingest.enqueue(keyed(b"before"))
+        monkeypatch.setattr(TopologyDirectory, "_age_ms", lambda directory, read_at: CACHE_MS + 1)
+        store.is_silent = True
+
+        # Then publishes are answered nevertheless, however many there are
+        names = [b"%d" % n for n in range(20)]
+        answers = await asyncio.gather(*(ingest.enqueue(keyed(name)) for name in names))
+        for answer in answers:
+            if consistency == "async":
+                await ingest.applied(answer.task_id)
+        assert sorted(await ingest.stored()) == sorted([b"before", *names])
+
+
+def keyed(payload: bytes) -> ingest_pb2.PublishRun:
+    return ingest_pb2.PublishRun(payloads=[payload], dedupe_keys=[payload.decode()])
 
 
 @pytest.mark.s3
