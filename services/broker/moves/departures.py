@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -44,7 +44,7 @@ from slatemq.errors import (
     Unavailable,
     Unimplemented,
 )
-from slatemq.v1.move_pb2 import StoredRow
+from slatemq.v1.move_pb2 import ArrivalHeader, StoredRow
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ LOOK_S: Final = 0.1
 RETRY_S: Final = 0.5
 
 GIVE_UP_S: Final = 30.0
-"""A move whose target has not answered for so long is cancelled, unless the name is the target's:
-the queue is without service meanwhile."""
+"""A move whose target has taken no page for so long is cancelled: the queue is without service
+meanwhile. However long all pages take, it goes on as long as one after the other is taken."""
 
 REFUSALS: Final = (
     Aborted,
@@ -244,7 +244,6 @@ class Departures:
     async def _carry_out(self, queue_id: str, record: MoveRecord) -> None:
         """One departure, to its end."""
         await self._owner.durable()  # What is copied must be all, and not change any more.
-        asked_s = time.monotonic()
         while self._is_under_way(queue_id, record):
             refusal: SlateMQError | None = None
             try:
@@ -255,10 +254,8 @@ class Departures:
             except (SlateMQError, StorageError) as error:
                 log.warning("the move of queue %s waits: %s", queue_id, error)
                 self._note(queue_id, problem=str(error))
-                if self._progress[queue_id].is_claimed:
-                    asked_s = time.monotonic()
-                elif time.monotonic() - asked_s > GIVE_UP_S and isinstance(error, SlateMQError):
-                    refusal = error
+                if isinstance(error, SlateMQError) and not self._progress[queue_id].is_claimed:
+                    refusal = error  # The target has had the time that it has for a page.
             if refusal is not None:
                 try:
                     await self._cancel(queue_id, record, refusal.message)
@@ -307,7 +304,7 @@ class Departures:
     async def _copy(self, queue_id: str, record: MoveRecord) -> None:
         """Sends all rows to the target, from the first on."""
         header = await header_of(self._database, queue_id)
-        send = partial(self._targets.send, record.shard, queue_id, record.number)
+        send = partial(self._send, queue_id, record)
         await send((), header=header)
         copied = 0
         waiting: list[StoredRow] = []
@@ -318,6 +315,36 @@ class Departures:
             copied += len(page)
             self._note(queue_id, copied_rows_count=copied, problem="")
         await send(waiting, is_last=True)
+
+    async def _send(
+        self,
+        queue_id: str,
+        record: MoveRecord,
+        rows: Sequence[StoredRow],
+        *,
+        header: ArrivalHeader | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Sends a page until the target has it: those before it are durable there.
+
+        Raises what the target refuses it with, and the last error once GIVE_UP_S are over.
+        """
+        until_s = time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                await self._targets.send(
+                    record.shard, queue_id, record.number, rows, header=header, is_last=is_last
+                )
+            except REFUSALS:
+                raise
+            except SlateMQError as error:
+                if time.monotonic() > until_s:
+                    raise
+                log.warning("a page of queue %s waits: %s", queue_id, error)
+                self._note(queue_id, problem=str(error))
+            else:
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,8 +17,8 @@ from libs.storage.database.roots import open_root
 from libs.storage.layout.keys import RecordType
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.core.shard import BEING_MOVED
-from services.broker.moves import departures
-from slatemq.errors import FailedPrecondition, NotFound
+from services.broker.moves import departures, rows
+from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.moves.movers import (
@@ -359,6 +362,46 @@ async def test_a_move_whose_target_is_down_is_cancelled_and_can_be_repeated(
                 while await listed_moves(first):  # Until that is durable.
                     await asyncio.sleep(0.01)
             assert sorted(await claimed(second)) == list(range(1, 21))
+
+
+async def test_pages_that_fail_are_repeated_alone_however_long_all_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "PAGE_ROWS_MAX", 1)
+    monkeypatch.setattr(departures, "RETRY_S", 0.01)
+    async with two_brokers(tmp_path) as (first, second):
+        await first.create("q")
+        for last in (10, 20, 30):
+            await route_all(first, last)
+        await route(second, 30)
+
+        # Given that each page takes 20 s, and that its first answer is lost
+        clock, targets = ManualMonotonic(), first.broker.departures._targets
+        monkeypatch.setattr(departures, "time", clock)
+        send, sent = targets.send, Counter[str]()
+
+        async def lose(*args: Any, **options: Any) -> None:
+            clock.passed_s += 20
+            await send(*args, **options)
+            page = repr((args, options))
+            sent[page] += 1
+            if sent[page] == 1:
+                raise Unavailable("the answer was lost")
+
+        monkeypatch.setattr(targets, "send", lose)
+        await move(first, second)
+
+        assert [*sent.values()] == [2] * 4  # the header, and three pages
+        assert sorted(await claimed(second)) == list(range(1, 31))
+
+
+class ManualMonotonic:
+    """The module `time` of a process for which more time has passed."""
+
+    passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
 
 
 async def test_a_cancelled_move_is_over_before_its_target_knows(tmp_path: Path) -> None:
