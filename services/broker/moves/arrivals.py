@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from libs.storage.database.formats import FORMAT
 from libs.storage.errors import CorruptRecord, StorageError
-from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.queue_names import NameClaim, QueueNames
 from libs.storage.records.configs import decode_config
 from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.replay_records import ReplayRange, decode_replay
@@ -142,11 +142,10 @@ class Arrivals:
         Its number and its shard name the move: of the partitions that are placed by one claim, each
         has a shard of its own.
         """
-        if has_header:
-            try:
-                Arrival.of(begun)
-            except CorruptRecord as error:
-                raise InvalidArgument("header", str(error)) from error
+        try:
+            came = Arrival.of(begun) if has_header else None
+        except CorruptRecord as error:
+            raise InvalidArgument("header", str(error)) from error
         for place, row in enumerate(rows):
             if not is_taken_along(row.key, queue_id):
                 raise InvalidArgument(f"rows[{place}].key", "is no key of a row of the queue")
@@ -159,7 +158,7 @@ class Arrivals:
             shard = self._owner.shard
             known = shard.moves.arrivals.get(queue_id)
             if known is None or not _is_same(known, begun.number, begun.shard):
-                if not has_header:
+                if came is None:
                     raise _over(queue_id, begun.number)
                 self._check_free(queue_id)
                 shard.moves.expect(queue_id, begun)
@@ -168,9 +167,31 @@ class Arrivals:
                 copied = shard.moves.arrivals[queue_id]._replace(stage=MoveStage.COPIED)
                 shard.moves.expect(queue_id, copied)
 
-        await self._owner.run(receive, sum(len(row.key) + len(row.value) for row in rows))
+        size_bytes = sum(len(row.key) + len(row.value) for row in rows)
+        async with self._lock(queue_id):  # Nothing is taken in from the look at the claim on.
+            known = self._owner.shard.moves.arrivals.get(queue_id)
+            is_new = known is None or not _is_same(known, begun.number, begun.shard)
+            if came is not None and is_new:
+                await self._check_claim(queue_id, begun, came.partition)
+            await self._owner.run(receive, size_bytes)
         self._heard[queue_id] = time.monotonic()
         await self._owner.durable()
+
+    async def _check_claim(self, queue_id: str, begun: MoveRecord, partition: int) -> None:
+        """Raises unless the claim is that by which the move began.
+
+        The process that sent the header may have stood still, and another one ended the move.
+        """
+        claim = await self._claim_of(queue_id)
+        if claim.place_of(partition) != (begun.shard, begun.number):
+            raise _over(queue_id, begun.number)
+
+    async def _claim_of(self, queue_id: str) -> NameClaim:
+        """Raises Unavailable."""
+        try:
+            return await self._names.get(queue_id)
+        except StorageError as error:
+            raise Unavailable(f"queue {queue_id!r} cannot arrive now: {error}") from error
 
     async def arrive(self, queue_id: str, number: int, source: int) -> bool:
         """Does what the claim says; returns whether the queue is here, or has been."""
@@ -192,23 +213,24 @@ class Arrivals:
             record = self._owner.shard.moves.arrivals.get(queue_id)
             if record is None:
                 return
+            claim = await self._claim_of(queue_id)
             try:
-                claim = await self._names.get(queue_id)
                 came = Arrival.of(record)
-            except (StorageError, CorruptRecord) as error:
+            except CorruptRecord as error:
                 raise Unavailable(f"queue {queue_id!r} cannot arrive now: {error}") from error
             place = claim.place_of(came.partition)
             if place.number <= record.number:
                 return
-            is_mine = place.shard == self._shard
+            # The move claims the name for this shard after the last page: else another one did.
+            is_mine = place.shard == self._shard and record.stage is MoveStage.COPIED
 
             def decide(now_ms: int) -> None:
                 if self._owner.shard.moves.arrivals.get(queue_id) != record:
                     return  # Another page came meanwhile: it is judged again.
-                if is_mine and record.stage is MoveStage.COPIED:
+                if is_mine:
                     self._take_in(queue_id, came, now_ms)
-                elif not is_mine:
-                    log.info("queue %s stays elsewhere: dropping what came of it", queue_id)
+                else:
+                    log.info("queue %s does not come: dropping what came of it", queue_id)
                     former = Queue(queue_id, came.settings, came.state, Notes())
                     self._owner.shard.drop_arrival(queue_id, former)
                     self._sweeper.deleted(queue_id)

@@ -29,7 +29,7 @@ from tests.integration.broker.moves.movers import (
 from tests.integration.broker.rig import Rig, running
 
 SOURCE_STEPS = 23
-TARGET_STEPS = 12
+TARGET_STEPS = 14
 """More than a move has: the last ones are those of a move that nobody disturbs."""
 
 KINDS = ["whole", "partition", "keyed"]

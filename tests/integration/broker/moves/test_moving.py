@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from tests.integration.broker.moves.movers import (
     then,
     two_brokers,
 )
+from tests.integration.broker.queue_calls import delete
 from tests.integration.broker.rig import Rig, refusal, running
 
 
@@ -442,6 +445,63 @@ async def test_a_target_takes_a_queue_whose_source_never_comes_back(tmp_path: Pa
             while not await has_queue(target):
                 await asyncio.sleep(0.05)
         assert sorted(await claimed(target)) == list(range(1, 11))
+
+
+async def test_pages_of_a_move_that_is_over_bring_nothing_back(tmp_path: Path) -> None:
+    names = QueueNames(open_root(tmp_path.as_uri()).objects)
+    async with two_brokers(tmp_path) as (first, second):
+        await first.create("q")
+        await route_all(first, 10)
+        await route(second, 10)
+        targets, pages = first.broker.departures._targets, list[Callable[[], Awaitable[None]]]()
+        send = targets.send
+
+        async def note(*args: Any, **options: Any) -> None:
+            pages.append(partial(send, *args, **options))
+            await send(*args, **options)
+
+        vars(targets)["send"] = note
+        await move(first, second)
+
+        # Given that the queue was deleted since, and its shard killed before it freed the name
+        await delete(second)
+        await swept(second)
+        async with asyncio.timeout(60):
+            while (claim := await names.get("q")).broker_shards:
+                await asyncio.sleep(0.01)
+        assert await names.claim("q", (1,), claim)
+
+        # When a process that stood still sends its pages
+        for page in pages:
+            with pytest.raises(FailedPrecondition) as refused:
+                await page()
+            assert refused.value.reason == "MOVE_OVER"
+        shard = second.owner.shard
+        assert "q" not in shard.queues
+        assert not shard.moves.arrivals
+
+
+async def test_what_came_of_a_queue_is_dropped_where_its_name_is_claimed_again(
+    tmp_path: Path,
+) -> None:
+    names = QueueNames(open_root(tmp_path.as_uri()).objects)
+    async with two_brokers(tmp_path) as (first, second):
+        await first.create("q")
+        steps = Steps(3)
+        steps.between(first.broker.departures._targets, "send")
+        await begin_move(first, second)
+        await steps.reached.wait()
+        assert second.owner.shard.moves.arrivals
+
+        # When the name gets a claim for this shard, though not all has come
+        assert await names.claim("q", (1,), await names.get("q"))
+        second.broker.arrivals._heard.clear()
+
+        async with asyncio.timeout(60):
+            while second.owner.shard.moves.arrivals:
+                await asyncio.sleep(0.01)
+        await swept(second)
+        assert await has_queue(second) is False
 
 
 async def test_no_queue_is_created_under_a_name_that_moves(tmp_path: Path) -> None:

@@ -190,8 +190,15 @@ async def arriving(rig: Rig) -> Any:
     async with asyncio.timeout(60):
         while not rig.broker.sweeper.is_done_with(made.queue_id):
             await asyncio.sleep(0.001)
+    names = rig.broker.arrivals._names
+    while not await names.claim(made.queue_id, (3,), claim := await names.get(made.queue_id)):
+        pass  # It was freed just then.
     return move_pb2.ReceiveRowsRequest(
-        queue_id=made.queue_id, move_number=7, from_broker_shard=3, header=header, rows=rows
+        queue_id=made.queue_id,
+        move_number=claim.number + 1,
+        from_broker_shard=3,
+        header=header,
+        rows=rows,
     )
 
 
