@@ -13,7 +13,7 @@ from slatemq._admin.rates import lag_by_broker
 from slatemq.cli.output import note, progress, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
-from slatemq.errors import SlateMQError
+from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError, Unavailable
 
 if TYPE_CHECKING:
     from slatemq._admin.queue_models import Queue
@@ -277,7 +277,14 @@ def move(
 
 async def _emptied(session: Session, client: Client, number: int) -> SlateMQError | None:
     await client.drain_shard(number)
-    places = [place async for queue in client.list_queues() for place in _places_on(number, queue)]
+    places: list[tuple[str, int | None]] = []
+    try:
+        async for queue in client.list_queues():
+            places += _places_on(number, queue)
+    except Unavailable as error:
+        if error.reason != INCOMPLETE or number in map(int, error.metadata[SHARDS].split(",")):
+            raise
+        note(f"{error.message}; shard {number} is emptied without")
     return await _move_all(session, client, places, None)
 
 

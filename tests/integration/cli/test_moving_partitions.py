@@ -55,3 +55,14 @@ async def test_a_drained_shard_loses_its_queues_and_partitions(tmp_path: Path) -
         assert code == 0, err
         assert out == f"partition 1 of clicks is on broker shard {first}\n"
         assert await made.listed("clicks", "available") == ids
+
+        # Another broker that is down holds up no queue
+        await made.client.delete_queue("clicks")
+        for shard in range(3):
+            await made.client.drain_shard(shard, cancel=True)
+        await made.client.create_queue("refunds", shard=0)
+        await made.brokers[2].kill()
+        code, out, err = await ran(made, "shard", "drain", "0", "--move")
+        assert code == 0, err
+        assert "refunds is on broker shard 1\n" in out
+        assert "broker shard 2 does not answer" in err
