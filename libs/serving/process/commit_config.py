@@ -9,13 +9,19 @@ from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.settings import setting
 from libs.serving.process.store_costs import costs_of
-from libs.storage.database.pace import BudgetPace, FixedPace, LatencyPace, Pace
+from libs.storage.database.pace import (
+    INTERVAL_S_MAX,
+    BudgetPace,
+    FixedPace,
+    LatencyPace,
+    Pace,
+)
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 
 AUTO: Final = "auto"
 
-COMMIT_INTERVAL_MS_MAX: Final = 60_000
+COMMIT_INTERVAL_MS_MAX: Final = int(INTERVAL_S_MAX * 1000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Final, Protocol
 
 MONTH_S: Final = 30 * 86_400
 
-INTERVAL_S_MAX: Final = 10.0
-"""No answer waits longer, whatever the budget."""
+INTERVAL_S_MAX: Final = 4.0
+"""No answer waits longer, whatever was set: some calls wait 5 s for a commit of another process,
+and no longer."""
 
 LOOK_S: Final = 10.0
 """How often what was spent is looked at, at most: reading SlateDB's counts takes 3 ms."""

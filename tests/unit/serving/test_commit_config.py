@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from libs.serving.process.commit_config import CommitConfig, check_pace
+from libs.serving.process.commit_config import (
+    COMMIT_INTERVAL_MS_MAX,
+    CommitConfig,
+    check_pace,
+)
 from libs.serving.process.exits import EXIT_USAGE, FatalError
 from libs.serving.process.store_costs import (
     EXPRESS_PRICES,
@@ -16,8 +20,15 @@ from libs.serving.process.store_costs import (
     costs_of,
 )
 from libs.storage.database.addresses import parse_root, parse_wal_store
+from libs.storage.database.pace import INTERVAL_S_MAX
 from libs.storage.database.statistics import Statistics
 from libs.storage.objects.requests import RequestCounts
+from services.broker.delivery import message_cache
+from services.broker.entries import editor
+from services.broker.moves import targets
+from services.broker.shard import replay_starts, unique_names
+from services.router import backfill, brokers
+from slatemq._rpc import peers, queue_locations
 
 
 def config(**settings: Any) -> CommitConfig:
@@ -42,7 +53,7 @@ def test_settings_that_mean_something(settings: dict[str, Any]) -> None:
     [
         ({"commit_interval_ms": "soon"}, "'soon': set auto, or a whole number"),
         ({"commit_interval_ms": "-1"}, "'-1'"),
-        ({"commit_interval_ms": "60001"}, "up to 60000"),
+        ({"commit_interval_ms": "4001"}, "up to 4000"),
         ({"commit_interval_ms": ""}, "''"),
         ({"commit_interval_ms": "auto"}, "needs one of"),
         (
@@ -58,6 +69,24 @@ def test_settings_that_mean_nothing_are_named(settings: dict[str, Any], complain
         check_pace(config(**settings))
     assert raised.value.cause.code == EXIT_USAGE
     assert complaint in raised.value.cause.message
+
+
+def test_a_call_that_waits_for_a_commit_of_another_process_outlasts_the_longest_interval() -> None:
+    waits = [
+        brokers.ASSIGN_SECONDS,
+        backfill.ANSWER_SECONDS,
+        editor.INVALIDATE_DEADLINE_S,
+        message_cache.FETCH_DEADLINE_S,
+        message_cache.REPLACE_DEADLINE_S,
+        replay_starts.ASK_DEADLINE_S,
+        targets.CALL_S,
+        unique_names.ASK_DEADLINE_S,
+        queue_locations.ANSWER_S,
+        peers.ATTEMPT_S / 2,  # CreateQueue waits for a commit of this broker and of another one.
+    ]
+    longest_s = max(COMMIT_INTERVAL_MS_MAX / 1000, INTERVAL_S_MAX)
+
+    assert longest_s + 1 <= min(waits)  # The commit itself takes time, too.
 
 
 def test_each_store_has_its_price() -> None:
