@@ -7,6 +7,7 @@ The process that serves never loads Spark: each run has a child for that.
 Its rooms, from the ground up; a room imports only rooms above it:
 
 `asking`    calls that name the owner that is down, and looks for owners
+`archive_paths`  where the archive of dead letters is
 `orphans`   when a payload object that nothing names may go
 `snapshots` snapshots of all shards, kept alive while they are read
 `verify`    an instance, verified and repaired

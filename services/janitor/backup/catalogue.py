@@ -29,7 +29,7 @@ from libs.storage.database.formats import FORMAT
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from services.janitor.jobs.contract import ARCHIVE_FOLDER
+from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.snapshots import ShardDatabase
 from slatemq.errors import FailedPrecondition, NotFound
 

@@ -31,6 +31,7 @@ from libs.storage.database.roots import Root
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
+from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.backup.catalogue import (
     OBJECTS,
     Backup,
@@ -44,7 +45,7 @@ from services.janitor.backup.catalogue import (
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.shards import ShardSnapshots, databases_of
 from services.janitor.backup.turns import Turn, turn
-from services.janitor.jobs.contract import ARCHIVE_FOLDER, JobCancelled, Progress, Report
+from services.janitor.jobs.contract import JobCancelled, Progress, Report
 from services.janitor.runs.history import ENDED, RunStore, seen_now
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 

@@ -15,10 +15,8 @@ does not take it for free.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import re
 import time
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from datetime import date
@@ -31,7 +29,7 @@ import pyarrow.parquet as pq
 
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from services.janitor.jobs.contract import ARCHIVE_FOLDER
+from services.janitor.archive_paths import day_path, is_part
 
 PART_BYTES: Final = 64 << 20
 """The size at which a part is added: readers open few files then, and a task holds one."""
@@ -41,12 +39,6 @@ SMALL_BYTES: Final = PART_BYTES // 4
 
 GROUP_BYTES: Final = 8 << 20
 """Of a row group, which a reader holds in memory."""
-
-NAME_LENGTH_MAX: Final = 240
-"""Of a queue as its folder is named: file systems take names of 255 bytes, queues have as many."""
-
-NAME_KEPT: Final = 200
-"""Of a longer name; the rest of its folder's is a digest, behind what no queue's name has."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -92,7 +84,6 @@ LOOK_S: Final = 3600.0
 
 KEY_COLUMNS: Final = ["message_id", "failed_at"]
 _ABSORBS: Final = b"slatemq.absorbs"
-_PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 
 T = TypeVar("T")
 
@@ -227,23 +218,11 @@ def keys_of(dead_letters: pa.Table) -> npt.NDArray[Any]:
     return keys
 
 
-def day_path(queue: str, day: date) -> str:
-    """The folder of a queue's dead letters that failed on a day."""
-    if len(queue) > NAME_LENGTH_MAX:
-        digest = hashlib.blake2b(queue.encode(), digest_size=16).hexdigest()
-        queue = f"{queue[:NAME_KEPT]}~{digest}"
-    return f"{ARCHIVE_FOLDER}/queue={queue}/day={day.isoformat()}"
-
-
-def is_part(info: ObjectInfo) -> bool:
-    return _PART.fullmatch(_name(info)) is not None
-
-
 def _encode(dead_letters: pa.Table, absorbs: Sequence[str]) -> bytes:
     table = dead_letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
     rows = max(1, dead_letters.num_rows * GROUP_BYTES // max(dead_letters.nbytes, 1))
     out = io.BytesIO()
-    pq.write_table(table, out, row_group_size=rows, compression="zstd")
+    pq.write_table(table, out, row_group_size=rows, compression="zstd", write_page_checksum=True)
     return out.getvalue()
 
 

@@ -13,9 +13,6 @@ VERIFYING: Final = ("verify", "repair")
 WITHOUT_SPARK: Final = (*VERIFYING, "backup")
 """The jobs that run wherever a janitor does."""
 
-ARCHIVE_FOLDER: Final = "archive/dead-letters"
-"""Of archived dead letters, below the root."""
-
 FINDINGS_KEPT: Final = 200
 """Findings that a run keeps, faults first; its counts are of all."""
 

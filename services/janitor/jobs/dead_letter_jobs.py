@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from libs.storage.layout.ids import shard_of
+from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import (
     BATCH_ROWS,
@@ -30,7 +31,6 @@ from services.janitor.jobs.batches import (
     totals_by_queue,
 )
 from services.janitor.jobs.contents import Contents
-from services.janitor.jobs.contract import ARCHIVE_FOLDER
 from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.owners import Owners, owners_of
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries

@@ -18,6 +18,7 @@ from typing import Any, Final
 from libs.serving.peers.channels import Channels
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.small_objects import Objects
+from services.janitor.archive_paths import day_path, is_part
 from services.janitor.asking import asking
 from services.janitor.spark.packages import check_installed
 from slatemq._consume.handles import partition_of_handle
@@ -148,9 +149,9 @@ class ArchivedDeadLetters:
         """The entries of one day, each once, with what the parts of the archive have of them."""
         check_installed()
         archive = await asyncio.to_thread(import_module, ARCHIVE)
-        path = archive.day_path(queue_id, day)
+        path = day_path(queue_id, day)
         for look in range(1, LOOKS + 1):
-            parts = [info for info in await self._objects.describe(path) if archive.is_part(info)]
+            parts = [info for info in await self._objects.describe(path) if is_part(info)]
             try:
                 for part in parts:
                     reading = archive.dead_letters_of(self._objects, part.path, tuple(wanted))
@@ -168,9 +169,7 @@ class ArchivedDeadLetters:
                     raise Unavailable(f"the archive cannot be read: {path}: {error}") from error
                 log.info("%s changes: looking again: %s", path, error)
                 continue
-            if parts == [
-                info for info in await self._objects.describe(path) if archive.is_part(info)
-            ]:
+            if parts == [info for info in await self._objects.describe(path) if is_part(info)]:
                 break
         for entry in wanted.values():
             yield entry

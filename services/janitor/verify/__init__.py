@@ -9,6 +9,8 @@ needs no Spark. In reading order; a file imports only files above it:
 `message_ids`  Sets of message IDs that take little memory
 `ingests`      One ingest's database: the log, the payloads beside it
 `brokers`      One broker's database: queues, lists, counts, leases, cursors, the outbox
+`parquet_parts` Which dead letters the parts of the archive have
+`archive`      The content of archived dead letters
 `objects`      Payload objects, names, owners, the instance, the topology
 `verification` All of an instance, and its databases beside one another
 `running`      The databases of a running instance, from snapshots

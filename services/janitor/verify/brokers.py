@@ -8,8 +8,8 @@ the owner removes in time.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -53,6 +53,8 @@ _FIRST: Final = (
 )
 """What says how much there must be of the rest, and what is over."""
 
+DAY_MS: Final = 86_400_000
+
 CLOCKS_APART_MS: Final = 60_000
 """How far the clock of an ingest may be ahead, which removes messages whose retention is over."""
 
@@ -64,6 +66,22 @@ class NeededMessages:
     queue: str
     record: str
     ids: array[int] = field(default_factory=lambda: array("Q"))
+
+
+@dataclass
+class DayOfArchive:
+    """Archived dead letters that failed on one day: their IDs, and when they failed."""
+
+    message_ids: array[int] = field(default_factory=lambda: array("q"))
+    failed_ms: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass
+class ArchivedMessages:
+    """Archived dead letters of a queue, by the day of their failure, counted from 1970 on."""
+
+    queue: str
+    days: dict[int, DayOfArchive] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,6 +118,7 @@ class _Lists:
     in_flight_count: int = 0
     count: int = 0
     needed: NeededMessages = field(init=False)
+    archived: dict[int, DayOfArchive] = field(default_factory=lambda: defaultdict(DayOfArchive))
     seen: set[tuple[int, BucketKind]] = field(default_factory=set)
 
     @property
@@ -131,8 +150,8 @@ class BrokerCheck:
     def _add(self, kind: Kind, record: str, key: str, wrong: str, **more: Any) -> None:
         self.walk.findings.add(kind, self.walk.name, record, key, wrong, **more)
 
-    async def needs(self) -> AsyncIterator[NeededMessages | NamedObject]:
-        """Read the whole database; yields what it needs of ingests, and the objects it names."""
+    async def needs(self) -> AsyncIterator[NeededMessages | ArchivedMessages | NamedObject]:
+        """Read the whole database; yields what it needs elsewhere, and the objects it names."""
         for span in _FIRST:
             async for row in self.walk.rows(span):
                 self._take_first(row)
@@ -343,6 +362,10 @@ class BrokerCheck:
         archived = lists.state.archived or ArchivedRecord()
         if self._is_listed(row, lists, archived.oldest_order, archived.garbage):
             lists.count += len(row.value)
+            for one in row.value:
+                day = lists.archived[one.failed_at_ms // DAY_MS]
+                day.message_ids.append(one.message_id)
+                day.failed_ms.append(one.failed_at_ms)
 
     def _is_listed(self, row: ReadRow, lists: _Lists, oldest: int, garbage: OrderRange) -> bool:
         """Whether a row of a list counts: it is neither garbage nor before the list's begin."""
@@ -366,14 +389,17 @@ class BrokerCheck:
             return state.failed_count
         return state.archived.messages_count if state.archived else 0
 
-    def _finish(self, kind: int, lists: _Lists) -> Iterable[NeededMessages]:
+    def _finish(self, kind: int, lists: _Lists) -> Iterator[NeededMessages | ArchivedMessages]:
         """Compare what was read with the state."""
         self._read.add((kind, lists.queue))
         if kind == RecordType.ACTIVE:
             self._finish_active(lists)
         elif kind in _COUNTED and not lists.state.deleted:
             self._compare_count(RecordType(kind), lists.queue, lists.state, lists.count)
-        return (lists.needed,) if lists.needed.ids else ()
+        if lists.needed.ids:
+            yield lists.needed
+        if lists.archived:
+            yield ArchivedMessages(lists.queue, lists.archived)
 
     _read: set[tuple[int, str]] = field(default_factory=set, init=False)
 

@@ -24,7 +24,13 @@ from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.replay_records import OPEN_END
 from libs.storage.records.task_records import WaitingTask, decode_task_record
-from services.janitor.verify.brokers import BrokerCheck, BrokerContents, NeededMessages
+from services.janitor.verify.archive import ArchiveCheck
+from services.janitor.verify.brokers import (
+    ArchivedMessages,
+    BrokerCheck,
+    BrokerContents,
+    NeededMessages,
+)
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import (
     IDS_NAMED,
@@ -263,9 +269,12 @@ class Verification:
 
     async def _check_broker(self, walk: Walk, objects: ObjectCheck) -> None:
         check = BrokerCheck(walk)
+        archive = ArchiveCheck(self.root, self.findings, self._check_store, self.sizes_only)
         async for found in check.needs():
             if isinstance(found, NeededMessages):
                 self._compare_messages(walk.name, found)
+            elif isinstance(found, ArchivedMessages):
+                await archive.check(walk.name, found)
             else:
                 await objects.begin(found)
         self._brokers[walk.shard] = check.contents

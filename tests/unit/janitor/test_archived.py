@@ -17,8 +17,9 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
+from services.janitor.archive_paths import day_path
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path, dead_letters_of
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, dead_letters_of
 from services.janitor.rpc import archived
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from slatemq.errors import NotFound, Unavailable

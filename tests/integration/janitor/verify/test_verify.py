@@ -22,13 +22,16 @@ from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
     ID_BLOCK_KEY,
+    archived_key,
     outbox_key,
     routing_cursor_key,
 )
 from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.archived_records import ArchivedMessage, encode_archived
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payload_packs import pack_range
 from libs.storage.records.states import (
+    ArchivedRecord,
     decode_queue_state,
     encode_config_revision,
     encode_queue_state,
@@ -138,6 +141,27 @@ async def test_a_bucket_that_is_gone_is_found_by_its_queue(root: Root, kind: Rec
 
     (fault,) = await found(root)
     assert (fault.kind, fault.shard, fault.queue_id) == (Kind.COUNT, "broker/0", "orders-0")
+
+
+async def test_archived_messages_without_an_archive_are_found_by_their_queue(root: Root) -> None:
+    archived = ArchivedMessage(1, 1000, 2000, 3, 128, 0, "a-run")
+
+    async def archive_one(database: Database) -> list[Any]:
+        rows = await rows_of(database, queue_state_range())
+        (key, value) = next(row for row in rows if b"orders-0" in row[0])
+        state = decode_queue_state(value)
+        order = state.last_order
+        changed = state._replace(archived=ArchivedRecord(1, order))
+        return [
+            (key, encode_queue_state(changed)),
+            (archived_key("orders-0", order), encode_archived([archived])),
+        ]
+
+    await change(root, "broker/0", archive_one)
+
+    (fault,) = await found(root)
+    assert (fault.kind, fault.queue_id, fault.message_ids) == (Kind.OBJECT, "orders-0", (1,))
+    assert "archive/dead-letters/queue=orders-0/day=1970-01-01 has no content" in fault.wrong
 
 
 async def test_a_row_that_no_codec_reads_is_named_and_the_rest_is_read(root: Root) -> None:
