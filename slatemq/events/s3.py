@@ -15,6 +15,8 @@ notification                                 event
 `BucketRemoved:*` (MinIO)                    `bucket.deleted`
 ===========================================  =======================
 
+SNS also sends what is about its subscriptions: no event is made of that.
+
 Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. MinIO
 calls some of these `ObjectCreated`, too: `PutTagging`, `PutRetention` and so on. The ID of an event
 is derived from its notification: one that a store sends twice has the same ID.
@@ -22,6 +24,7 @@ is derived from its notification: one that a store sends twice has the same ID.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
@@ -49,6 +52,13 @@ class Notifications(NamedTuple):
 
     events: list[Event]
     skipped_count: int
+
+
+class Subscription(NamedTuple):
+    """What SNS asks the owner of an endpoint to confirm, and the token of that confirmation."""
+
+    topic: str
+    token: str
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -98,6 +108,11 @@ class _Detail(msgspec.Struct, frozen=True):
 
 _CREATED = {f"ObjectCreated:{call}" for call in ("Put", "Post", "Copy", "CompleteMultipartUpload")}
 
+_ABOUT_SUBSCRIPTIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
+"""What SNS sends beside notifications: the `Message` of these is prose."""
+
+_SNS_NAME = re.compile(r"[\w.:+/=-]{1,2000}")
+
 _BRIDGE_NAMES = {
     "Object Created": "ObjectCreated:Put",
     "Object Deleted": "ObjectRemoved:Delete",
@@ -112,6 +127,8 @@ def read_notifications(document: bytes | str) -> Notifications:
     """
     try:
         value = msgspec.json.decode(document)
+        if isinstance(value, dict) and value.get("Type") in _ABOUT_SUBSCRIPTIONS:
+            return Notifications([], 1)
         if isinstance(value, dict) and isinstance(value.get("Message"), str):
             value = msgspec.json.decode(value["Message"])  # SNS
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,6 +139,24 @@ def read_notifications(document: bytes | str) -> Notifications:
         return Notifications([], 1)
     made = list(_events_of(value))
     return Notifications([event for event in made if event], made.count(None))
+
+
+def read_subscription(document: bytes | str) -> Subscription | None:
+    """What the owner of the endpoint is to confirm, where a document that is JSON asks for that.
+
+    Raises InvalidArgument that names the field.
+    """
+    value = msgspec.json.decode(document)
+    if not isinstance(value, dict) or value.get("Type") != "SubscriptionConfirmation":
+        return None
+    return Subscription(_sns_name(value, "TopicArn"), _sns_name(value, "Token"))
+
+
+def _sns_name(value: Mapping[str, Any], field: str) -> str:
+    text = value.get(field)
+    if not isinstance(text, str) or not _SNS_NAME.fullmatch(text):
+        raise InvalidArgument(field, "is missing, or has characters that SNS does not use")
+    return text
 
 
 def headers_of(event: Event) -> dict[str, str]:

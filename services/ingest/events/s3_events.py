@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -27,9 +28,12 @@ from slatemq._secrets import read_secret
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import WRONG_SHARD, InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
+from slatemq.events.s3 import read_subscription
 from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+
+log = logging.getLogger(__name__)
 
 S3_EVENTS_PATH: Final = "/s3-events"
 
@@ -113,6 +117,14 @@ class S3Events:
 
     async def _answer(self, body: bytes) -> HttpReply:
         notifications = read_notifications(body)
+        subscription = None if notifications.events else read_subscription(body)
+        if subscription is not None:
+            # This process opens no address that a request names, and a log shows none with a token.
+            log.warning(
+                "SNS sends nothing until its subscription is confirmed: "
+                "aws sns confirm-subscription --topic-arn %s --token %s",
+                *subscription,
+            )
         messages = [message_of(event) for event in notifications.events]
         answers = await self._publish(messages) if messages else []
         task_ids = [answer.task_id for answer in answers if answer.task_id]

@@ -15,18 +15,24 @@ import pytest
 from aiohttp import ClientSession
 
 import slatemq
+from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import open_root
+from services.ingest.config import IngestConfig
 from services.ingest.events.s3_events import token_of
+from services.ingest.service import IngestProcess
 from slatemq import _file_status
+from slatemq._secrets import redacted
 from slatemq.errors import InvalidArgument
 from slatemq.events import decode_event
 from tests.acceptance.local_stack import LocalStack
+from tests.configs import config_of
 from tests.integration.cli.stack import Cli
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.ingest.server import Ingest
 from tests.integration.stack.processes import Service
 from tests.integration.storage.s3_servers import CREDENTIALS, moto
-from tests.unit.events.test_s3 import document, record
+from tests.unit.events.test_s3 import about_subscription, document, record
 
 pytestmark = pytest.mark.slow
 """Each starts processes."""
@@ -133,6 +139,25 @@ async def test_a_store_that_gives_a_name_and_a_password_sends_the_token_as_that(
             assert answer.headers["WWW-Authenticate"] == 'Basic realm="slatemq"'
         sent = await post(ingest, document(record()), {"Authorization": basic(TOKEN)})
         assert sent[0] == 200
+
+
+async def test_a_subscription_of_sns_is_logged_for_its_owner_to_confirm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(IngestConfig, root="memory:///", s3_events_token=TOKEN)
+    (path,) = IngestProcess(config, Telemetry(), open_root("memory:///")).http_parts.posts
+
+    sent = await path.answer(about_subscription())
+
+    counts = {"published_count": 0, "duplicate_count": 0, "skipped_count": 1}
+    assert (sent.status, sent.body) == (200, counts)
+    (said,) = caplog.messages
+    command = said.partition("confirmed: ")[2]
+    assert command == (
+        "aws sns confirm-subscription --topic-arn arn:aws:sns:us-west-2:123456789012:uploads "
+        "--token 2336412f37fb687f5d51e6e241d09c80"
+    )
+    assert redacted(said) == said
 
 
 def test_a_token_is_what_its_file_says_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from slatemq.errors import InvalidArgument
 from slatemq.events.catalogue import data_of
-from slatemq.events.s3 import RECORDS_MAX, headers_of, read_notifications
+from slatemq.events.s3 import RECORDS_MAX, headers_of, read_notifications, read_subscription
 
 
 def record(name: str = "ObjectCreated:Put", **changes: Any) -> dict[str, Any]:
@@ -180,6 +180,41 @@ def test_notifications_behind_sns_are_taken() -> None:
     behind_sns = {"Type": "Notification", "Message": document(record()).decode()}
     (event,), _ = read_notifications(json.dumps(behind_sns))
     assert event.type == "object.created"
+
+
+def about_subscription(**changes: Any) -> bytes:
+    """What SNS sends when an endpoint is subscribed to a topic, or no more."""
+    fields = {
+        "Type": "SubscriptionConfirmation",
+        "MessageId": "165545c9-2a5c-472c-8df2-7ff2be2b3b1b",
+        "Token": "2336412f37fb687f5d51e6e241d09c80",
+        "TopicArn": "arn:aws:sns:us-west-2:123456789012:uploads",
+        "Message": "You have chosen to subscribe to the topic arn:aws:sns:…",
+        "SubscribeURL": "https://sns.us-west-2.amazonaws.com/?Action=ConfirmSubscription&Token=2",
+        "Timestamp": "2026-02-22T12:00:00.000Z",
+        "SignatureVersion": "1",
+    }
+    return json.dumps(fields | changes).encode()
+
+
+def test_what_sns_says_about_a_subscription_makes_no_event() -> None:
+    assert read_notifications(about_subscription()) == ([], 1)
+    assert read_subscription(about_subscription()) == (
+        "arn:aws:sns:us-west-2:123456789012:uploads",
+        "2336412f37fb687f5d51e6e241d09c80",
+    )
+    ended = about_subscription(Type="UnsubscribeConfirmation")
+    assert read_notifications(ended) == ([], 1)
+    for other in (ended, document(), b"[]"):
+        assert read_subscription(other) is None
+
+
+@pytest.mark.parametrize("wrong", [None, "", "a\nb", "$(a)", 5])
+@pytest.mark.parametrize("field", ["TopicArn", "Token"])
+def test_a_subscription_is_named_by_what_sns_may_send(field: str, wrong: object) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_subscription(about_subscription(**{field: wrong}))
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
