@@ -135,6 +135,8 @@ class TaskConsumer:
         accepted: Accepted | None = None
         try:
             known = await self._patiently(lambda: self._outcomes.find_first(task.task_id))
+            if isinstance(known, FailedTaskRecord):
+                self._outcomes.begin_again(task.task_id)
             if not isinstance(known, AppliedTask):
                 accepted = await self._patiently(lambda: self._read(task))
         except Exception as refused:  # noqa: BLE001 - noted with the attempt

@@ -150,8 +150,15 @@ class TaskOutcomes:
         await self._publisher.commits.durable()
         return failed
 
+    def begin_again(self, task_id: str) -> None:
+        """Call when the backend gives out a task that has failed: it is pending until `settle`.
+
+        It may have been retried, or the process ended before the backend had the dead letter.
+        """
+        self._failing.add(task_id)
+
     def is_failing(self, task_id: str) -> bool:
-        """Whether a task has failed whose dead letter the backend may not have yet."""
+        """Whether the backend may still have a task to apply whose record says that it failed."""
         return task_id in self._failing
 
     async def forget(self, task_ids: Iterable[str]) -> None:

@@ -240,7 +240,8 @@ class Tasks:
         backend = self._backend.connected
         async with self._retrying:
             dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
-            # First, so that no call that waits from now on gets the earlier failure.
+            # First, so that no call that waits from now on gets the earlier failure. Those that the
+            # backend does not list have it until they are given out.
             names = (one.task.task_id for one in dead if isinstance(one, FailedTask))
             await self._outcomes.forget(one for one in names if not self._consumer.is_running(one))
             return await backend.retry_failed_tasks()

@@ -10,10 +10,13 @@ import pytest
 from redis import asyncio as aioredis
 
 from libs.events.backend import QueueBackend
-from libs.events.tasks import ERROR_BYTES_MAX
+from libs.events.settings import QueueSettings
+from libs.events.tasks import ERROR_BYTES_MAX, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from services.ingest.tasks import queued as queued_tasks
 from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
@@ -95,6 +98,94 @@ async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
         gate.set()
         assert (await waiting).state == FAILED
         assert [one.task_id for one in await ingest.failed()] == [task_id]
+
+
+async def enqueue_poison(settings: QueueSettings) -> str:
+    """A task whose body is not there; gives its ID."""
+    task_id = new_task_id()
+    await enqueue(settings, task_id, {"content_length": 4, "data_ref": path_of(task_id)})
+    return task_id
+
+
+def path_of(task_id: str) -> str:
+    return f"tasks/ingest-0/{task_id}"
+
+
+async def put_bodies(root: str, *task_ids: str) -> None:
+    request = ingest_pb2.PublishRequest(runs=[message(b"back")])
+    for task_id in task_ids:
+        await open_root(root).objects.put(path_of(task_id), request.SerializeToString())
+
+
+class Gate:
+    """Holds tasks back that the backend has given out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = asyncio.Event()
+        self.reached: set[str] = set()
+        apply = TaskConsumer._apply
+
+        async def apply_behind_gate(consumer: TaskConsumer, task: WriteTask, *rest: Any) -> None:
+            self.reached.add(task.task_id)
+            await self.open.wait()
+            await apply(consumer, task, *rest)
+
+        monkeypatch.setattr(TaskConsumer, "_apply", apply_behind_gate)
+
+    async def wait(self, *task_ids: str) -> None:
+        async def have_reached() -> bool:
+            return self.reached.issuperset(task_ids)
+
+        await eventually(have_reached)
+
+
+async def test_a_retried_task_is_pending_though_no_list_of_dead_letters_has_it(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    async with queued(settings, root) as ingest:
+        # Given more dead letters than a list has
+        monkeypatch.setattr(queued_tasks, "DEAD_LETTERS_MAX", 1)
+        both = [await enqueue_poison(settings) for _ in range(2)]
+        assert [(await ingest.wait(one)).state for one in both] == [FAILED, FAILED]
+        await put_bodies(root, *both)
+
+        # When all are retried, then each is pending once it is given out
+        gate = Gate(monkeypatch)
+        assert await ingest.retry() == 2
+        await gate.wait(*both)
+        assert [(await ingest.task(one)).state for one in both] == [PENDING, PENDING]
+        gate.open.set()
+        for one in both:
+            await ingest.applied(one)
+
+
+async def test_a_task_that_a_crash_kept_from_its_dead_letter_is_pending_when_it_comes_again(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def hang(measured: QueueBackend, task_id: str, error: str) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    # Given a task that has failed for the last time, and an ingest that ends before the backend
+    # has its dead letter
+    with monkeypatch.context() as patched:
+        patched.setattr(QueueBackend, "fail_task", hang)
+        async with queued(settings, root):
+            task_id = await enqueue_poison(settings)
+            await reached.wait()
+    await put_bodies(root, task_id)
+
+    # When the next one gets the task, then it is pending until it is applied
+    gate = Gate(monkeypatch)
+    async with queued(settings, root) as ingest:
+        await gate.wait(task_id)
+        assert (await ingest.task(task_id)).state == PENDING
+        gate.open.set()
+        await ingest.applied(task_id)
 
 
 async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applied(
