@@ -95,9 +95,11 @@ class QueuedServicer(IngestServicer):
             return published(first)
         if accepted.dedupe_keys:
             await self._check_shards(accepted)
-        task_id = await self._tasks.enqueue(accepted, accepted.request.SerializeToString())
-        if self._waits:
-            outcome = (await self._tasks.wait(task_id, wait_s())).outcome
+        body = accepted.request.SerializeToString()
+        if not self._waits:
+            task_id = await self._tasks.enqueue(accepted, body)
+        else:
+            task_id, outcome = await self._tasks.apply(accepted, body, wait_s)
             if isinstance(outcome, AppliedTask):
                 return published(answered_of(outcome))
             if outcome is not None:

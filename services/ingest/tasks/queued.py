@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -29,7 +29,7 @@ from services.ingest.tasks.backend import COMMIT_GATHER_MS, TaskBackend
 from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
-from services.ingest.tasks.outcomes import Attempt, KnownTask, TaskOutcomes
+from services.ingest.tasks.outcomes import Attempt, KnownTask, Outcome, TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import WRONG_SHARD, InvalidArgument, NotFound, Unavailable
@@ -137,9 +137,29 @@ class Tasks:
         Raises Unavailable (BACKEND_DOWN, or the store of a large body is down): the task may be
         applied or not.
         """
-        clock = self._opened.clock
-        began_ms = clock.now_ms()
+        began_ms = self._opened.clock.now_ms()
         task_id = self._ids.make(began_ms)
+        await self._enqueue(task_id, began_ms, accepted, body)
+        return task_id
+
+    async def apply(
+        self, accepted: Accepted, body: bytes, wait_s: Callable[[], float | None]
+    ) -> tuple[str, Outcome | None]:
+        """Like `enqueue`, and wait at most `wait_s` from then on for the outcome.
+
+        Nothing of it is read from the store, which may hang: this process applies its own tasks.
+        """
+        began_ms = self._opened.clock.now_ms()
+        task_id = self._ids.make(began_ms)
+        future = self._outcomes.wait(task_id)
+        try:
+            await self._enqueue(task_id, began_ms, accepted, body)
+            await self._wait_for(future, wait_s())
+        finally:
+            self._outcomes.leave(task_id, future)
+        return task_id, future.result() if future.done() else None
+
+    async def _enqueue(self, task_id: str, began_ms: int, accepted: Accepted, body: bytes) -> None:
         # Raises before anything is written when the backend is not connected.
         self._backend.connected  # noqa: B018
         task = WriteTask(
@@ -164,9 +184,17 @@ class Tasks:
             )
             entering.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(entering)
-        if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
+        if self._opened.clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
             raise Unavailable("the task took over five minutes; retry", reason="ENQUEUED_LATE")
-        return task_id
+
+    async def _wait_for(self, future: asyncio.Future[Outcome], seconds: float | None) -> None:
+        """Wait until an outcome is there, the time is over, or this process drains."""
+        drained = asyncio.create_task(self._draining.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [future, drained]
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
 
     def _accept(self, body: bytes) -> Accepted:
         try:
@@ -198,15 +226,12 @@ class Tasks:
         """Like `get`, once the task has an outcome or the time is over."""
         self._check(task_id)
         future = self._outcomes.wait(task_id)
-        drained = asyncio.create_task(self._draining.wait())
         try:
             known = await self.get(task_id)
             if known.outcome is None:
-                ends: list[asyncio.Future[Any]] = [future, drained]
-                await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                await self._wait_for(future, seconds)
                 known = await self.get(task_id)
         finally:
-            drained.cancel()
             self._outcomes.leave(task_id, future)
         return known
 

@@ -24,6 +24,7 @@ from libs.storage.objects.small_objects import Objects
 from libs.storage.objects.topology_entries import FOLDER
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
+from services.ingest.tasks.outcomes import TaskOutcomes
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
@@ -103,6 +104,24 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
         # Then the call ends with its task, before its deadline
         answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=4)
         assert answer.task_id
+
+
+async def test_a_sync_publish_reads_no_record_of_its_task(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    # Given a store that answers no read of a task's record
+    monkeypatch.setattr(TaskOutcomes, "find", hang)
+    async with queued(queue_settings(*backend, "sync")) as ingest:
+        # Then a publish is answered once its task is applied
+        answer = await ingest.enqueue(message(b"applied"))
+        assert await ingest.payloads(*answer.message_ids) == [b"applied"]
+
+        # And with its task before the deadline, where it is not
+        monkeypatch.setattr(TaskConsumer, "_begin", hang)
+        assert (await ingest.stub.Publish(ingest_request(b"x"), timeout=4)).task_id
 
 
 class SilentTopology(Objects):
