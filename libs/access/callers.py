@@ -124,7 +124,9 @@ class Caller:
         named = list(islice(queues, NAMED_MAX + 1))
         if len(named) > NAMED_MAX:
             raise InvalidArgument(
-                method.queues_field, f"at most {NAMED_MAX} queues fit", reason="TOO_MANY_ITEMS"
+                method.queues_field,
+                f"must name at most {NAMED_MAX} queues",
+                reason="TOO_MANY_ITEMS",
             )
         rights = self.rights
         for queue in named if len(named) == 1 else dict.fromkeys(named):

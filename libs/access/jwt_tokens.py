@@ -136,7 +136,7 @@ class JwtTokens:
         name = claimed.get("iss")
         found = self._keys.get(name) if isinstance(name, str) else None
         if found is None:
-            raise _refused("is of an issuer that this service does not know")
+            raise _refused("has an issuer that this service does not know")
         issuer, keys = found
         key = await keys.get(key_id)
         try:

@@ -415,7 +415,7 @@ def _rules(document: Document, name: str, rules: object) -> list[Rule]:
             except FilterError as error:
                 raise document.error(f"{place}.when", str(error)) from error
         if "operate" in rule.verbs and rule.queues != ("*",):
-            problem = "`operate` is about the whole instance: give it a rule without queues"
+            problem = "`operate` covers the whole instance: give it a rule without queues"
             raise document.error(f"{place}.queues", problem)
         made.append(
             Rule(

@@ -83,7 +83,7 @@ def _checked_verb(request: access_check_pb2.CheckAccessRequest) -> Verb:
     if request.headers and verb != "publish":
         raise InvalidArgument("headers", "are judged for VERB_PUBLISH alone: leave them out")
     if request.queue_id and verb == "operate":
-        raise InvalidArgument("queue_id", "VERB_OPERATE is about no queue: leave it out")
+        raise InvalidArgument("queue_id", "must be empty: VERB_OPERATE covers the whole instance")
     return verb
 
 

@@ -53,7 +53,7 @@ class _Reflection:
                 async for answer in self._servicer.ServerReflectionInfo(_only(request), context):
                     yield answer
             except (LookupError, ValueError, OverflowError) as error:
-                # As the descriptor pool says that a name or a number is none.
+                # How the descriptor pool says that a name or a number is unknown.
                 yield reflection_pb2.ServerReflectionResponse(
                     original_request=request,
                     error_response=reflection_pb2.ErrorResponse(

@@ -17,7 +17,7 @@ LIFETIME_MS_MIN: Final = 10_000
 """Shorter ones would end between two renewals."""
 
 LIFETIME_MS_MAX: Final = 86_400_000
-"""What a job that dies leaves behind pins its tables for so long at most."""
+"""A snapshot that a dead job left behind pins its tables for at most this long."""
 
 
 class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):

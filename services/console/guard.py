@@ -205,7 +205,7 @@ def host_name(host: str) -> str:
 async def _form(
     request: Request, take_place: Callable[[], Awaitable[object]]
 ) -> dict[str, list[str]]:
-    """The fields of a form. Raises Refusal for what is none of ours, or too large or slow.
+    """The fields of a form. Raises Refusal for a form that is not ours, or too large or slow.
 
     `take_place` waits for the place of a large one.
     """

@@ -47,7 +47,7 @@ class SessionSeal:
         return self._fernet.encrypt(f"{session.session_id}\n{session.token}".encode()).decode()
 
     def open(self, cookie: str) -> Session | None:
-        """The session of a cookie; None where it is none of ours, or too old."""
+        """The session of a cookie; None where it is not ours, or too old."""
         text = self._opened(cookie, self.session_s)
         if text is None:
             return None

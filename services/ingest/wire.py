@@ -124,7 +124,7 @@ class _Accepting:
 
     def take_run(self, at: int, run: PublishRun, payloads: Sequence[bytes]) -> None:
         if not payloads:
-            raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
+            raise InvalidArgument(f"runs[{at}].payloads", "must not be empty")
         first = len(self.payloads)
         if max(map(len, payloads)) > INLINE_PAYLOAD_MAX_BYTES:
             for place, payload in enumerate(payloads):
@@ -167,7 +167,7 @@ class _Accepting:
             created = message.created_at_ms
             if created < 0:
                 raise InvalidArgument(
-                    f"{self._field.format(at)}.created_at_ms", "may not be negative"
+                    f"{self._field.format(at)}.created_at_ms", "must not be negative"
                 )
         if message.HasField("retention_s"):
             retention = message.retention_s
@@ -208,14 +208,12 @@ class _Accepting:
         places = range(len(self.payloads), len(self.payloads) + count)
         if message.HasField("delay_ms"):
             if message.HasField("visible_at_ms"):
-                raise InvalidArgument(
-                    f"{field}.delay_ms", "may not be given together with visible_at_ms"
-                )
+                raise InvalidArgument(f"{field}.delay_ms", "cannot be combined with visible_at_ms")
             most_ms = self._rules.delay_ms_max
             delay_ms = check_delay_ms(f"{field}.delay_ms", message.delay_ms, most_ms)
             self._columns.delay_ms.update(dict.fromkeys(places, delay_ms))
         elif message.visible_at_ms < 0:
-            raise InvalidArgument(f"{field}.visible_at_ms", "may not be negative")
+            raise InvalidArgument(f"{field}.visible_at_ms", "must not be negative")
         elif message.visible_at_ms > 0:
             self._columns.visible_at_ms.update(dict.fromkeys(places, message.visible_at_ms))
 
@@ -301,7 +299,7 @@ def accept_push(request: PushRequest, rules: Rules) -> tuple[Push, Accepted, dic
             )
         accepted.columns.direct_queue_id[at] = row.queue_id
         if row.retention_deadline_ms < 0:
-            raise InvalidArgument(f"messages[{at}].retention_deadline_ms", "may not be negative")
+            raise InvalidArgument(f"messages[{at}].retention_deadline_ms", "must not be negative")
         if row.retention_deadline_ms:
             accepted.columns.deadline_ms[at] = row.retention_deadline_ms
         if row.payload_uri:
@@ -313,9 +311,7 @@ def accept_push(request: PushRequest, rules: Rules) -> tuple[Push, Accepted, dic
 
 def _uri(at: int, row: PushedMessage, payload_bytes_max: int) -> str:
     if row.payload:
-        raise InvalidArgument(
-            f"messages[{at}].payload_uri", "may not be given together with a payload"
-        )
+        raise InvalidArgument(f"messages[{at}].payload_uri", "cannot be combined with a payload")
     if len(row.payload_uri.encode()) > HEADER_TEXT_BYTES_MAX:
         raise InvalidArgument(
             f"messages[{at}].payload_uri", f"at most {HEADER_TEXT_BYTES_MAX} bytes"
@@ -337,9 +333,9 @@ def to_replacement(
     if request.keep_payload and request.keep_headers:
         raise InvalidArgument("keep_headers", "nothing is left to be replaced")
     if request.keep_payload and request.payload:
-        raise InvalidArgument("payload", "may not be given when it is kept")
+        raise InvalidArgument("payload", "must be empty where it is kept")
     if request.keep_headers and request.headers:
-        raise InvalidArgument("headers", "may not be given when they are kept")
+        raise InvalidArgument("headers", "must be empty where they are kept")
     if len(request.payload) > payload_bytes_max:
         raise InvalidArgument(
             "payload", f"{len(request.payload)} bytes, at most {payload_bytes_max} are allowed"

@@ -246,6 +246,8 @@ def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
         )
     if not _HEAP.fullmatch(config.spark_memory):
         raise FatalError(
-            ExitCause.usage(f"spark_memory: {config.spark_memory!r} is not like 512m or 4g")
+            ExitCause.usage(
+                f"spark_memory: {config.spark_memory!r} must be a size such as 512m or 4g"
+            )
         )
     return found

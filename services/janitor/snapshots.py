@@ -25,7 +25,7 @@ from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 log = logging.getLogger(__name__)
 
 LIFETIME_MS: Final = 300_000
-"""What a job that is killed leaves pinned for so long at most; renewed at a third of it."""
+"""A killed job leaves its tables pinned for at most this long; renewed at a third of it."""
 
 SHARDED: Final = ("ingest", "broker")
 """The services whose shards own databases."""

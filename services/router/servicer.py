@@ -101,13 +101,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Judge a message. Raises InvalidArgument, NotFound, ResourceExhausted, Unavailable."""
         if len(request.queue_ids) > QUEUES_MAX:
             raise InvalidArgument(
-                "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
+                "queue_ids", f"has {len(request.queue_ids)} items, the limit is {QUEUES_MAX}"
             )
         message = _message(request, self._now_ms())
         if request.HasField("draft"):
             if request.queue_ids:
                 raise InvalidArgument(
-                    "queue_ids", "stands beside a draft, which judges alone: set one of the two"
+                    "queue_ids", "cannot be combined with draft: leave one of them out"
                 )
             outcome = await self._judge_by_draft(request.draft, message)
             return router_pb2.ExplainResponse(
@@ -176,11 +176,13 @@ def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Facts:
     encoded_headers("headers", 0, headers)
     for field in ("created_at_ms", "received_at_ms", "payload_bytes", *_OF_A_MESSAGE):
         if getattr(request, field) < 0:
-            raise InvalidArgument(field, "may not be negative")
+            raise InvalidArgument(field, "must not be negative")
     if request.retention_s > RETENTION_S_MAX:
         raise InvalidArgument("retention_s", f"must be within 0..{RETENTION_S_MAX}")
     if request.visible_at_ms and request.HasField("delay_ms"):
-        raise InvalidArgument("delay_ms", "stands beside visible_at_ms: set one of the two")
+        raise InvalidArgument(
+            "delay_ms", "cannot be combined with visible_at_ms: leave one of them out"
+        )
     created_at_ms = request.created_at_ms if request.HasField("created_at_ms") else now_ms
     received_at_ms = request.received_at_ms if request.HasField("received_at_ms") else now_ms
     fields = (

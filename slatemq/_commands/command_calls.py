@@ -124,7 +124,7 @@ class QueueCommands(Generic[T]):
         for place, token in enumerate(tokens):
             check_kind(f"tokens[{place}]", token, MessageToken)
             if token.queue_id != self.queue_id:
-                raise InvalidArgument(f"tokens[{place}]", f"is of the queue {token.queue_id!r}")
+                raise InvalidArgument(f"tokens[{place}]", f"belongs to queue {token.queue_id!r}")
             token.check()
         if len({token.lease_token for token in tokens}) < len(tokens):
             raise used("a token that stands there twice")

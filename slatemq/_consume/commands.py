@@ -216,7 +216,7 @@ def _shard(commands: Sequence[Command]) -> int | None:
         if chosen is not None and shard != chosen:
             raise FailedPrecondition(
                 "OTHER_SHARD",
-                f"commands[{place}] is about a queue of broker shard {shard}, one before it about "
+                f"commands[{place}] has a queue of broker shard {shard}, an earlier one a queue of "
                 f"shard {chosen}: create such queues with one another; messages of several "
                 "partitions take several executions",
                 metadata={"command": str(place)},

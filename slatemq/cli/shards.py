@@ -203,7 +203,7 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
     if cancel and move:
         raise click.UsageError("--cancel contradicts --move: leave one out")
     if ingest and move:
-        raise click.UsageError("--move is about queues, which an ingest has not: leave it out")
+        raise click.UsageError("--move moves queues, which an ingest does not have: leave it out")
     if ingest:
         _drain_ingest(session, number, cancel=cancel)
         return

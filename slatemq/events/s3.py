@@ -173,11 +173,9 @@ def _events_of(value: Mapping[str, Any]) -> Iterator[Event | None]:
         return
     records = value.get("Records")
     if not isinstance(records, list):
-        raise InvalidArgument("Records", "must be a list: this is no notification of an S3 store")
+        raise InvalidArgument("Records", "must be a list: not an S3 event notification")
     if len(records) > RECORDS_MAX:
-        raise InvalidArgument(
-            "Records", f"has {len(records)} items, at most {RECORDS_MAX} are taken"
-        )
+        raise InvalidArgument("Records", f"has {len(records)} items, the limit is {RECORDS_MAX}")
     for place, record in enumerate(records):
         if not isinstance(record, dict):
             raise InvalidArgument(f"Records[{place}]", "must be a JSON object")

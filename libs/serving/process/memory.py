@@ -96,7 +96,7 @@ def resident_bytes() -> int:
 
 
 _UNLIMITED_BYTES: Final = 1 << 60
-"""From here on a limit of cgroup v1 says that there is none."""
+"""cgroup v1 means "no limit" by a limit from here on."""
 
 
 def memory_limit_bytes(

@@ -21,8 +21,8 @@ from libs.storage.errors import Fenced, StorageError
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 15.0
-"""How often an owner looks at its own entry of the topology: one read. So long is a shard out of
-reach at most whose entry a process has overwritten that was replaced while it started."""
+"""How often an owner looks at its own entry of the topology: one read. A process that was
+replaced while it started may have overwritten it, which hides the shard for at most this long."""
 
 STANDSTILL_S: Final = 1.0
 """A process whose event loop has not run for so long may have been replaced meanwhile. One that

@@ -257,7 +257,7 @@ class Standby:
 
 
 def measure_standby(meter: Meter, standby: Callable[[], Standby | None]) -> None:
-    """Registers what a process does as a standby; nothing is observed of one that is none."""
+    """Registers what a process does as a standby; a process that is not one has no values."""
 
     def observe(of: Callable[[Standby], bool]) -> Iterable[Observation]:
         known = standby()

@@ -51,7 +51,7 @@ def costs_of(text: str, wal_text: str, root: Address, wal: Address) -> StoreCost
 def parse_prices(name: str, text: str, address: Address) -> Prices:
     """USD for a million requests by kind; empty text: the list prices, and none for a folder.
 
-    Raises FatalError, naming the setting, for text that is not like `put=5,get=0.4`.
+    Raises FatalError, naming the setting, for text of another form than `put=5,get=0.4`.
     """
     if not text:
         if address.scheme not in PAID:
@@ -63,7 +63,7 @@ def parse_prices(name: str, text: str, address: Address) -> Prices:
         kind, _, price = part.strip().partition("=")
         if kind not in KINDS or not price.replace(".", "", 1).isdecimal():
             known = ", ".join(KINDS)
-            why = f"{name}: {part!r} is not like put=5.0, with one of {known}"
+            why = f"{name}: {part!r} must be a price such as put=5.0, of one of {known}"
             raise FatalError(ExitCause.usage(why))
         prices[kind] = float(price)
     return prices

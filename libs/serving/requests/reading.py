@@ -252,7 +252,7 @@ class RequestReader:
             self._trimmer.freed(size_bytes)
             raise errors.InvalidArgument(
                 first_list(codec.descriptor) if codec.descriptor else "",
-                f"the request has {size_bytes} bytes, at most {bytes_max} fit"
+                f"the request has {size_bytes} bytes, the limit is {bytes_max}"
                 f"{'' if is_call else ' on a stream'}: send it in parts"
                 f"{'' if is_call else ', or by a call of its own'}",
                 reason="MESSAGE_TOO_LARGE",

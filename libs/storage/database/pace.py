@@ -18,10 +18,10 @@ INTERVAL_S_MAX: Final = 4.0
 and no longer."""
 
 LOOK_S: Final = 10.0
-"""How often what was spent is looked at, at most: reading SlateDB's counts takes 3 ms."""
+"""How often spending is checked, at most: reading SlateDB's counts takes 3 ms."""
 
 SAVED_S_MAX: Final = 3600.0
-"""What is not spent may be spent later: that of so long at most."""
+"""Unspent budget carries over for at most this long."""
 
 RISE: Final = 0.25
 FALL: Final = 0.01

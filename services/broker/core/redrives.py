@@ -63,7 +63,7 @@ class Redrives:
         """Raises ResourceExhausted while too many run."""
         if len(self.running()) >= RUNNING_MAX:
             raise ResourceExhausted(
-                f"{RUNNING_MAX} redrives are running on this shard, more cannot",
+                f"the limit of {RUNNING_MAX} running redrives is reached; wait for one to end",
                 reason="TOO_MANY_REDRIVES",
                 retry_after_ms=1000,
             )

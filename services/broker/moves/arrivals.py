@@ -148,7 +148,7 @@ class Arrivals:
             raise InvalidArgument("header", str(error)) from error
         for place, row in enumerate(rows):
             if not is_taken_along(row.key, queue_id):
-                raise InvalidArgument(f"rows[{place}].key", "is no key of a row of the queue")
+                raise InvalidArgument(f"rows[{place}].key", "is not a row key of this queue")
         self._owner.admit()
         known = self._owner.shard.moves.arrivals.get(queue_id)
         if known is not None and not _is_same(known, begun.number, begun.shard):

@@ -18,7 +18,7 @@ N = TypeVar("N", int, float)
 
 def within(field: str, value: N, least: float, most: float | None = None) -> N:
     """The value; InvalidArgument naming the field when it is out of bounds."""
-    if not least <= value <= (inf if most is None else most):  # nor a number that is none
+    if not least <= value <= (inf if most is None else most):  # refuses NaN, too
         bounds = f"at least {least}" if most is None else f"{least}..{most}"
         raise InvalidArgument(field, f"must be {bounds}, not {value}", reason="OUT_OF_RANGE")
     return value
@@ -28,7 +28,7 @@ def within_count(field: str, count: int, most: int) -> None:
     """Raises InvalidArgument naming the field when it has more items than fit."""
     if count > most:
         raise InvalidArgument(
-            field, f"has {count} items, at most {most} fit", reason="OUT_OF_RANGE"
+            field, f"has {count} items, the limit is {most}", reason="OUT_OF_RANGE"
         )
 
 

@@ -217,7 +217,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         for index, path in enumerate(paths):
             if path not in SETTINGS:
                 known = ", ".join(SETTINGS)
-                raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
+                raise InvalidArgument(
+                    f"update_mask.paths[{index}]",
+                    f"unknown setting {path!r} (expected one of {known})",
+                )
         changes = await self._changes(request.queue, paths)
         await _require_addressees(queue_id, changes)
         if not changes.keys().isdisjoint({"filter", "priority"}):

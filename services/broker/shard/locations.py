@@ -89,7 +89,7 @@ class Locations:
     async def directed(self, error: NotFound, shard: int) -> NotFound:
         """An error of this shard as its caller gets it: with which other one has the queue.
 
-        Nothing is said to who may not know of the queue, or while the store is down.
+        Without that, where the caller may not know of the queue, or while the store is down.
         """
         queue_id = error.resource_name
         if error.resource_type != "queue" or not may_some(SEEING, queue_id):

@@ -28,11 +28,11 @@ SILENCE_S: Final = (15.0, 60.0, 300.0)
 than the one before, and a payload of any size comes as long as bytes come."""
 
 KEEP_S: Final = 60.0
-"""How long a payload is kept of which some caller stopped waiting before it came, or that the
-object is damaged or gone."""
+"""How long to keep a payload whose caller stopped waiting, or the error that its object is damaged
+or gone."""
 
 TAKEN_S: Final = 5.0
-"""How long it is kept once a caller has it, which may only have asked whether it is there."""
+"""How long to keep it once a caller has it, which may only have asked whether it is there."""
 
 BYTES_MAX: Final = 128 << 20
 """Bytes of objects being read, and of payloads kept; one object alone aside."""

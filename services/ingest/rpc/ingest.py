@@ -399,7 +399,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         # IDs count up: a caller that guesses them would see the messages of all queues.
         require("inspect", ALL_QUEUES)
         if request.max_bytes < 0:
-            raise InvalidArgument("max_bytes", "may not be negative")
+            raise InvalidArgument("max_bytes", "must not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
         async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
             # Nothing of it but these bytes is kept until the caller has read them.
@@ -521,7 +521,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.FindLogPositionRequest, context: Any
     ) -> ingest_pb2.FindLogPositionResponse:
         if request.received_at_ms < 0:
-            raise InvalidArgument("received_at_ms", "may not be negative")
+            raise InvalidArgument("received_at_ms", "must not be negative")
         shard = self._shard
         position = await shard.log.position_before(request.received_at_ms)
         await shard.prove_ownership()

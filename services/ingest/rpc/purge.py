@@ -36,7 +36,7 @@ class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
 
 def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
     if request.purge_epoch < 0:
-        raise InvalidArgument("purge_epoch", "may not be negative")
+        raise InvalidArgument("purge_epoch", "must not be negative")
     reason = _REASONS.get(request.reason)
     if reason is None:
         known = ", ".join(map(purge_pb2.PurgeReason.Name, _REASONS))

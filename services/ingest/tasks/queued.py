@@ -276,7 +276,7 @@ class Tasks:
         if named.shard != self.shard:
             raise InvalidArgument(
                 "task_id",
-                f"is of ingest shard {named.shard}, and this is {self.shard}",
+                f"belongs to ingest shard {named.shard}, and this is shard {self.shard}",
                 reason=WRONG_SHARD,
                 metadata={"shard": str(named.shard)},
             )

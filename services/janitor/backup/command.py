@@ -167,7 +167,7 @@ async def _restore(given: argparse.Namespace) -> None:
     }
     said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
     if given.prepare:
-        said = f"{root.url} has the objects of {backup.backup_id}, and is no instance yet"
+        said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
     _show(given, fields, said)
 
 

@@ -137,7 +137,7 @@ async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> No
 
 def _check(job: str, options: JobOptions) -> None:
     if job not in _JOBS:
-        raise ValueError(f"job: {job!r} is none of {', '.join(_JOBS)}")
+        raise ValueError(f"job: unknown job {job!r} (expected one of {', '.join(_JOBS)})")
     for name in ("grace_s", "replay_window_s", "older_than_s"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name}: must not be negative")
@@ -146,6 +146,6 @@ def _check(job: str, options: JobOptions) -> None:
             raise ValueError(f"{name}: must be at least 1")
     if options.queue_ids is not None:
         if job == "unreferenced":
-            raise ValueError("queue_ids: what no queue needs is known only of all of them")
+            raise ValueError("queue_ids: must be empty: unreferenced has to examine all queues")
         if not options.queue_ids:
             raise ValueError("queue_ids: name at least one, or leave them out")

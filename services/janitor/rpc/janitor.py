@@ -52,11 +52,13 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
     for field in ("target_queue_id", "message_ids", "failed_from_ms", "failed_until_ms"):
         _only(field, bool(getattr(request, field)), job, "restore")
     if job == "unreferenced" and request.queue_ids:
-        raise InvalidArgument("queue_ids", "unreferenced is about messages of no queue")
+        raise InvalidArgument(
+            "queue_ids", "not supported: unreferenced covers messages that no queue needs"
+        )
     if job == "backup" and request.queue_ids:
-        raise InvalidArgument("queue_ids", "a backup is of all queues")
+        raise InvalidArgument("queue_ids", "not supported: a backup covers all queues")
     if job in VERIFYING and request.queue_ids:
-        raise InvalidArgument("queue_ids", f"{job} is about the whole instance: leave them out")
+        raise InvalidArgument("queue_ids", f"not supported: {job} covers the whole instance")
     if request.sizes_only and job not in VERIFYING:
         raise InvalidArgument("sizes_only", f"is for verify and repair, not for {job}")
     _check_count("queue_ids", len(request.queue_ids), QUEUES_MAX)
@@ -88,7 +90,9 @@ def check_archive_query(request: janitor_pb2.ReadArchivedRequest) -> None:
     _check_count("handles", len(request.handles), HANDLES_MAX)
     for place, handle in enumerate(request.handles):
         if not handle.startswith(f"{request.queue_id}/"):
-            raise InvalidArgument(f"handles[{place}]", f"is none of queue {request.queue_id!r}")
+            raise InvalidArgument(
+                f"handles[{place}]", f"is not a handle of queue {request.queue_id!r}"
+            )
     _check_range("archived_from_ms", request.archived_from_ms, 0, _LATEST_MS)
     _check_range("archived_until_ms", request.archived_until_ms, 0, _LATEST_MS)
     if request.archived_until_ms and request.archived_until_ms <= request.archived_from_ms:
@@ -101,7 +105,9 @@ def check_archive_query(request: janitor_pb2.ReadArchivedRequest) -> None:
 
 def checked_job(field: str, job: str) -> str:
     if job not in JOBS:
-        raise InvalidArgument(field, f"{job[:64]!r} is none of {', '.join(JOBS)}")
+        raise InvalidArgument(
+            field, f"unknown job {job[:64]!r} (expected one of {', '.join(JOBS)})"
+        )
     return job
 
 
@@ -216,7 +222,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         if request.job:
             checked_job("job", request.job)
         if request.page_size < 0:
-            raise InvalidArgument("page_size", "may not be negative")
+            raise InvalidArgument("page_size", "must not be negative")
         if request.page_token and not is_run_id(request.page_token):
             raise InvalidArgument(
                 "page_token", "is not one that ListRuns gave", reason="INVALID_PAGE_TOKEN"

@@ -202,7 +202,9 @@ class NarrowingReader(SlateMQReader):
 def _read(options: Mapping[str, str]) -> _Options:
     table = options.get("table") or options.get("path") or ""
     if table not in TABLES:
-        raise ValueError(f"option table: {table!r} is none of {', '.join(TABLES)}")
+        raise ValueError(
+            f"option table: unknown table {table!r} (expected one of {', '.join(TABLES)})"
+        )
     root = options.get("root", "")
     if not root:
         raise ValueError("option root: the URL of the instance's root is missing")
@@ -221,7 +223,9 @@ def _read(options: Mapping[str, str]) -> _Options:
             name.service not in ("ingest", "broker")
             or not name.database.partition("/")[2].isdecimal()
         ):
-            raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
+            raise ValueError(
+                f"option database: {name.database!r} must be such as ingest/0 or broker/0"
+            )
         if not _SNAPSHOT.fullmatch(name.snapshot_id):
             raise ValueError(f"option snapshot: {name.snapshot_id!r} is not the ID of a snapshot")
     return _Options(root, known, names, _positive(options.get("partitions", PARTITIONS)))

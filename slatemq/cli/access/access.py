@@ -204,7 +204,7 @@ def check(
     if "queue" in headers:
         raise click.UsageError("name the queue as QUEUE, not as a header")
     if queue and verb == "operate":
-        raise click.UsageError("operate is about no queue: leave out QUEUE")
+        raise click.UsageError("operate covers the whole instance: leave out QUEUE")
     facts = _collected(attributes)
     if policy is not None:
         found = judge_by_file(policy, principal, verb, queue, headers, facts)

@@ -315,4 +315,4 @@ async def test_a_request_over_the_limit_is_refused_with_the_limit(
     await server.stop(0)
 
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
-    assert "at most 100 fit" in caught.value.message
+    assert "the limit is 100" in caught.value.message

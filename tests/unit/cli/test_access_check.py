@@ -77,7 +77,7 @@ def test_what_is_not_permitted_exits_with_1_and_says_what_came_near(
     ("words", "says"),
     [
         (("shop", "fly", "orders"), "'fly' is not one of"),
-        (("shop", "operate", "orders"), "operate is about no queue"),
+        (("shop", "operate", "orders"), "operate covers the whole instance"),
         (("shop", "consume", "orders", "--header", "a=b"), "--header is for the verb publish"),
         (("shop", "publish", "--header", "queue=orders"), "name the queue as QUEUE"),
         (("shop", "publish", "orders", "--attribute", "a"), "expected KEY=VALUE"),

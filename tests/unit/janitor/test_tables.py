@@ -111,12 +111,12 @@ def test_bounds_that_leave_nothing_are_known_for_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"table": "entries"}, "option table: 'entries'"),
+        ({"table": "entries"}, "option table: unknown table 'entries'"),
         ({"root": ""}, "option root"),
         ({"database": "ingest/0,broker/0"}, "2 databases, 1 snapshots"),
-        ({"database": "ingest"}, "'ingest' is not like ingest/0"),
-        ({"database": "router/0"}, "'router/0' is not like"),
-        ({"database": "broker/²"}, "'broker/²' is not like"),
+        ({"database": "ingest"}, "'ingest' must be such as ingest/0"),
+        ({"database": "router/0"}, "'router/0' must be such as"),
+        ({"database": "broker/²"}, "'broker/²' must be such as"),
         ({"snapshot": "s"}, "option snapshot: 's' is not the ID"),
         ({"partitions": "many"}, "option partitions: 'many'"),
         ({"partitions": "0"}, "option partitions: '0'"),

@@ -101,7 +101,9 @@ def test_each_store_has_its_price() -> None:
     assert costs_of("", "put=2", root, disk).wal["put"] == 2.0
     with pytest.raises(FatalError) as raised:
         costs_of("", "put:1", root, root)
-    assert raised.value.cause.message.startswith("wal_store_prices: 'put:1' is not like")
+    assert raised.value.cause.message.startswith(
+        "wal_store_prices: 'put:1' must be a price such as"
+    )
 
 
 def test_what_is_asked_of_both_stores_is_paid() -> None:

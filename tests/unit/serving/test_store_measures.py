@@ -134,7 +134,9 @@ def test_prices_are_those_of_s3_unless_set_and_none_for_a_folder() -> None:
 
 @pytest.mark.parametrize("wrong", ["put", "put=", "put=-1", "puts=1", "put=1;get=2", "put=1e3"])
 def test_wrong_prices_name_the_setting_and_end_the_process(wrong: str) -> None:
-    with pytest.raises(FatalError, match=r"store_prices: .* is not like put=5\.0") as raised:
+    with pytest.raises(
+        FatalError, match=r"store_prices: .* must be a price such as put=5\.0"
+    ) as raised:
         parse_prices("store_prices", wrong, parse_root("s3://data"))
 
     assert raised.value.cause.code == 2

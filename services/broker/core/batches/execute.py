@@ -188,7 +188,7 @@ class _Planner:
         if command.token in self._used:
             raise InvalidArgument(
                 f"commands[{index}].{type(command).__name__.lower()}.lease_token",
-                "stands in another command, too",
+                "is used by another command, too",
                 reason="LEASE_USED_TWICE",
             )
         self._used.add(command.token)

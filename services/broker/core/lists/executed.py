@@ -64,7 +64,7 @@ class Executed:
         """Raises ResourceExhausted if no further ID can be remembered."""
         if len(self._fingerprints) >= REQUEST_IDS_MAX:
             raise ResourceExhausted(
-                f"{REQUEST_IDS_MAX} request IDs of the last minutes are remembered, no more fit",
+                f"too many request IDs within ten minutes (limit {REQUEST_IDS_MAX}); retry",
                 reason="TOO_MANY_REQUEST_IDS",
                 retry_after_ms=MINUTE_MS,
             )

@@ -112,12 +112,12 @@ class Outbox:
         return self._oldest_ms.get(ingest_shard)
 
     def check_capacity(self, count: int, size_bytes: int) -> None:
-        """Raises ResourceExhausted if `count` more pushes do not fit; an empty outbox takes all."""
+        """Raises ResourceExhausted if it cannot take `count` more pushes; empty, it takes all."""
         rows = sum(map(self.waiting_count, self._counters))
         waiting = sum(counter.waiting_bytes for counter in self._counters.values())
         if rows and (rows + count > self.rows_max or waiting + size_bytes > self.bytes_max):
             raise ResourceExhausted(
-                f"{rows} pushes wait for an ingest, more do not fit",
+                f"the outbox is full: {rows} pushes are waiting; retry later",
                 reason="OUTBOX_FULL",
                 retry_after_ms=FULL_RETRY_MS,
             )

@@ -222,7 +222,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
         ("--retention-schedule", "hourly", "retention_schedule: 'hourly' is neither"),
         ("--report-schedule", "99 * * * *", "report_schedule: '99 * * * *': Bad minute"),
         ("--spark-master", "mesos://x", "spark_master: 'mesos://x' is not a Spark master"),
-        ("--spark-memory", "much", "spark_memory: 'much' is not like 512m or 4g"),
+        ("--spark-memory", "much", "spark_memory: 'much' must be a size such as 512m or 4g"),
         ("--runs-kept", "0", "must be at least 1"),
     ],
 )

@@ -304,7 +304,7 @@ async def test_a_snapshot_that_is_gone_is_reported_and_so_is_a_wrong_option(
     def ask() -> None:
         with pytest.raises((AnalysisException, PythonException), match="no snapshot 0000"):
             load(spark, gone, "messages").count()
-        with pytest.raises(AnalysisException, match="option table: 'entries' is none of messages"):
+        with pytest.raises(AnalysisException, match="option table: unknown table 'entries'"):
             load(spark, options, "entries")
         with pytest.raises(AnalysisException, match="1 databases, 0 snapshots"):
             load(spark, {**options, "snapshot": ""}, "messages")
