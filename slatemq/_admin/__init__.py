@@ -13,7 +13,7 @@ In reading order; a file imports only files above it:
 `watching`     Watching the delayed messages of a queue: a stream that resumes where it broke
 `entries`      Listing, finding and changing entries, messages in their queues; reading messages
 `instance`     The processes of an instance: their status, their events, their common settings
-`rates`        Rates of queues, from two looks at what has passed through them
+`rates`        Rates of queues, from two samples of what has passed through them
 `examining`    Examining the processes, and who the caller is
 `shards`       The shards of an instance: what each has, and draining and removing broker shards
 `expiries`     When certificates expire
