@@ -42,9 +42,9 @@ def in_log_order(frame: DataFrame) -> DataFrame:
 
 
 def in_list_order(frame: DataFrame, *lane: str) -> DataFrame:
-    """Entries spread over partitions by queue and time, each in the order of its list."""
+    """Entries spread over tasks by queue and time, those of each broker in their list's order."""
     chunk: Column = sf.shiftright("bucket_order", _ORDER_BITS)
-    order = ("queue", *lane, "bucket_order", "message_id")
+    order = ("queue", "broker_shard", "created_revision", *lane, "bucket_order", "message_id")
     return frame.repartition("queue", chunk).sortWithinPartitions(*order)
 
 

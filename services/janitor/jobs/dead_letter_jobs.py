@@ -33,6 +33,7 @@ from services.janitor.jobs.batches import (
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.owners import Owners, owners_of
+from services.janitor.jobs.removable import with_queue
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
@@ -40,7 +41,7 @@ from services.janitor.snapshots import SnapshotName
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 
-_IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
+_IN_DAYS: Final = ("queue", "day", "broker_shard", "created_revision", "failed_at", "message_id")
 """The order in which a task takes dead letters: day by day."""
 
 
@@ -88,8 +89,8 @@ def restore(work: Work) -> Counter[str]:
             archived = archived.where(sf.col("failed_at") >= at_ms(options.failed_from_ms))
         if options.failed_until_ms is not None:
             archived = archived.where(sf.col("failed_at") < at_ms(options.failed_until_ms))
-        made = work.table("queues").select("queue", "created_revision")
-        rows = archived.withColumn("day", sf.to_date("failed_at")).join(sf.broadcast(made), "queue")
+        archived = archived.withColumn("day", sf.to_date("failed_at"))
+        rows = with_queue(archived, work.table("queues"), "created_revision")
         if options.dry_run:
             counts.update(totals_by_queue(rows, dead_letters_restored="1"))
         else:
@@ -102,8 +103,7 @@ def restore(work: Work) -> Counter[str]:
 def due_dead_letters(failed: DataFrame, queues: DataFrame, before_ms: int) -> DataFrame:
     """Dead letters that failed before a time, with the incarnation of their queue."""
     due = failed.where(sf.col("failed_at") < at_ms(before_ms))
-    made = queues.select("queue", "created_revision")
-    return due.join(sf.broadcast(made), "queue")
+    return with_queue(due, queues, "created_revision")
 
 
 def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFrame) -> DataFrame:
@@ -120,7 +120,8 @@ def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFra
         "direct_queue",
         "headers",
     )
-    history = attempts.groupBy("queue", "message_id").agg(
+    entry = ["queue", "broker_shard", "message_id"]
+    history = attempts.groupBy(*entry).agg(
         sf.sort_array(
             sf.collect_list(
                 sf.struct("attempt", "consumer", "claimed_at", "outcome", "failed_in"),
@@ -128,7 +129,7 @@ def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFra
         ).alias("history")
     )
     with_metadata = dead_letters.join(known, "message_id", "left")
-    whole = with_metadata.join(history, ["queue", "message_id"], "left")
+    whole = with_metadata.join(history, entry, "left")
     return whole.withColumn("failed_at_ms", ms_of("failed_at"))
 
 

@@ -33,9 +33,18 @@ ENTRY: Final = ("queue", "broker_shard", "created_revision", "message_id", "buck
 _LISTED: Final = ("queue", "broker_shard", "message_id", "bucket_order")
 ACTIVE: Final = (*_LISTED, "state", "retention_deadline", "priority", "timed", "bucket_number")
 FAILED: Final = (*_LISTED, "failed_at")
-QUEUES: Final = ("queue", "created_revision", "failed_retention_s")
+QUEUES: Final = ("queue", "broker_shard", "created_revision", "failed_retention_s")
 EXPIRING: Final = ("ingest_shard", "message_id", "retention_deadline", "payload_bytes")
 """What is read of the tables: the last is of messages."""
+
+
+def with_queue(entries: DataFrame, queues: DataFrame, *columns: str) -> DataFrame:
+    """Entries with these columns of their queue; without those whose queue is not there.
+
+    Each partition of a queue has a row of its own, and its entries are on the same shard.
+    """
+    of = ["queue", "broker_shard"]
+    return entries.join(sf.broadcast(queues.select(*of, *columns)), of)
 
 
 def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
@@ -44,8 +53,7 @@ def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms:
         (sf.col("state") == "available")
         & (sf.col("retention_deadline") <= at_ms(now_ms - grace_ms))
     )
-    made = queues.select("queue", "created_revision")
-    return over.join(sf.broadcast(made), "queue").select(
+    return with_queue(over, queues, "created_revision").select(
         *ENTRY, "priority", "timed", "bucket_number"
     )
 
@@ -55,11 +63,11 @@ def expired_failed(failed: DataFrame, queues: DataFrame, now_ms: int, grace_ms: 
 
     A failed retention of 0 keeps them without limit.
     """
-    kept = queues.where("failed_retention_s > 0").select(
-        "queue", "created_revision", "failed_retention_s"
-    )
+    kept = queues.where("failed_retention_s > 0")
     since_ms = ms_of("failed_at") + sf.col("failed_retention_s") * 1000 + grace_ms
-    over = failed.join(sf.broadcast(kept), "queue").where(since_ms <= now_ms)
+    over = with_queue(failed, kept, "created_revision", "failed_retention_s").where(
+        since_ms <= now_ms
+    )
     return over.select(*ENTRY, ms_of("failed_at").alias("failed_at_ms"))
 
 
@@ -86,7 +94,7 @@ def expired_messages(
     return gone.select("ingest_shard", "message_id", "payload_bytes")
 
 
-DONE: Final = ("queue", "message_id", "done_at")
+DONE: Final = ("queue", "broker_shard", "message_id", "done_at")
 PRUNED: Final = ("queue", "broker_shard", "created_revision", "done_retention_s", "done_count")
 """What is read of the tables: the last is of queues."""
 
@@ -105,7 +113,7 @@ def done_ends(queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
 
 def overdue_done(done: DataFrame, ends: DataFrame) -> DataFrame:
     """The done entries that may go: queue, message_id."""
-    over = done.join(sf.broadcast(ends.select("queue", "done_before_ms")), "queue")
+    over = with_queue(done, ends, "done_before_ms")
     return over.where(ms_of("done_at") < sf.col("done_before_ms")).select("queue", "message_id")
 
 

@@ -101,12 +101,13 @@ class EntryRemoval:
 
 @dataclass(frozen=True)
 class DonePruning:
-    """Prunes done lists: rows of ENTRY_KEYS and `done_before_ms`."""
+    """Prunes done lists: rows of ENTRY_KEYS and `done_before_ms`, all of a queue."""
 
     root: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts: Counter[str] = Counter()
+        pruned: set[str] = set()
         with owners_of(self.root) as owners:
             for table in grouped(batches, ENTRY_KEYS):
                 before_ms = table["done_before_ms"][0].as_py()
@@ -118,7 +119,9 @@ class DonePruning:
                     # A call that removes nothing would do so again.
                     more = result.more and result.removed_count > 0
                 counts["done_removed"] += removed
-                counts["queues_pruned"] += removed > 0
+                if removed:
+                    pruned.add(table["queue"][0].as_py())
+        counts["queues_pruned"] = len(pruned)
         yield counts_batch(counts)
 
 

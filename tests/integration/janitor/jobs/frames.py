@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from services.janitor.spark.tables import TABLES
-from tests.integration.janitor.jobs.histories import History, moment
+from tests.integration.janitor.jobs.histories import History, Queue, moment
 
 Row = dict[str, Any]
 
@@ -66,6 +66,16 @@ def table(spark: SparkSession, name: str, rows: Iterable[Row] = ()) -> DataFrame
     return frame
 
 
+FURTHER = 1_000
+"""The shard of a second partition, from that of the first."""
+
+
+def shards_of(queue: Queue) -> list[int]:
+    """The shards of a queue's partitions; every other queue has two."""
+    is_partitioned = int(queue.name.rpartition("q")[2]) % 2
+    return [queue.broker, queue.broker + FURTHER] if is_partitioned else [queue.broker]
+
+
 def tables_of(spark: SparkSession, histories: Sequence[History]) -> dict[str, DataFrame]:
     """The tables of all these instances, put together: they share no shard and no queue."""
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
@@ -84,23 +94,29 @@ def tables_of(spark: SparkSession, histories: Sequence[History]) -> dict[str, Da
                 }
             )
         for queue in history.queues.values():
-            states = [
-                entry.state for entry in history.entries.values() if entry.queue == queue.name
-            ]
-            rows["queues"].append(
-                {
-                    "queue": queue.name,
-                    "broker_shard": queue.broker,
-                    "done_retention_s": queue.done_retention_s,
-                    "failed_retention_s": queue.failed_retention_s,
-                    "done_count": states.count("done"),
-                    "failed_count": states.count("failed"),
-                }
-            )
+            shards = shards_of(queue)
+            for place, shard in enumerate(shards):
+                states = [
+                    entry.state
+                    for entry in history.entries.values()
+                    if entry.queue == queue.name and entry.message_id % len(shards) == place
+                ]
+                rows["queues"].append(
+                    {
+                        "queue": queue.name,
+                        "broker_shard": shard,
+                        "created_revision": shard + 1,
+                        "done_retention_s": queue.done_retention_s,
+                        "failed_retention_s": queue.failed_retention_s,
+                        "done_count": states.count("done"),
+                        "failed_count": states.count("failed"),
+                    }
+                )
         for entry in history.entries.values():
+            shards = shards_of(history.queues[entry.queue])
             row = {
                 "queue": entry.queue,
-                "broker_shard": history.queues[entry.queue].broker,
+                "broker_shard": shards[entry.message_id % len(shards)],
                 "message_id": entry.message_id,
                 "attempts": entry.attempts,
             }

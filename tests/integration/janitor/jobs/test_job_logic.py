@@ -70,6 +70,8 @@ def test_retention_removes_what_the_model_allows(
     gone = expired_messages(messages, active, failed, NOW_MS, GRACE_MS)
 
     assert rows(entries, "queue", "message_id") == united(h.may_expire_entries() for h in lived)
+    for frame in (entries, dead_letters):
+        assert not frame.where("created_revision != broker_shard + 1").count()
     assert rows(dead_letters, "queue", "message_id", "failed_at_ms") == united(
         h.may_expire_failed() for h in lived
     )
