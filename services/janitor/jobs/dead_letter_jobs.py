@@ -38,7 +38,7 @@ from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entri
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 from services.janitor.snapshots import SnapshotName
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 
 _IN_DAYS: Final = ("queue", "day", "broker_shard", "created_revision", "failed_at", "message_id")
@@ -268,6 +268,8 @@ class DeadLetterRestore:
                 lambda channel: archived_pb2_grpc.ArchivedServiceStub(channel).RedriveArchived,
                 request,
             )
+        except NotFound:  # It was deleted since, or has moved: then the next run finds it.
+            return Counter(dead_letters_gone=len(rows))
         except FailedPrecondition as error:
             if error.reason != "QUEUE_CHANGED":
                 raise

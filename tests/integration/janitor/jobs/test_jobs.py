@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 import slatemq
 from libs.storage.database.roots import open_root
 from services.janitor.jobs.contract import JobOptions, JobResult, Progress
+from services.janitor.jobs.dead_letter_jobs import DeadLetterRestore
 from services.janitor.jobs.run import PHASES, run_on
 from slatemq._admin.task_ids import TaskIds
 from tests.forms import proof
@@ -239,3 +241,13 @@ async def _bring_back(spark: SparkSession, made: Instance, filled: Filled, again
             await asyncio.sleep(0.02)
     payloads = sorted(message.payload for message in await made.claim("orders", there))
     assert payloads == sorted([b"payload"] * len(filled.waiting) + [BLOB] * len(ids))
+
+    # A task that is late finds the queue gone.
+    letters = pq.read_table(made.data / "archive/dead-letters", partitioning="hive")
+    days = letters["failed_at"].cast(pa.date32())
+    letters = letters.drop_columns("day").append_column("day", days)
+    letters = letters.append_column("bucket_order", pa.repeat(1, letters.num_rows))
+    await made.client.delete_queue("orders")
+    task = DeadLetterRestore(made.url, "")
+    (counts,) = await asyncio.to_thread(lambda: list(task(iter(letters.to_batches()))))
+    assert {"name": "dead_letters_gone", "count": letters.num_rows} in counts.to_pylist()
