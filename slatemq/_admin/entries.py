@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
+
+import grpc.aio
 
 from slatemq._admin.entry_models import (
     Entry,
@@ -33,9 +35,9 @@ from slatemq._consume.handles import (
 )
 from slatemq._requests import message_of
 from slatemq._rpc.peers import ATTEMPT_S, NOT_TAKEN, CallOptions, Method
-from slatemq._rpc.queue_locations import Calls
+from slatemq._rpc.queue_locations import ANSWER_S, Calls, bounded, incomplete
 from slatemq._rpc.stored_runs import messages_of
-from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError
+from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.models import Payload, Time, optional_ms, payload_bytes
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
@@ -85,27 +87,53 @@ class EntryCalls(Calls):
         The last three options are for done and failed entries: the time when they finished. Entries
         that change their state meanwhile may be missing or come twice. Of a partitioned queue,
         finished ones are in one order of time, others partition by partition. Raises NotFound,
-        InvalidArgument.
+        InvalidArgument; Unavailable (INCOMPLETE) at the end when the brokers of some partitions did
+        not answer: `metadata["broker_shards"]` names them.
         """
         check_text("queue_id", queue_id)
-        page_of = partial(
-            self.entry_page,
-            queue_id,
-            state,
-            page_size=PAGE_SIZE,
-            view=view,
-            finished_from=finished_from,
-            finished_until=finished_until,
-            newest_first=newest_first,
-        )
-        entries = _in_turn(page_of)
+        bounds = finished_from, finished_until
+        request = _request(queue_id, state, view, PAGE_SIZE, bounds, newest_first)
+        shards = await self._locations.located(queue_id)
+        silent: dict[int, SlateMQError] = {}
+        parts = [self._entries_of(request, shards, one, silent) for one in range(len(shards))]
         if state_wire(state) in _FINISHED:
-            count = len(await self._locations.located(queue_id))
-            parts = [_in_turn(page_of, partition) for partition in range(count)]
             sign = -1 if newest_first else 1
             entries = merged(parts, lambda entry: sign * entry.finished_at_ms)
+        else:
+            entries = _in_turn(parts)
         async for entry in entries:
             yield entry
+        if silent:
+            raise incomplete(silent)
+
+    async def _entries_of(
+        self,
+        wanted: entry_pb2.ListEntriesRequest,
+        shards: Sequence[int],
+        partition: int,
+        silent: dict[int, SlateMQError],
+    ) -> AsyncIterator[Entry]:
+        """The entries of one partition; of several, one may not answer: `silent` has it then."""
+        request = entry_pb2.ListEntriesRequest()
+        request.CopyFrom(wanted)
+        # The last one that may answer gets the patience of a call.
+        is_last = len(silent) == len(shards) - 1
+        options = {} if is_last else bounded(min(ANSWER_S, self._peers.call_s))
+        while True:
+            try:
+                page = await self._locations.ask(
+                    request.queue_id, _list_entries, request, partition, **options
+                )
+            except (Unavailable, DeadlineExceeded) as error:
+                if len(shards) == 1:
+                    raise
+                silent[shards[partition]] = error
+                return
+            for entry in page.entries:
+                yield entry_of(entry, self._encryption)
+            request.page_token, options = page.next_page_token, {}
+            if not page.next_page_token:
+                return
 
     async def entry_page(
         self,
@@ -123,24 +151,11 @@ class EntryCalls(Calls):
 
         Of a partitioned queue the pages of each partition follow those of the one before.
         """
-        request = message_of(
-            entry_pb2.ListEntriesRequest,
-            queue_id=queue_id,
-            state=state_wire(state),
-            page_size=page_size,
-            view=view_wire(view),
-            finished_from_ms=optional_ms(finished_from, "finished_from") or 0,
-            finished_until_ms=optional_ms(finished_until, "finished_until") or 0,
-            newest_first=newest_first,
-        )
+        bounds = finished_from, finished_until
+        request = _request(queue_id, state, view, page_size, bounds, newest_first)
         check_text("page_token", page_token)
         partition, request.page_token = _split(page_token)
-        page = await self._locations.ask(
-            queue_id,
-            lambda channel: EntryServiceStub(channel).ListEntries,
-            request,
-            partition=partition,
-        )
+        page = await self._locations.ask(queue_id, _list_entries, request, partition)
         next_token, count = page.next_page_token, len(await self._locations.shards_of(queue_id))
         if next_token and count > 1:
             next_token = f"{partition}{PAGE_OF}{next_token}"
@@ -437,15 +452,34 @@ def _split(page_token: str) -> tuple[int, str]:
     return int(index) if index.isdecimal() else 0, token
 
 
-async def _in_turn(
-    page_of: Callable[..., Awaitable[EntryPage]], partition: int | None = None
-) -> AsyncIterator[Entry]:
-    """The entries of all pages, or of those of one partition."""
-    token = f"{partition}{PAGE_OF}" if partition else ""
-    while True:
-        page = await page_of(page_token=token)
-        for entry in page.entries:
+def _request(
+    queue_id: str,
+    state: EntryState | StateName,
+    view: EntryView | ViewName,
+    page_size: int,
+    bounds: tuple[Time | None, Time | None],
+    newest_first: bool,
+) -> entry_pb2.ListEntriesRequest:
+    """`bounds`: of the time when entries finished."""
+    return message_of(
+        entry_pb2.ListEntriesRequest,
+        queue_id=queue_id,
+        state=state_wire(state),
+        page_size=page_size,
+        view=view_wire(view),
+        finished_from_ms=optional_ms(bounds[0], "finished_from") or 0,
+        finished_until_ms=optional_ms(bounds[1], "finished_until") or 0,
+        newest_first=newest_first,
+    )
+
+
+def _list_entries(
+    channel: grpc.aio.Channel,
+) -> grpc.aio.UnaryUnaryMultiCallable[entry_pb2.ListEntriesRequest, entry_pb2.ListEntriesResponse]:
+    return EntryServiceStub(channel).ListEntries
+
+
+async def _in_turn(parts: Iterable[AsyncIterator[Entry]]) -> AsyncIterator[Entry]:
+    for part in parts:
+        async for entry in part:
             yield entry
-        token = page.next_page_token
-        if not token or partition not in (None, _split(token)[0]):
-            return

@@ -16,7 +16,7 @@ import grpc.aio
 from slatemq._checks import check_callback, check_text
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
-from slatemq._rpc.queue_locations import Answers, Calls
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
@@ -139,13 +139,13 @@ class RedriveCalls(Calls):
     async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
         """The redrives of a queue, or of all; those of each broker the newest first.
 
-        Without a queue, raises Unavailable (INCOMPLETE) at the end when brokers did not answer:
+        Raises Unavailable (INCOMPLETE) at the end when brokers of several did not answer:
         `metadata["broker_shards"]` names them.
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
         if queue_id:
-            parts = await self._locations.each(queue_id, partial(self._redrives_on, request))
-            answers = Answers(dict(parts), {})
+            attempt = partial(self._redrives_on, request)
+            answers = await self._locations.answers(queue_id, attempt)
         else:
             answers = await self._locations.ask_all(_list_redrives, request)
         found: dict[str, list[Redrive]] = {}
@@ -167,9 +167,9 @@ class RedriveCalls(Calls):
 
     async def _redrives_on(
         self, request: entry_pb2.ListRedrivesRequest, _: int, shard: int, timeout: float
-    ) -> tuple[int, entry_pb2.ListRedrivesResponse]:
+    ) -> entry_pb2.ListRedrivesResponse:
         stub = DeadLetterServiceStub(await self._peers.broker(shard))
-        return shard, await stub.ListRedrives(request, timeout=timeout)
+        return await stub.ListRedrives(request, timeout=timeout)
 
     async def wait_redrive(
         self,

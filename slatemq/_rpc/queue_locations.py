@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
@@ -52,7 +52,7 @@ REFUSED_S = 1.0
 class Answers(NamedTuple, Generic[T]):
     """What brokers answered, by shard, and why the others did not."""
 
-    by_shard: Mapping[int, T]
+    by_shard: dict[int, T]
     problems: dict[int, SlateMQError]
 
     def check_complete(self) -> None:
@@ -276,21 +276,37 @@ class QueueLocations:
         FailedPrecondition (PARTITIONS_MISSING) where some partitions do not exist.
         """
         outcomes = await self.outcomes(queue_id, attempt, fresh=True, **options)
-        missing = [index for index, one in enumerate(outcomes) if is_absent(one, queue_id)]
-        if missing and len(missing) < len(outcomes):
-            raise FailedPrecondition(
-                "PARTITIONS_MISSING",
-                f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke "
-                "off; repeat it",
-                subject=queue_id,
-                metadata={"partitions": ",".join(map(str, missing))},
-            )
+        _check_partitions(queue_id, outcomes)
         results: list[T] = []
         for one in outcomes:
             if isinstance(one, SlateMQError):
                 raise one
             results.append(one)
         return results
+
+    async def answers(
+        self, queue_id: str, attempt: Callable[[int, int, float], Awaitable[T]]
+    ) -> Answers[T]:
+        """As `each`, of the partitions whose brokers answer; the first error if none does."""
+        shards = await self.located(queue_id, fresh=True)
+        if len(shards) == 1:
+            return Answers({shards[0]: await self.call(queue_id, partial(attempt, 0))}, {})
+        options = bounded(min(ANSWER_S, self.peers.call_s))
+        outcomes = await asyncio.gather(
+            *(self.outcome(queue_id, attempt, index, **options) for index in range(len(shards)))
+        )
+        _check_partitions(queue_id, outcomes)
+        answers = Answers[T]({}, {})
+        for shard, one in zip(shards, outcomes, strict=True):
+            if not isinstance(one, SlateMQError):
+                answers.by_shard[shard] = one
+            elif isinstance(one, Unavailable | DeadlineExceeded):
+                answers.problems[shard] = one
+            else:
+                raise one
+        if not answers.by_shard:
+            raise answers.problems[shards[0]]
+        return answers
 
     async def ask(
         self,
@@ -410,6 +426,19 @@ def bounded(bound_s: float) -> CallOptions:
 def incomplete(problems: Mapping[int, SlateMQError]) -> Unavailable:
     """The error of an answer that lacks these brokers."""
     return _silent("the answer is incomplete", problems, INCOMPLETE)
+
+
+def _check_partitions(queue_id: str, outcomes: Sequence[object]) -> None:
+    """Raises FailedPrecondition where some partitions do not exist, and others do."""
+    missing = [index for index, one in enumerate(outcomes) if is_absent(one, queue_id)]
+    if missing and len(missing) < len(outcomes):
+        raise FailedPrecondition(
+            "PARTITIONS_MISSING",
+            f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke "
+            "off; repeat it",
+            subject=queue_id,
+            metadata={"partitions": ",".join(map(str, missing))},
+        )
 
 
 def is_absent(outcome: object, queue_id: str) -> bool:

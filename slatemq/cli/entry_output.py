@@ -91,7 +91,10 @@ async def write_entries(
     limit: int | None,
     with_headers: bool,
 ) -> int:
-    """Print a listing as it comes, and note whether there is more; return its length."""
+    """Print a listing as it comes, and note whether there is more; return its length.
+
+    What came before an error is printed, too.
+    """
     if limit is None:
         limit = 0 if session.json else LISTED
     names = (*_LISTED[state], *(("headers",) if with_headers else ()), "handle")
@@ -99,20 +102,22 @@ async def write_entries(
     count = 0
     is_cut = False
     held: list[Entry] = []
-    async for entry in entries:
-        if limit and count == limit:
-            is_cut = True
-            break
-        count += 1
-        if session.json:
-            write_json(entry_fields(entry))
-        else:
-            held.append(entry)
-        if len(held) >= TABLE_ROWS:
-            write_items(held, columns, headed=count == TABLE_ROWS)
-            held = []
-    if held:
-        write_items(held, columns, headed=count == len(held))
+    try:
+        async for entry in entries:
+            if limit and count == limit:
+                is_cut = True
+                break
+            count += 1
+            if session.json:
+                write_json(entry_fields(entry))
+            else:
+                held.append(entry)
+            if len(held) >= TABLE_ROWS:
+                write_items(held, columns, headed=count == TABLE_ROWS)
+                held = []
+    finally:
+        if held:
+            write_items(held, columns, headed=count == len(held))
     if is_cut and not session.json:
         note("there are more: --limit 0 lists all of them")
     return count

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,8 @@ from slatemq.errors import (
 from tests.integration.janitor.instances import Instance, instance
 
 pytestmark = pytest.mark.stack
+
+T = TypeVar("T")
 
 BROKERS = 3
 
@@ -389,6 +391,21 @@ async def test_dead_letters_of_all_partitions_are_listed_settled_and_redriven(
             await asyncio.sleep(0.05)
 
 
+async def listed_without(down: int, listing: AsyncIterator[T]) -> list[T]:
+    """What a listing has, at whose end this broker is named as missing."""
+    found: list[T] = []
+
+    async def read() -> None:
+        async for one in listing:
+            found.append(one)  # noqa: PERF401 - what came before an error counts
+
+    with pytest.raises(Unavailable) as refused:
+        await read()
+    assert refused.value.reason == "INCOMPLETE"
+    assert refused.value.metadata == {"broker_shards": str(down)}
+    return found
+
+
 async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     made: Instance,
 ) -> None:
@@ -396,9 +413,10 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     queue = await create(made, "q")
     await made.publish("q", 300)
     await made.routed()
-    away = queue.partitions[1].broker_shard
+    down = queue.partitions[1].broker_shard
     there = 300 - (await client.get_queue("q")).partitions[1].counts.available_count
-    await made.brokers[away].kill()
+    await client.wait_redrive(await client.start_redrive("q"), every=0.1)
+    await made.brokers[down].kill()
 
     seen = await client.get_queue("q")
     assert seen.missing_partitions == (1,)
@@ -406,6 +424,8 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     with pytest.raises(Unavailable) as refused:
         [one async for one in client.list_queues()]
     assert refused.value.reason == "INCOMPLETE"
+    assert len(await listed_without(down, client.list_entries("q", "available"))) == there
+    assert len(await listed_without(down, client.list_redrives("q"))) == 1
     for etag in (queue.etag, seen.etag):
         with pytest.raises(Unavailable, match=r"misses partitions \(1\)") as refused:
             await client.update_queue("q", max_attempts=7, etag=etag)
@@ -414,9 +434,11 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
             await client.delete_queue("q", etag=etag)
     got = await claimed(made, "q", there)
     await client.ack([one.lease_token for one in got])
+    done = await listed_without(down, client.list_entries("q", "done"))
+    assert sorted(one.message_id for one in done) == sorted(one.message_id for one in got)
     with pytest.raises(Unavailable) as refused:
         await client.claim("q", 10)
-    assert refused.value.metadata["broker_shards"] == str(away)
+    assert refused.value.metadata["broker_shards"] == str(down)
     with pytest.raises(Unavailable):
         await client.queue_view("q", codecs.BYTES, timeout=0.2).try_next()
 
@@ -424,7 +446,7 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     async with client.consume("q") as messages, asyncio.timeout(120):
         task = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0.2)
-        await made.brokers[away].start()
+        await made.brokers[down].start()
         left = [await task]
         while len(left) < 300 - there:
             left.append(await anext(messages))
