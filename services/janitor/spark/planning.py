@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -73,15 +73,23 @@ class PlannedRead:
 
 
 async def plan(
-    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter, pieces_max: int
+    reader: SnapshotReader,
+    name: SnapshotName,
+    table: Table,
+    wanted: RowFilter,
+    pieces_max: int,
+    moved: Container[str] = (),
 ) -> list[PlannedRead]:
-    """At most `pieces_max` pieces, with all that is wanted of a table in one snapshot."""
+    """At most `pieces_max` pieces, with all that is wanted of a table in one snapshot.
+
+    `moved` are queues that have moved away.
+    """
     if table.service == "ingest":
         parts = [part async for part in _ingest_parts(reader, name, table, wanted)]
     else:
         parts = [
             part
-            for queue, _, state in await read_queues(reader, wanted)
+            for queue, _, state in await read_queues(reader, wanted, moved)
             for part in _queue_parts(QueueShard(queue, name.shard), table, state, wanted)
         ]
     total = sum(part.message_count for part in parts)
@@ -93,9 +101,12 @@ async def plan(
 
 
 async def read_queues(
-    reader: SnapshotReader, wanted: RowFilter
+    reader: SnapshotReader, wanted: RowFilter, moved: Container[str]
 ) -> list[tuple[str, QueueConfigRecord, QueueStateRecord]]:
-    """The wanted queues that exist; queues named by the filter are looked up, and no others."""
+    """The wanted queues that exist; queues named by the filter are looked up, and no others.
+
+    Those that have moved away do not exist here any more.
+    """
     configs: dict[str, bytes] = {}
     states: dict[str, bytes] = {}
     if wanted.queues is None:
@@ -113,6 +124,7 @@ async def read_queues(
     return [
         (queue, decode_config(config), decode_queue_state(states[queue]))
         for queue, config in configs.items()
+        if queue not in moved
     ]
 
 

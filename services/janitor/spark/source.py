@@ -33,8 +33,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.snapshots import SnapshotReader
 from services.janitor.snapshots import SnapshotName, opened
+from services.janitor.spark.moved_queues import moved_queues
 from services.janitor.spark.planning import PlannedRead, plan, read_queues
 from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table, queues_batch
@@ -145,8 +147,16 @@ class SlateMQReader(DataSourceReader):
         pieces: list[PlannedRead] = []
         for name in names:
             async with opened(root, name) as reader:
-                pieces += await plan(reader, name, self._options.table, self.wanted, share)
+                moved = await self._moved(root, name, reader)
+                pieces += await plan(reader, name, self._options.table, self.wanted, share, moved)
         return pieces
+
+    async def _moved(
+        self, root: Root, name: SnapshotName, reader: SnapshotReader
+    ) -> frozenset[str]:
+        if name.service != "broker":
+            return frozenset()
+        return await moved_queues(root, name, reader, self._options.names)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         piece: PlannedRead | None = partition.value
@@ -178,10 +188,11 @@ class SlateMQReader(DataSourceReader):
             yield pa.concat_batches(small)
 
     async def _batches(self, piece: PlannedRead) -> AsyncGenerator[pa.RecordBatch, None]:
-        table = self._options.table
-        async with opened(open_root(self._options.root), piece.name) as reader:
+        table, root = self._options.table, open_root(self._options.root)
+        async with opened(root, piece.name) as reader:
             if table.decode is None:
-                queues = await read_queues(reader, self.wanted)
+                moved = await self._moved(root, piece.name, reader)
+                queues = await read_queues(reader, self.wanted, moved)
                 columns = queues_batch(queues, piece.name.shard).select(table.schema.names).columns
                 yield pa.RecordBatch.from_arrays(columns, schema=table.schema)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -20,6 +21,15 @@ from tests.integration.broker.dead_letters.removal_calls import (
     archive,
     failed_rows,
     remove,
+)
+from tests.integration.broker.moves.movers import (
+    Steps,
+    begin_move,
+    create_partitions,
+    listed_moves,
+    route_all,
+    shard_of,
+    two_brokers,
 )
 from tests.integration.broker.queue_calls import delete
 from tests.integration.broker.rig import Rig, running
@@ -88,6 +98,40 @@ async def test_every_state_of_a_queue_is_read_as_the_broker_shows_it(tmp_path: P
         tried = [row for row in attempts.rows if row["message_id"] in ids(failed.rows)]
         assert [row["attempt"] for row in tried].count(2) == 30
         assert "nack: boom" in {row["outcome"] for row in tried}
+
+
+async def test_a_partition_that_moves_is_read_on_one_shard(tmp_path: Path) -> None:
+    async with (
+        two_brokers(tmp_path) as (first, second),
+        running(tmp_path, shard=2) as third,
+        running(tmp_path, shard=3) as beside,
+    ):
+        rigs = (first, second, third, beside)
+        await create_partitions(beside, first)
+        for rig in rigs:
+            await route_all(rig, 10)
+
+        async def shards() -> list[int]:
+            each = [await options_of(rig) for rig in rigs]
+            names = ("database", "snapshot")
+            options = each[0] | {name: ",".join(one[name] for one in each) for name in names}
+            queues, active = await read(options, "queues"), await read(options, "active")
+            found = sorted(row["broker_shard"] for row in queues.rows)
+            assert Counter(row["broker_shard"] for row in active.rows) == dict.fromkeys(found, 10)
+            return found
+
+        assert await shards() == [0, 3]
+        for source, target in ((first, second), (second, third)):
+            held = [Steps(1), Steps(1)]
+            held[0].between(source.broker.departures._targets, "arrive")
+            held[1].between(source.broker.departures._epochs, "raise_all")
+            await begin_move(source, target)
+            await held[0].reached.wait()
+            assert await shards() == [shard_of(source), 3]
+            held[0].thawed.set()
+            await held[1].reached.wait()
+            assert await shards() == [shard_of(target), 3]
+            assert [one.queue_id for one in await listed_moves(source)] == ["q"]
 
 
 async def test_columns_have_what_the_broker_knows(tmp_path: Path) -> None:
