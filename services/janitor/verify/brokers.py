@@ -24,6 +24,7 @@ from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, decode_outbox
 from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.payloads import PayloadUri
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from libs.storage.records.replay_records import ReplayRange, decode_replay
 from libs.storage.records.states import (
     ArchivedRecord,
@@ -449,6 +450,11 @@ class BrokerCheck:
                 if row.parsed not in self.contents.queues.keys() | self.contents.leaving:
                     wrong = "there is no such queue"
                     self._add(Kind.REFERENCE, "replay", shown(row.key), wrong)
+            case RecordType.REDRIVE:
+                self._take_redrive(row)
+            case RecordType.FORGOTTEN_REVISION if value > self._revision:
+                wrong = f"changes up to {value} were forgotten, and the newest is {self._revision}"
+                self._add(Kind.ORDER, row.kind.name, shown(row.key), wrong)
             case RecordType.FINISHED_LEASES:
                 self._take_finished(row)
             case RecordType.EVENT_COUNTER:
@@ -466,6 +472,21 @@ class BrokerCheck:
             if state.created_revision > self._revision:
                 wrong = f"its revision is {state.created_revision}, the newest is {self._revision}"
                 self._add(Kind.ORDER, "queue state", f"queue {queue}", wrong, queue_id=queue)
+
+    def _take_redrive(self, row: ReadRow) -> None:
+        """One that runs stays within the failed list of the queue that it was started on."""
+        record: RedriveRecord = row.value
+        state = self._states.get(record.queue_id)
+        if record.state is not RedriveState.RUNNING or state is None or state.deleted:
+            return
+        if state.created_revision != record.queue_revision:
+            return  # Its queue was deleted; it ends by itself.
+        if not record.next_order - 1 <= record.end_order <= state.last_order:
+            wrong = (
+                f"it goes on at {record.next_order} and ends after {record.end_order}, and the "
+                f"queue's last order is {state.last_order}"
+            )
+            self._add(Kind.ORDER, row.kind.name, shown(row.key), wrong, queue_id=record.queue_id)
 
     def _take_finished(self, row: ReadRow) -> None:
         record = row.value

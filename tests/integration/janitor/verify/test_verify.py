@@ -21,19 +21,23 @@ from libs.storage.layout.keys import RecordType, key_head, log_range, queue_stat
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
+    FORGOTTEN_REVISION_KEY,
     ID_BLOCK_KEY,
     archived_key,
     outbox_key,
+    redrive_key,
     routing_cursor_key,
 )
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.archived_records import ArchivedMessage, encode_archived
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payload_packs import pack_range
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState, encode_redrive
 from libs.storage.records.states import (
     ArchivedRecord,
     decode_queue_state,
     encode_config_revision,
+    encode_forgotten_revision,
     encode_queue_state,
     encode_routing_cursor,
 )
@@ -162,6 +166,41 @@ async def test_archived_messages_without_an_archive_are_found_by_their_queue(roo
     (fault,) = await found(root)
     assert (fault.kind, fault.queue_id, fault.message_ids) == (Kind.OBJECT, "orders-0", (1,))
     assert "archive/dead-letters/queue=orders-0/day=1970-01-01 has no content" in fault.wrong
+
+
+async def test_redrives_and_forgotten_changes_beyond_their_ends_are_found(root: Root) -> None:
+    async def go_on_beyond(database: Database) -> list[Any]:
+        rows = await rows_of(database, queue_state_range())
+        state = decode_queue_state(next(value for key, value in rows if b"orders-0" in key))
+        last = state.last_order
+
+        def running(next_order: int, end_order: int, revision: int) -> bytes:
+            counts = (0, 1000, 0, 5, 0, 0)
+            return encode_redrive(
+                RedriveRecord(
+                    *(revision, RedriveState.RUNNING, *counts, next_order, 0, end_order),
+                    queue_id="orders-0",
+                    target_queue_id="orders-0",
+                )
+            )
+
+        revision = state.created_revision
+        return [
+            (redrive_key(100), running(1, last, revision)),
+            (redrive_key(101), running(last + 1, last, revision)),
+            (redrive_key(102), running(last + 2, last, revision)),
+            (redrive_key(103), running(1, last + 1, revision)),
+            (redrive_key(104), running(1, last + 1, revision + 1)),  # of a queue that was deleted
+            (FORGOTTEN_REVISION_KEY, encode_forgotten_revision(1 << 40)),
+        ]
+
+    await change(root, "broker/0", go_on_beyond)
+
+    faults = await found(root)
+    assert {one.kind for one in faults} == {Kind.ORDER}
+    assert [one.record for one in faults].count("redrive") == 2
+    assert sum("were forgotten" in one.wrong for one in faults) == 1
+    assert len(faults) == 3
 
 
 async def test_a_row_that_no_codec_reads_is_named_and_the_rest_is_read(root: Root) -> None:
