@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults.mixed_work import judged
 from tests.faults.zombies import HISTORY, run_zombies
+from tests.judge.histories import FUNCTIONS, OK, read
 
 pytestmark = [
     pytest.mark.stack,
@@ -23,3 +24,10 @@ async def test_zombies_lose_nothing_store_nothing_twice_and_make_no_dead_letter(
     assert work.answered
     assert work.changes_count == 200
     assert judged(tmp_path / HISTORY) == []
+    # And the judge saw all that clients do, but for what no run has beside it
+    operations = [one for one in read([tmp_path / HISTORY]) if one.outcome == OK]
+    assert {one.f for one in operations} == FUNCTIONS - {"delete-queue", "move"}
+    sent = [one for each in operations if each.f == "publish" for one in each.value["messages"]]
+    assert any(one["delay_ms"] for one in sent)
+    assert any(one["retention_ms"] for one in sent)
+    assert any(one.f == "create-queue" and one.value["backoff_ms"] for one in operations)

@@ -1,9 +1,10 @@
 """Clients that do all that clients do, write it down, and are judged by `tests.judge`.
 
-Producers publish singly and in batches, some of it delayed. Consumers ack, nack with and without a
-delay, release, extend and forget. A worker completes each order and pushes what comes of it; an
-operator redrives the dead letters of a queue whose consumer fails half of all messages. What is
-left at the end is drained, and then nothing may be missing.
+Producers publish singly and in batches, some of it delayed, some with a short retention. Consumers
+ack, nack with and without a delay, release, extend and forget. A worker completes each order and
+pushes what comes of it; an operator redrives the dead letters of a queue whose consumer fails half
+of all messages, and another one changes the filter of a queue, pauses and purges it. What is left
+at the end is drained, and then nothing may be missing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ SLEWED_MS: Final = 20.0
 AGAIN_S: Final = 0.1
 """After a call that failed."""
 
-ORDERS, SHIPPED, FRAGILE = "orders", "shipped", "fragile"
+RETENTION_MS: Final = 5000
+"""Of some plain messages, which nothing waits for."""
+
+ORDERS, SHIPPED, FRAGILE, EDITED = "orders", "shipped", "fragile", "edited"
+EDITS: Final = ('headers.class in ["1", "4"]', 'headers.class in ["4", "6"]')
+"""Filters of a queue by turns."""
+
+PURGES: Final = (0, 3)
+"""Turns with a purge: of what came before the last one, no queue is known to have lost anything."""
+
+EDITED_BACKOFF_MS: Final = 1000
 FRAGILE_ATTEMPTS: Final = 2
 FILTERS: Final = {
     "all": 'headers.kind != "other"',
@@ -48,6 +59,7 @@ FILTERS: Final = {
     ORDERS: 'headers.kind == "order"',
     SHIPPED: 'headers.kind == "shipped"',
     FRAGILE: 'headers.kind == "fragile"',
+    EDITED: EDITS[0],
 }
 ATTEMPTS: Final = {FRAGILE: FRAGILE_ATTEMPTS}
 PARTITIONED: Final = ("even", FRAGILE)
@@ -80,6 +92,7 @@ class Work:
     moved_at: float = field(default_factory=time.monotonic)
     _wall_s: float = field(default_factory=lambda: time.time() - time.monotonic())
     _back_ms: float = 0.0
+    _is_draining: bool = False
     _due_at: dict[str, float] = field(default_factory=dict)
     _unsure: dict[str, str] = field(default_factory=dict)
     _keys: itertools.count[int] = field(default_factory=itertools.count)
@@ -100,14 +113,19 @@ class Work:
                 ATTEMPTS.get(queue, 1000),
                 with_queue,
                 self.brokers_count if is_partitioned else None,
+                EDITED_BACKOFF_MS if queue == EDITED else 0,
             )
+        editor = self.client.named("editor")
+        await self._edit_once(editor, 0)
+        await self._resume(editor)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Consumers, workers and the operator, which work until they are cancelled."""
         plain = [
-            self._consume(queue) for queue in ("all", "all", "even", "third", SHIPPED, FRAGILE)
+            self._consume(queue)
+            for queue in ("all", "all", "even", "third", SHIPPED, FRAGILE, EDITED)
         ]
-        return [*plain, self._work(), self._operate()]
+        return [*plain, self._work(), self._operate(), self._edit()]
 
     def producers(self) -> list[Coroutine[Any, Any, None]]:
         return [self._produce(number) for number in range(self.producers_count)]
@@ -132,6 +150,8 @@ class Work:
                 await asyncio.sleep(AGAIN_S)
                 continue
             for one in messages:
+                if one["retention_ms"]:
+                    continue
                 self.answered[one["key"]] = one["headers"]
                 if not one["delay_ms"]:
                     self._due_at[one["key"]] = began
@@ -151,7 +171,13 @@ class Work:
             "parity": "odd" if number % 2 else "even",
         }
         delay_ms = random_.randrange(100, 3000) if random_.random() < 0.1 else 0
-        return {"key": f"m{number}", "headers": headers, "delay_ms": delay_ms}
+        is_short = kind == "plain" and random_.random() < 0.05
+        return {
+            "key": f"m{number}",
+            "headers": headers,
+            "delay_ms": delay_ms,
+            "retention_ms": RETENTION_MS if is_short else 0,
+        }
 
     async def _consume(self, queue: str) -> None:
         client = self.client.named(f"consumer-{queue}-{next(self._keys)}")
@@ -249,6 +275,34 @@ class Work:
             except SlateMQError as error:
                 log.debug("redriving: %s", error)
 
+    async def _edit(self) -> None:
+        """Change the filter of a queue, pause it for a while, and purge it once."""
+        client = self.client.named("editor")
+        for turn in itertools.count(1):
+            await asyncio.sleep(1)
+            if self._is_draining:
+                continue
+            try:
+                await self._edit_once(client, turn)
+                await asyncio.sleep(1)
+            except SlateMQError as error:
+                log.debug("editing: %s", error)
+            await self._resume(client)
+
+    async def _edit_once(self, client: RecordedClient, turn: int) -> None:
+        await client.update_queue(EDITED, EDITS[turn % 2])
+        await client.pause(EDITED)
+        if turn in PURGES:
+            await client.purge(EDITED)
+
+    async def _resume(self, client: RecordedClient) -> None:
+        """However often that takes: nothing comes from a queue that stays paused."""
+        while True:
+            try:
+                return await client.resume(EDITED)
+            except SlateMQError:
+                await asyncio.sleep(AGAIN_S)
+
     # --- The end ------------------------------------------------------------
 
     def missing(self) -> int:
@@ -263,9 +317,11 @@ class Work:
     async def drain(self, settled_s: float) -> None:
         """Wait until all is finished, or nothing moves; what would come again comes in the end."""
         await self.note_clock(SLEWED_MS + self._back_ms)
+        self._is_draining = True
         self.moved_at = time.monotonic()
         while self.missing() and time.monotonic() - self.moved_at < STALLED_S:
             await asyncio.sleep(0.2)
+        await self._resume(self.client.named("last-editor"))
         await asyncio.sleep(settled_s)
 
 
@@ -276,6 +332,7 @@ _TAKES: Final[dict[str, Callable[[dict[str, str]], bool]]] = {
     ORDERS: lambda h: h["kind"] == "order",
     SHIPPED: lambda h: False,
     FRAGILE: lambda h: h["kind"] == "fragile",
+    EDITED: lambda h: False,  # By the filter of the moment; the judge knows which that was.
 }
 """When the work is done; the judge has its own."""
 

@@ -84,7 +84,7 @@ class RecordedClient:
         return RecordedClient(self._recorder, process, self.client)
 
     async def publish(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish `key`, `headers` and `delay_ms` of each; the key is the payload's."""
+        """Publish messages; the key of each is its payload's."""
         with self._operation("publish", {"messages": list(messages)}) as result:
             now_ms = time.time_ns() // 1_000_000
             outgoing = [
@@ -92,6 +92,7 @@ class RecordedClient:
                     payload_of(one["key"]),
                     one["headers"],
                     visible_at_ms=now_ms + one["delay_ms"] if one.get("delay_ms") else None,
+                    retention_s=one["retention_ms"] // 1000 if one.get("retention_ms") else None,
                 )
                 for one in messages
             ]
@@ -170,22 +171,41 @@ class RecordedClient:
         max_attempts: int = 1000,
         with_queue: str = "",
         partitions: int | None = None,
+        backoff_ms: int = 0,
     ) -> None:
         asked = {
             "queue": queue,
             "filter": text,
             "max_attempts": max_attempts,
             "partitions": partitions or 1,
+            "backoff_ms": backoff_ms,
         }
+        backoff = slatemq.Backoff.fixed(backoff_ms / 1000) if backoff_ms else None
         with self._operation("create-queue", asked):
             await self.client.create_queue(
                 queue,
                 filter=text,
                 max_attempts=max_attempts,
-                backoff=slatemq.Backoff.none(),
+                backoff=backoff or slatemq.Backoff.none(),
                 with_queue=with_queue,
                 partitions=partitions,
             )
+
+    async def update_queue(self, queue: str, text: str) -> None:
+        with self._operation("update-queue", {"queue": queue, "filter": text}):
+            await self.client.update_queue(queue, filter=text)
+
+    async def purge(self, queue: str) -> None:
+        with self._operation("purge", {"queue": queue}):
+            await self.client.purge_queue(queue)
+
+    async def pause(self, queue: str) -> None:
+        with self._operation("pause", {"queue": queue}):
+            await self.client.pause_queue(queue)
+
+    async def resume(self, queue: str) -> None:
+        with self._operation("resume", {"queue": queue}):
+            await self.client.resume_queue(queue)
 
     async def note_clock(self, ahead_ms: float) -> None:
         """Write down by how much clocks of services are ahead of ours at most, from now on."""

@@ -481,12 +481,19 @@ def _unknown_claims(queue: Queue, since: int, until: int) -> int:
 
 
 def _filters(queue: Queue, sent: Sent) -> list[str]:
-    """By which the queue may judge a message: the last one answered before it, and all later."""
+    """By which the queue may judge a message: the last one answered before it, and all later.
+
+    One without an answer may come into force at any time since it began.
+    """
     first = 0
     for place, one in enumerate(queue.filters):
         if one.ended < sent.began:
             first = place
-    return [one.expression for one in queue.filters[first:]]
+    return [
+        one.expression
+        for place, one in enumerate(queue.filters)
+        if place >= first or one.ended == NEVER
+    ]
 
 
 RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {

@@ -202,6 +202,19 @@ def kept_up(story: Story) -> None:
     story.drained()
 
 
+def unanswered_edit(story: Story) -> None:
+    """A filter without an answer, which comes into force after a later one."""
+    blue, green = (
+        {"queue": "red", "filter": f'headers.color == "{one}"'} for one in ("blue", "green")
+    )
+    story.call("update-queue", blue, outcome="info")
+    story.call("update-queue", green, process="b")
+    story.publish("m1", 1, "blue")
+    story.ack(story.claim("m1", 1))
+    story.publish("m2", 2, "green")
+    story.drained()
+
+
 def unanswered_commands(story: Story) -> None:
     """Commands of unknown outcome, each of which did all or nothing."""
     # Nothing, and their job comes again; or all.
@@ -220,7 +233,9 @@ def unanswered_commands(story: Story) -> None:
     story.drained(jobs=[23])
 
 
-@pytest.mark.parametrize("happened", [everything, redriven_unseen, kept_up, unanswered_commands])
+@pytest.mark.parametrize(
+    "happened", [everything, redriven_unseen, kept_up, unanswered_edit, unanswered_commands]
+)
 def test_a_history_without_faults_is_passed(
     happened: Callable[[Story], None], tmp_path: Path
 ) -> None:
