@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -29,6 +29,9 @@ WAIT_S = 1.0
 RETENTION_S = (1 << 32) - 1
 """The longest that ends, 136 years: a publish that was answered waits however long that takes. One
 without end would stay stored when it is done."""
+
+REDRIVEN_MAX = 10_000
+"""IDs of one redrive, at most."""
 
 FAIL_PREFIX = "fail: "
 """What SlateMQ writes before the reason of a message that its consumer gave up."""
@@ -88,8 +91,19 @@ class Tasks:
         self._held.drop(task_id)
 
     async def retry_all(self) -> int:
-        redrive = await self._queues.client.start_redrive(self._queues.tasks)
-        done = await self._queues.client.wait_redrive(redrive, every=0.1)
+        """Redrive what is a task; what is not would fail again."""
+        ids = [
+            entry.message_id
+            async for entry, dead in self._dead_letters()
+            if isinstance(dead, FailedTask)
+        ]
+        parts = [ids[at : at + REDRIVEN_MAX] for at in range(0, len(ids), REDRIVEN_MAX)]
+        return sum([await self._redrive(part) for part in parts])
+
+    async def _redrive(self, message_ids: Sequence[int]) -> int:
+        client, queue = self._queues.client, self._queues.tasks
+        redrive = await client.start_redrive(queue, message_ids=message_ids)
+        done = await client.wait_redrive(redrive, every=0.1)
         if done.state is not slatemq.RedriveState.DONE:
             raise Unavailable(f"the redrive stopped: {done.error}", reason="REDRIVE_STOPPED")
         return done.redriven_count
@@ -108,14 +122,21 @@ class Tasks:
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         found: list[FailedTask | UnreadableTask] = []
+        async with aclosing(self._dead_letters()) as dead_letters:
+            async for _, dead in dead_letters:
+                found.append(dead)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def _dead_letters(
+        self,
+    ) -> AsyncGenerator[tuple[slatemq.Entry, FailedTask | UnreadableTask], None]:
         async for entry in self._queues.client.list_entries(
             self._queues.tasks, slatemq.EntryState.FAILED, view=slatemq.EntryView.FULL
         ):
-            if len(found) == limit:
-                break
             if entry.message is not None:
-                found.append(self._failed_task(entry, entry.message.payload))
-        return found
+                yield entry, self._failed_task(entry, entry.message.payload)
 
     def _failed_task(self, entry: slatemq.Entry, payload: bytes) -> FailedTask | UnreadableTask:
         failed_at = format_timestamp(entry.finished_at_ms)

@@ -318,8 +318,8 @@ async def test_what_is_not_a_task_is_a_dead_letter_and_long_errors_are_cut(rig: 
     for dead in dead_letters:
         assert 0 < len(dead.error) <= ERROR_BYTES_MAX
 
-    # And the task can be retried
-    assert await producer.retry_failed_tasks() >= 1
+    # And the task alone is retried
+    assert await producer.retry_failed_tasks() == 1
     assert await next_task(consumer) == poison
 
 
