@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from examples.events.audit_log import BATCH, AuditLog
-from slatemq.events import decode_event
+from slatemq.errors import InvalidArgument
+from slatemq.events import Event, decode_event
 
 log = logging.getLogger("audit_log_redis")
 
@@ -55,10 +57,21 @@ async def _consume(client: Any, stream: str, group: str, audit_log: AuditLog) ->
         if not entries:
             behind = ">"  # Nothing is left from before: new ones, from now on.
             continue
-        # An entry that was removed meanwhile comes without fields.
-        events = [decode_event(fields[b"data"]) for _, fields in entries if fields]
-        await asyncio.to_thread(audit_log.append, events)
+        await asyncio.to_thread(audit_log.append, events_of(entries))
         await client.xack(stream, group, *(entry_id for entry_id, _ in entries))
+
+
+def events_of(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
+    """The events of entries; what is not an event is logged, and left out."""
+    events = []
+    for entry_id, fields in entries:
+        if not fields:
+            continue  # It was removed meanwhile.
+        try:
+            events.append(decode_event(fields.get(b"data", b"")))
+        except InvalidArgument as error:
+            log.error("entry %s is not an event: %s", entry_id.decode(), error)
+    return events
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ TIMESTAMP = "webhook-timestamp"
 SIGNATURE = "webhook-signature"
 
 SECRET_PREFIX = "whsec_"
+SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
 TOLERANCE_SECONDS = 300
 """The maximum age of a request, so that an overheard one cannot be sent again later."""
 
@@ -36,6 +37,12 @@ class WrongSignature(Exception):
 def make_secret() -> str:
     """A new secret."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def check_secret(secret: str) -> None:
+    """Raise ValueError for what is no secret."""
+    if not SECRET_BYTES_MIN <= len(_key_of(secret)) <= SECRET_BYTES_MAX:
+        raise ValueError(f"a secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes")
 
 
 def sign(secret: str, message_id: str, body: bytes, now: float | None = None) -> dict[str, str]:
@@ -64,10 +71,14 @@ def verify(
     raise WrongSignature("no signature fits the body")
 
 
-def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+def _key_of(secret: str) -> bytes:
     try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
         raise ValueError(f"a secret is {SECRET_PREFIX} and base64") from error
+
+
+def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+    key = _key_of(secret)
     signed = b".".join([message_id.encode(), timestamp.encode(), body])
     return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

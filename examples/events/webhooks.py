@@ -20,7 +20,7 @@ import aiohttp
 
 import slatemq
 from examples.events.queues import ensure_queue, parser
-from examples.events.signatures import make_secret, sign
+from examples.events.signatures import check_secret, make_secret, sign
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.events import decode_event
 
@@ -97,6 +97,10 @@ def main() -> None:
     secret = os.environ.get("WEBHOOK_SECRET")
     if not secret:
         flags.error(f"WEBHOOK_SECRET is not set; a new one: {make_secret()}")
+    try:
+        check_secret(secret)
+    except ValueError as error:
+        flags.error(f"WEBHOOK_SECRET: {error}; a new one: {make_secret()}")
     logging.basicConfig(level=logging.INFO)
     try:
         asyncio.run(run(given.endpoint, given.queue, given.prefix, given.type, given.url, secret))

@@ -1,0 +1,39 @@
+"""The programs of examples/events: what they refuse, and what they leave out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from examples.events import webhooks
+from examples.events.audit_log_redis import events_of
+from slatemq.events import encode_event
+from tests.unit.events.test_kafka_events import created
+
+
+@pytest.mark.parametrize("secret", ["", "secret", "whsec_", "whsec_c2hvcnQ=", "whsec_" + "A" * 88])
+def test_webhooks_are_not_sent_with_what_is_no_secret(
+    secret: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", secret)
+    monkeypatch.setattr(sys, "argv", ["webhooks", "http://127.0.0.1:9/"])
+    with pytest.raises(SystemExit) as ended:
+        webhooks.main()
+    assert ended.value.code == 2
+    assert "WEBHOOK_SECRET" in capsys.readouterr().err
+
+
+def test_an_audit_log_leaves_out_what_is_not_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    event = created("photos")
+    entries: list[tuple[bytes, dict[bytes, bytes]]] = [
+        (b"1-0", {b"data": b"not JSON"}),
+        (b"2-0", {b"another": b"field"}),
+        (b"3-0", {}),
+        (b"4-0", {b"data": encode_event(event)}),
+    ]
+    assert events_of(entries) == [event]
+    assert [message.partition(" is not")[0] for message in caplog.messages] == [
+        "entry 1-0",
+        "entry 2-0",
+    ]
