@@ -83,7 +83,7 @@ class Credentials:
     @classmethod
     def load(
         cls,
-        given: Mapping[str, str | None] | None = None,
+        parts: Mapping[str, str | None] | None = None,
         environ: Mapping[str, str] | None = None,
         profile: str | None = None,
     ) -> Credentials:
@@ -97,7 +97,7 @@ class Credentials:
             token_file = "/etc/slatemq/token"
 
         Args:
-            given: Parts by name, which come first; None is one not given.
+            parts: Parts by name, which come first; one that is None is left out.
             environ: `SLATEMQ_CA`, `_CERT`, `_KEY`, `_TOKEN`, `_TOKEN_FILE`, `_SERVER_NAME`,
                 `_ENCRYPTION_KEYS`, and `SLATEMQ_TLS=1`; None takes those of this process.
             profile: The name of the profile.
@@ -107,18 +107,18 @@ class Credentials:
         """
         environ = os.environ if environ is None else environ
         check_kind("environ", environ, Mapping)
-        check_kind("given", {} if given is None else given, Mapping)
-        unknown = set(given or {}) - {one.name for one in fields(cls)}
+        check_kind("parts", {} if parts is None else parts, Mapping)
+        unknown = set(parts or {}) - {one.name for one in fields(cls)}
         if unknown:
-            raise InvalidArgument("given", f"has no part {unknown.pop()!r} of credentials")
+            raise InvalidArgument("parts", f"has no part {unknown.pop()!r} of credentials")
         if profile is not None:
             check_text("profile", profile)
-        given = {name: value for name, value in (given or {}).items() if value is not None}
+        parts = {name: value for name, value in (parts or {}).items() if value is not None}
         stated = {name: environ[var] for name, var in VARIABLES.items() if environ.get(var)}
         if environ.get("SLATEMQ_TLS", "") not in ("", "0", "false"):
             stated["tls"] = "1"
         values: dict[str, Any] = {}
-        for source in (given, stated, _profile(profile, environ)):
+        for source in (parts, stated, _profile(profile, environ)):
             # A token of one source replaces a token file of the next, and the other way round.
             has_token = "token" in values or "token_file" in values
             for name, value in source.items():

@@ -67,37 +67,37 @@ class StackOptions:
 def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
     """Raises SystemExit: 0 after `--help`, 2 with a message on stderr for a wrong command line."""
     parser = _parser(environ)
-    given = parser.parse_args(argv)
-    if given.standbys:
+    args = parser.parse_args(argv)
+    if args.standbys:
         services_count += len(WITH_STANDBYS)
-    for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports or None)):
+    for flag, base in (("--ports", args.ports), ("--http-ports", args.http_ports or None)):
         if base is not None and not 1 <= base <= PORT_MAX - services_count + 1:
             parser.error(f"{flag} must be from 1 to {PORT_MAX - services_count + 1}")
-    if given.store is not None and given.store.startswith("memory:"):
+    if args.store is not None and args.store.startswith("memory:"):
         parser.error("--store memory:// is one process's own: services would not see each other")
     try:
-        read_queue_settings(given.config, environ)
+        read_queue_settings(args.config, environ)
     except InvalidArgument as error:
         parser.error(error.message)
-    data = given.data.resolve() if given.data is not None else None
-    root = data.as_uri() if data is not None else given.store
+    data = args.data.resolve() if args.data is not None else None
+    root = data.as_uri() if data is not None else args.store
     try:
         address = parse_root(root)
-        if given.wal_store:
-            parse_wal_store(given.wal_store, address)
+        if args.wal_store:
+            parse_wal_store(args.wal_store, address)
     except ValueError as error:
         parser.error(str(error))
-    logs = given.logs or (data / "logs" if data is not None else None)
+    logs = args.logs or (data / "logs" if data is not None else None)
     return StackOptions(
         root=root,
         data=data,
         logs=logs.resolve() if logs is not None else None,
-        ports=given.ports,
-        ready_file=given.ready_file,
-        http_ports=given.http_ports,
-        config=given.config,
-        wal_store=given.wal_store,
-        standbys=given.standbys,
+        ports=args.ports,
+        ready_file=args.ready_file,
+        http_ports=args.http_ports,
+        config=args.config,
+        wal_store=args.wal_store,
+        standbys=args.standbys,
     )
 
 

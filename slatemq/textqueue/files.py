@@ -179,22 +179,22 @@ class QueueFile:
         """
         start, line = (after.offset, after.line) if after else (0, 1)
 
-        def given(read: Read, _: int, **others: Any) -> Iterator[Entry]:
+        def scan_from(read: Read, _: int, **others: Any) -> Iterator[Entry]:
             return scan(read, offset=start, line=line, controls=controls, **others)
 
-        return chain.from_iterable(self._scans(given, start, hold_back))
+        return chain.from_iterable(self._scans(scan_from, start, hold_back))
 
     def texts(self, states: Iterable[State], hold_back: bool) -> Iterator[str]:
         """The texts of entries in these states. Raises FormatError, OSError."""
 
-        def given(read: Read, descriptor: int, **others: Any) -> Iterator[str]:
+        def scan_from(read: Read, descriptor: int, **others: Any) -> Iterator[str]:
             lines_before = partial(_newlines_before, descriptor)
             return scan_texts(read, states=states, lines_before=lines_before, **others)
 
-        return chain.from_iterable(self._scans(given, 0, hold_back))
+        return chain.from_iterable(self._scans(scan_from, 0, hold_back))
 
     def _scans(
-        self, given: Callable[..., Iterator[T]], start: int, hold_back: bool
+        self, scan_from: Callable[..., Iterator[T]], start: int, hold_back: bool
     ) -> Iterator[Iterator[T]]:
         self._existing()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
@@ -204,7 +204,7 @@ class QueueFile:
             else:
                 reading = Reading(self.path, descriptor, start, waits=not hold_back)
                 read, settle = reading.read, None if hold_back else reading.settle
-            yield given(
+            yield scan_from(
                 read,
                 descriptor,
                 file=self.name,

@@ -97,23 +97,23 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
             help="URL of the store of its WALs alone (SLATEMQ_WAL_STORE); one that is restored has "
             "its WALs there, and below its root where none is given",
         )
-    given = parser.parse_args(argv)
-    if not given.backups:
+    args = parser.parse_args(argv)
+    if not args.backups:
         backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
-    if given.what != "ls" and not given.root:
+    if args.what != "ls" and not args.root:
         backup.error("--root or SLATEMQ_ROOT is required")
-    if given.what == "create" and given.kept < 1:
+    if args.what == "create" and args.kept < 1:
         backup.error("--kept must be at least 1")
-    return given
+    return args
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
-    given = parse(argv, environ)
+    args = parse(argv, environ)
     does: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]]
     does = {"create": _create, "ls": _list, "restore": _restore}
     try:
-        asyncio.run(does[given.what](given))
+        asyncio.run(does[args.what](args))
     except (SlateMQError, StorageError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -123,21 +123,21 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-async def _create(given: argparse.Namespace) -> None:
-    root, backups = _two_roots(given)
+async def _create(args: argparse.Namespace) -> None:
+    root, backups = _two_roots(args)
     source = BackupSource(
         root,
         lambda: snapshots_of_stopped(root, time.time_ns() // 1_000_000),
         RunStore(root.objects),
     )
-    taking = Taking(source, backups, given.kept, report=_ProgressLine().say)
+    taking = Taking(source, backups, args.kept, report=_ProgressLine().say)
     backup = await taking.take()
-    _show(given, _fields(backup), backup.backup_id)
+    _show(args, _fields(backup), backup.backup_id)
 
 
-async def _list(given: argparse.Namespace) -> None:
-    check_folder(given.backups)
-    backups = open_root(given.backups)
+async def _list(args: argparse.Namespace) -> None:
+    check_folder(args.backups)
+    backups = open_root(args.backups)
     catalogue = Catalogue(backups.objects)
     ids = await catalogue.ids()
     if not ids:
@@ -145,16 +145,16 @@ async def _list(given: argparse.Namespace) -> None:
     for backup_id in ids:
         fields = _fields(await catalogue.get(backup_id))
         line = "{backup_id}  {taken_at}  {objects_count:>9,} objects {objects_bytes:>17,} bytes"
-        _show(given, fields, f"{line.format(**fields)}  {fields['source']}")
+        _show(args, fields, f"{line.format(**fields)}  {fields['source']}")
 
 
-async def _restore(given: argparse.Namespace) -> None:
-    _check_apart(given)
-    check_folder(given.backups)
-    root, backups = _two_roots(given)
+async def _restore(args: argparse.Namespace) -> None:
+    _check_apart(args)
+    check_folder(args.backups)
+    root, backups = _two_roots(args)
     catalogue = Catalogue(backups.objects)
-    backup = await catalogue.get(given.backup_id)
-    restoring = Restoring(catalogue, backup, root, given.prepare, _ProgressLine().say)
+    backup = await catalogue.get(args.backup_id)
+    restoring = Restoring(catalogue, backup, root, args.prepare, _ProgressLine().say)
     await restoring.restore()
     fields = {
         "backup_id": backup.backup_id,
@@ -166,20 +166,20 @@ async def _restore(given: argparse.Namespace) -> None:
         "queues": restoring.queues_count,
     }
     said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
-    if given.prepare:
+    if args.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
-    _show(given, fields, said)
+    _show(args, fields, said)
 
 
-def _check_apart(given: argparse.Namespace) -> None:
+def _check_apart(args: argparse.Namespace) -> None:
     """Raises ValueError where the roots of the instance and of the backups overlap."""
-    if overlap(parse_root(given.root), parse_root(given.backups)):
+    if overlap(parse_root(args.root), parse_root(args.backups)):
         raise ValueError("--root and --backups must not lie one in the other")
 
 
-def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:
+def _two_roots(args: argparse.Namespace) -> tuple[Root, Root]:
     """The roots of the instance and of the backups; a folder that is not there is made."""
-    return open_root(given.root, given.wal_store), open_root(given.backups)
+    return open_root(args.root, args.wal_store), open_root(args.backups)
 
 
 def _fields(backup: Backup) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def _fields(backup: Backup) -> dict[str, Any]:
     }
 
 
-def _show(given: argparse.Namespace, fields: Mapping[str, Any], line: str) -> None:
-    sys.stdout.write(f"{json.dumps(fields) if given.json else line}\n")
+def _show(args: argparse.Namespace, fields: Mapping[str, Any], line: str) -> None:
+    sys.stdout.write(f"{json.dumps(fields) if args.json else line}\n")
     sys.stdout.flush()
 
 

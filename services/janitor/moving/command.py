@@ -50,19 +50,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         help="go on from the tables alone, since the store that had the WALs is lost: what was "
         "answered since they were written is lost for ever",
     )
-    given = parser.parse_args(argv)
-    if not given.root:
+    args = parser.parse_args(argv)
+    if not args.root:
         move.error("--root or SLATEMQ_ROOT is required")
-    return given
+    return args
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
-    given = parse(argv, environ)
+    args = parse(argv, environ)
     try:
-        check_folder(given.root)
-        source, target = open_root(given.root, given.wal_store), open_root(given.root, given.to)
-        asyncio.run(WalMove(source, target, given.lost, _say).move())
+        check_folder(args.root)
+        source, target = open_root(args.root, args.wal_store), open_root(args.root, args.to)
+        asyncio.run(WalMove(source, target, args.lost, _say).move())
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE
@@ -72,7 +72,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: repeat it, or no process starts\n")
         return INTERRUPTED
-    sys.stdout.write(f"the WALs of {target.url} are in {given.to}: start its processes\n")
+    sys.stdout.write(f"the WALs of {target.url} are in {args.to}: start its processes\n")
     return 0
 
 

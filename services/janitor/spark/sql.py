@@ -95,10 +95,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
         default="table",
         help="a table of at most 1,000 rows, csv with a header, or an object per line",
     )
-    given = parser.parse_args(argv)
-    if not given.root:
+    args = parser.parse_args(argv)
+    if not args.root:
         sql.error("--root or SLATEMQ_ROOT is required")
-    return Question(given.sql, given.root, given.master, given.memory, given.form)
+    return Question(args.sql, args.root, args.master, args.memory, args.form)
 
 
 def ask(question: Question, out: TextIO) -> None:

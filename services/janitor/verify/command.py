@@ -72,10 +72,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
         action="store_true",
         help="compare the sizes of payload objects; do not read them",
     )
-    given = parser.parse_args(argv)
-    if not given.root:
+    args = parser.parse_args(argv)
+    if not args.root:
         verify.error("--root or SLATEMQ_ROOT is required")
-    return Arguments(given.root, given.wal_store, given.json, given.sizes_only)
+    return Arguments(args.root, args.wal_store, args.json, args.sizes_only)
 
 
 class InUse(Exception):
@@ -193,16 +193,16 @@ def write_text(findings: Findings, took_s: float, out: TextIO) -> None:
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Verify what a command line names; returns the exit code."""
-    given = parse(argv, environ)
+    args = parse(argv, environ)
     if unknown := unknown_variables(environ):
         sys.stderr.write(f"warning: {unknown}\n")
     began = time.monotonic()
     try:
-        folder = parse_root(given.root).folder
+        folder = parse_root(args.root).folder
         if folder is not None and not folder.is_dir():
             raise NothingThere(f"there is no folder {folder}")  # rather than make it
-        root = open_root(given.root, given.wal_store)
-        findings = asyncio.run(verify_stopped(root, given.sizes_only, quiet=given.as_json))
+        root = open_root(args.root, args.wal_store)
+        findings = asyncio.run(verify_stopped(root, args.sizes_only, quiet=args.as_json))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE
@@ -212,7 +212,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; nothing was changed\n")
         return INTERRUPTED
-    if given.as_json:
+    if args.as_json:
         sys.stdout.write(json.dumps(as_json(findings)) + "\n")
     else:
         write_text(findings, time.monotonic() - began, sys.stdout)

@@ -116,9 +116,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("console", metavar="CONSOLE_DIR", type=Path)
     parser.add_argument("--host", dest="hosts", metavar="NAME", action="append", default=[])
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        make_for_containers(given.folder, given.console, given.hosts)
+        make_for_containers(args.folder, args.console, args.hosts)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
 
