@@ -97,11 +97,13 @@ def _total_queue(facts: Facts) -> Iterator[_Call]:
         for dead in sorted(queue.dead):
             value = [queue.name, keys.get(dead, str(dead))]
             yield _Call("dequeue", queue.drained_at, queue.drained_at, OK, None, value)
-    for each_delivery in facts.deliveries.values():
+    for (name, message_id), each_delivery in facts.deliveries.items():
+        is_dead = message_id in facts.queue(name).dead  # The drain dequeues it.
         for place, one in enumerate(each_delivery):
+            is_last = place == len(each_delivery) - 1 and not is_dead
             for use in facts.uses[one.token]:
                 if use.finishes:
-                    yield _dequeue(one, use, is_last=place == len(each_delivery) - 1)
+                    yield _dequeue(one, use, is_last=is_last)
 
 
 def _dequeue(one: Delivery, use: Use, *, is_last: bool) -> _Call:

@@ -624,6 +624,18 @@ def parsed(file: Path) -> list[dict[str, Any]]:
     return operations
 
 
+def test_a_dead_letter_whose_ack_has_no_answer_is_exported_as_dequeued_once(tmp_path: Path) -> None:
+    story = Story()
+    unanswered_commands(story)
+    assert story.faults(tmp_path) == set()
+
+    export(Facts(read([tmp_path / "history.jsonl"])), tmp_path)
+
+    ends = [one for one in parsed(tmp_path / "total-queue.edn") if one["type"].name == "ok"]
+    values = [tuple(one["value"]) for one in ends if one["f"].name == "dequeue"]
+    assert values.count(("jobs", "j4")) == 1
+
+
 def test_an_export_is_a_history_as_jepsen_reads_it(tmp_path: Path) -> None:
     story = Story()
     everything(story)
