@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,8 +127,9 @@ run.STEPS_MAX = 100
         (ROUTER, "ends: failed: routing ended", 5),
         (ENDLESS, "the world is not over after 2,001 steps", 5),
         # These worlds have access control.
-        (DECISION.format(is_permitted=False), "PermissionDenied('of the test')", 1),
-        (DECISION.format(is_permitted=True), "which was refused", 1),
+        (DECISION.format(is_permitted=False), r"PermissionDenied\('of the test'\)", 1),
+        # Whichever comes first: the answer to the guest, or a delivery of what it published.
+        (DECISION.format(is_permitted=True), "which (no rule permits|was refused)", 1),
     ],
     ids=[
         "a handler raises",
@@ -146,7 +148,7 @@ def test_a_fault_that_no_client_has_to_bear_is_a_violation(bug: str, why: str, s
         check=False,
     )
     violation = json.loads(ended.stdout.splitlines()[-1])["violation"]
-    assert violation.splitlines()[-1].endswith(why), ended.stderr
+    assert re.search(f"{why}$", violation.splitlines()[-1]), ended.stderr
 
 
 # --- The judge --------------------------------------------------------------
