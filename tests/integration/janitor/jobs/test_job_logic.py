@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
 
+from services.janitor.jobs.batches import in_list_order
 from services.janitor.jobs.dead_letter_jobs import due_dead_letters
 from services.janitor.jobs.removable import (
     done_ends,
@@ -17,6 +20,7 @@ from services.janitor.jobs.removable import (
     overdue_done,
     unreferenced_messages,
 )
+from services.janitor.jobs.removing import ENTRY_KEYS
 from tests.forms import examples
 from tests.integration.janitor.jobs.frames import tables_of
 from tests.integration.janitor.jobs.histories import GRACE_MS, NOW_MS, WINDOW_S, History
@@ -72,6 +76,10 @@ def test_retention_removes_what_the_model_allows(
     assert rows(entries, "queue", "message_id") == united(h.may_expire_entries() for h in lived)
     for frame in (entries, dead_letters):
         assert not frame.where("created_revision != broker_shard + 1").count()
+    # A task has those of a broker together, so that a call has as many as it may.
+    ordered = in_list_order(entries, "priority", "timed").withColumn("task", spark_partition_id())
+    found = ordered.select("task", *ENTRY_KEYS).collect()
+    assert len([*groupby(found)]) == len(set(found))
     assert rows(dead_letters, "queue", "message_id", "failed_at_ms") == united(
         h.may_expire_failed() for h in lived
     )
