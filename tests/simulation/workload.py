@@ -64,6 +64,9 @@ RETENTION_S: Final = 4
 TAIL: Final = b"#"
 """Begins what a payload has behind its key."""
 
+DEDUPE_MS: Final = 300_000
+"""For how long a publish is repeated: keys are known for 600 s, and calls may wait for minutes."""
+
 LARGE: Final = TAIL + b"large" * 14_000
 """Makes a payload so large that it is an object of its own."""
 
@@ -314,17 +317,21 @@ class Workload:
         chance = random.Random(self._chance.random())
         keys = [f"{number}/{count}".encode() for count in range(messages)]
         async with await self.connected() as client:
-            published: list[OutgoingMessage] = []
+            published: list[tuple[int, OutgoingMessage]] = []
             while keys:
                 await asyncio.sleep(chance.expovariate(20))
+                # Where all is down again and again, a world outlasts the window of the keys.
+                since_ms = now_ms() - DEDUPE_MS
+                published = [one for one in published if one[0] > since_ms]
                 if published and chance.random() < 0.1:
                     # The same publish again: its dedupe key makes it the same message.
-                    await self._send(client, [chance.choice(published)])
+                    _, message = chance.choice(published)
+                    await self._send(client, [message])
                 # What is published together is stored together, and in packs.
                 size = chance.randint(4, 10) if chance.random() < 0.1 else 1
                 batch = [self._message(key, chance) for key in keys[:size]]
                 del keys[:size]
-                published += [message for message in batch if message.dedupe_key]
+                published += [(now_ms(), message) for message in batch if message.dedupe_key]
                 await self._send(client, batch)
 
     def _message(self, key: bytes, chance: random.Random) -> OutgoingMessage:
