@@ -34,7 +34,7 @@ STEPS: dict[str, tuple[type, str, bool]] = {
 }
 """The class and method of each step, and whether it is over after that rather than before."""
 
-SYNC_STEPS = {**STEPS, "outcome known": (Tasks, "wait", True)}
+SYNC_STEPS = {**STEPS, "outcome known": (Tasks, "apply", True)}
 """With `sync` a call waits: a kill before its answer comes behind all that it waited for."""
 
 AFTER_CALLS = 3

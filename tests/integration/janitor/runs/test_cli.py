@@ -118,7 +118,7 @@ async def test_what_the_janitor_refuses_is_exit_code_1(tmp_path: Path) -> None:
         ended = await cli(there, "run", "done", "--older-than", "1d", "--json")
 
     assert refused.code == unknown.code == ended.code == 1
-    assert "queue_ids: unreferenced" in refused.err
+    assert "queue_ids: not supported: unreferenced" in refused.err
     assert "`slatemq janitor runs` lists the runs" in unknown.err
     assert json.loads(ended.err)["error"]["field"] == "older_than_s"
 
