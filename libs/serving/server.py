@@ -356,18 +356,22 @@ class RunningService:
             await self._stop_servers(0)
 
     async def _drain_calls(self, grace: float) -> None:
-        stopped = asyncio.ensure_future(self._stop_servers(grace))
+        # The ports stay open meanwhile, and refuse new calls: gRPC may lose a call that comes at
+        # the moment at which its server stops, whose caller then waits for as long as it drains.
         try:
-            await asyncio.wait_for(self._service.drain(), grace)
+            async with asyncio.timeout(grace):
+                await self._drain_service()
+                await self.gate.idle()
         except TimeoutError:
             log.warning("the service did not drain in time", extra={"drain_ms": grace * 1000})
+            await self._stop_servers(0)
+        await self._stop_servers(SENDING_GRACE_SECONDS)
+
+    async def _drain_service(self) -> None:
+        try:
+            await self._service.drain()
         except Exception:  # stopping goes on, even if a service fails here
             log.exception("drain failed")
-        idle = asyncio.ensure_future(self.gate.idle())
-        await _first(stopped, idle)
-        await _cancel(idle)
-        await self._stop_servers(SENDING_GRACE_SECONDS)
-        await stopped
 
     async def _stop_service(self, cause: ExitCause) -> ExitCause:
         try:

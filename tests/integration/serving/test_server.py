@@ -115,9 +115,10 @@ async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_not_begin() -> N
         while "drain" not in service.steps:
             await asyncio.sleep(0)
 
-        # Then a new call is refused, the old one is answered, and the end is clean
-        with pytest.raises(Unavailable):
+        # Then a new call is refused with the reason, the old one is answered, and the end is clean
+        with pytest.raises(Unavailable) as caught:
             await stack.echo("hello")
+        assert caught.value.reason == "DRAINING"
         assert not stack.run.done()
         service.servicer.release.set()
         assert await call == "wait"
