@@ -18,6 +18,7 @@ A failure that is not the broker's is a fault of ours: it ends the router, inste
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -114,8 +115,8 @@ class BrokerLink:
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
-        self._reserve = Reserve()
-        self._suspects: dict[int, float] = {}
+        self._reserve = Reserve(looks_after_loss=math.ceil(UNSTORABLE_WAIT_S / LOOK_S))
+        self._suspects: dict[int, bool] = {}  # By log: whether it still waits.
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -227,6 +228,7 @@ class BrokerLink:
             raise self._failure
         finally:
             self.is_live = False
+            self._reserve.link_lost()
             tasks = [*watches, *self._calls]
             for task in tasks:
                 task.cancel()
@@ -342,7 +344,7 @@ class BrokerLink:
             await asyncio.sleep(self._backoff.next_seconds())
             self._take_back(pieces)
         except PeerUnstorable as failure:
-            self._suspect(shard for shard, _ in pieces)
+            self._suspect_all_in_flight()
             self._failure = PeerFailed(f"{failure}; its messages wait for up to a minute")
         except PeerFailed as failure:
             if isinstance(failure, PeerLate):
@@ -354,19 +356,27 @@ class BrokerLink:
         finally:
             self._wake.set()
 
-    def _suspect(self, ingest_shards: Iterable[int]) -> None:
+    def _suspect_all_in_flight(self) -> None:
         """These logs wait, and go by themselves then: the broker ended over one of them.
 
-        Sent at once, it would end the next broker process too, and all that others do there.
+        Sent at once, it would end the next broker process too, and all that others do there. Which
+        one it was is not known: the calls in flight shared a commit, and the first to fail ends the
+        others.
         """
-        loop = asyncio.get_running_loop()
-        for shard in ingest_shards:
-            wait_s = random.uniform(0.5, 1.0) * UNSTORABLE_WAIT_S
-            self._suspects[shard] = loop.time() + wait_s
-            loop.call_later(wait_s, self._look_at, shard)
+        for shard, (_, subscriber) in self._lanes.items():
+            if subscriber.route.in_flight is not None and not self._waits(shard):
+                self._suspects[shard] = True
+                self._reserve.step_back(shard)
+                wait_s = random.uniform(0.5, 1.0) * UNSTORABLE_WAIT_S
+                asyncio.get_running_loop().call_later(wait_s, self._end_wait, shard)
+
+    def _end_wait(self, ingest_shard: int) -> None:
+        if ingest_shard in self._suspects:
+            self._suspects[ingest_shard] = False
+            self._look_at(ingest_shard)
 
     def _waits(self, ingest_shard: int) -> bool:
-        return asyncio.get_running_loop().time() < self._suspects.get(ingest_shard, 0)
+        return self._suspects.get(ingest_shard, False)
 
     def _take_back(self, pieces: Pieces) -> None:
         """What these pieces hold is judged and sent again."""
@@ -449,6 +459,7 @@ class BrokerLink:
                 route.adopt(cursor)
                 log.refresh(subscriber)
             elif self._reserve.stands(shard):
+                self._suspects.setdefault(shard, False)  # Alone, if its first router waits.
                 self._look_at(shard)
 
     async def _watch(self) -> None:

@@ -7,6 +7,10 @@ second how far the broker is, and let go of what it has. Where a log has entries
 for three looks, they step in. Who has stepped in steps back once a range of its was
 refused because another router had been faster.
 
+A broker may have ended over the messages of a log, and the router that sent them waits then, for a
+minute at most, before it sends them again. So a router that lost the broker while a log stood still
+leaves that log alone for as long.
+
     first router of the log ─────────────────────────────► judges and sends at once
     another ── in reserve ──no move in 3 looks──► steps in ──refused for its place──► in reserve
 """
@@ -41,7 +45,9 @@ def _weight(router: int, ingest_shard: int) -> bytes:
 class Reserve:
     """The logs that one router leaves to others, on their way to one broker shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks_after_loss: int) -> None:
+        """Step in `looks_after_loss` looks later where the broker was lost as a log stood still."""
+        self._looks_after_loss = looks_after_loss
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
 
@@ -62,3 +68,14 @@ class Reserve:
         del self._standing[ingest_shard]
         self._stepped_in.add(ingest_shard)
         return True
+
+    def link_lost(self) -> None:
+        """The broker is down, perhaps over a log that stood still."""
+        for shard in self._standing:
+            self._standing[shard] = -self._looks_after_loss
+
+    def step_back(self, ingest_shard: int) -> None:
+        """The broker ended over this log, perhaps: leave it to its first router."""
+        if ingest_shard in self._stepped_in:
+            self._stepped_in.discard(ingest_shard)
+            self._standing[ingest_shard] = 0

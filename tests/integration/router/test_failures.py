@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import grpc
@@ -21,9 +20,7 @@ from services.router import brokers
 from services.router import router as routers
 from services.router.router import Router
 from services.router.tails import Buffer
-from slatemq.errors import Internal
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
-from tests.integration.client.ingest import refuse
 from tests.integration.router.peers import (
     LogMemory,
     MemoryBroker,
@@ -488,57 +485,6 @@ async def test_a_range_that_a_broker_cannot_take_yet_goes_again_and_holds_up_no_
         stack.shard.unknown_logs.clear()
         await eventually(lambda: stack.got("all") == [*passed, *held_up])
     await other.stop()
-
-
-async def test_a_log_over_whose_messages_a_broker_ends_goes_seldom_and_holds_up_no_other(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a broker that cannot store what log 0 has, nor what is in a call with it
-    waits: list[float] = []
-
-    def short(_: float, most: float) -> float:
-        waits.append(most)
-        return 0.001
-
-    monkeypatch.setattr("random.uniform", short)
-
-    class Unable(MemoryBroker):
-        ended_count, alone_count, is_mended = 0, 0, False
-
-        async def Assign(  # noqa: N802
-            self, request: assignment_pb2.AssignRequest, context: object
-        ) -> assignment_pb2.AssignResponse:
-            shards = [piece.ingest_shard for piece in request.ranges]
-            if 0 in shards and not self.is_mended:
-                self.ended_count += 1
-                self.alone_count += shards == [0]
-                error = Internal("record x cannot be encoded", reason="UNSTORABLE_RECORD")
-                await refuse(context, error)
-            return await super().Assign(request, context)
-
-    await stack.broker_server.stop()
-    broker = Unable(stack.shard)
-    server = Running(stack.directory, broker)
-    await server.start()
-    second = LogMemory(shard=1)
-    other = Running(stack.directory, MemoryIngest(second))
-    await other.start()
-    await stack.shard.set_queue("all", "true")
-
-    async with stack.router():
-        held_up = await stack.log.publish([{}, {}])
-        await eventually(lambda: broker.ended_count > 2)
-        passed = [await second.publish([{}]) for _ in range(3)]
-        await eventually(lambda: stack.got("all") == [*chain(*passed)])
-
-        # Then each try but the first waits for its time, and has no other log with it
-        assert waits.count(1.0) >= broker.ended_count
-        assert broker.alone_count >= broker.ended_count - 1
-
-        broker.is_mended = True
-        await eventually(lambda: sorted(stack.got("all")) == sorted([*chain(*passed), *held_up]))
-    await other.stop()
-    await server.stop()
 
 
 async def test_a_piece_that_is_too_large_for_a_call_is_split(stack: Stack) -> None:

@@ -32,7 +32,7 @@ def test_a_router_that_the_topology_does_not_have_leaves_no_log_to_others() -> N
 
 
 def test_a_router_steps_in_where_a_log_stands_still_and_back_where_another_gets_on() -> None:
-    reserve = Reserve()
+    reserve = Reserve(looks_after_loss=20)
 
     # Given a log that moves now and then
     for _ in range(3):
@@ -48,3 +48,32 @@ def test_a_router_steps_in_where_a_log_stands_still_and_back_where_another_gets_
     # And steps back once another one gets on
     reserve.moved(0)
     assert reserve.has(0)
+
+
+def test_a_log_that_stood_still_when_the_broker_was_lost_is_left_alone_for_longer() -> None:
+    reserve = Reserve(looks_after_loss=20)
+    waiting = [False] * (20 + LOOKS - 1)
+
+    # Given a log that has stood still for one look, and another one for none
+    reserve.stands(0)
+    for _ in range(3):
+        # When the broker is lost, then the first one has to stand still for longer, each time
+        reserve.link_lost()
+        assert [reserve.stands(0) for _ in waiting] == waiting
+    assert [reserve.stands(1) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+
+    # And a move makes it like any other
+    reserve.moved(0)
+    assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+
+
+def test_a_router_that_steps_back_from_a_log_steps_in_again_later() -> None:
+    reserve = Reserve(looks_after_loss=20)
+    assert [reserve.stands(0) for _ in range(LOOKS)][-1]
+
+    reserve.step_back(0)
+    reserve.link_lost()
+
+    assert reserve.has(0)
+    steps = [reserve.stands(0) for _ in range(20 + LOOKS)]
+    assert steps == [*[False] * (20 + LOOKS - 1), True]
