@@ -23,6 +23,7 @@ from libs.access.quotas import PrincipalQuota, Usage
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
 from libs.access.verbs import Verb
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.errors import InvalidArgument, PermissionDenied, Unauthenticated
 
 KEPT_MAX: Final = 10_000
@@ -86,6 +87,17 @@ class Caller:
         decision = self.rights.decide("publish", queue, headers)
         if not decision.is_permitted:
             raise PermissionDenied(decision.reason, metadata={"verb": "publish", "queue": queue})
+
+    def require_edit(self, headers: Mapping[str, str], direct_queue_id: str) -> None:
+        """Raises PermissionDenied unless it may change a stored message in all queues that have it.
+
+        That is for editors of the queue that the message was pushed to, else of the one that its
+        header `queue` names, else of all queues: a filter of one's own may take messages of others.
+        A task or an event of event queues is for those who may publish it.
+        """
+        self.require("edit", direct_queue_id or headers.get("queue", ""))
+        if any(name in headers for name in BACKEND_HEADERS):
+            self.require_publish(headers)
 
     def publish(self, runs: Iterable[Run], item: str = "run") -> None:
         """Admit messages; those of a run have the same headers.

@@ -323,13 +323,18 @@ def _uri(at: int, row: PushedMessage, payload_bytes_max: int) -> str:
     return row.payload_uri
 
 
+def check_message_id(message_id: int, shard: int) -> None:
+    """Raises InvalidArgument unless this is the ID of a message of the shard."""
+    if message_id <= 0 or shard_of(message_id) != shard:
+        raise InvalidArgument(
+            "message_id", f"{message_id} is not a message of ingest shard {shard}"
+        )
+
+
 def to_replacement(
     request: ReplaceMessageRequest, payload_bytes_max: int, shard: int
 ) -> Replacement:
-    if request.message_id <= 0 or shard_of(request.message_id) != shard:
-        raise InvalidArgument(
-            "message_id", f"{request.message_id} is not a message of ingest shard {shard}"
-        )
+    check_message_id(request.message_id, shard)
     if request.keep_payload and request.keep_headers:
         raise InvalidArgument("keep_headers", "nothing is left to be replaced")
     if request.keep_payload and request.payload:

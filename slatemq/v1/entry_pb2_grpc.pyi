@@ -226,8 +226,10 @@ class DelayedServiceStub:
     """Replaces the payload and headers of a message while it is delayed in this queue. The message is
     not routed again. During the call this queue does not deliver the entry; after it, all queues
     deliver the changed message. Repeating an edit with the old etag, because its response was
-    lost, is OK while the message is as the edit made it. New headers need what a publish with them
-    needs.
+    lost, is OK while the message is as the edit made it. Since it changes for all queues, the
+    caller must be permitted to edit in the queue that it was pushed to, else in the one that its
+    header `queue` names, else in all queues. New headers need what a publish with them needs; so
+    does a task or an event of event queues, whatever is edited of it.
 
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
     no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
@@ -267,8 +269,10 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     """Replaces the payload and headers of a message while it is delayed in this queue. The message is
     not routed again. During the call this queue does not deliver the entry; after it, all queues
     deliver the changed message. Repeating an edit with the old etag, because its response was
-    lost, is OK while the message is as the edit made it. New headers need what a publish with them
-    needs.
+    lost, is OK while the message is as the edit made it. Since it changes for all queues, the
+    caller must be permitted to edit in the queue that it was pushed to, else in the one that its
+    header `queue` names, else in all queues. New headers need what a publish with them needs; so
+    does a task or an event of event queues, whatever is edited of it.
 
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
     no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of
@@ -311,8 +315,10 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         """Replaces the payload and headers of a message while it is delayed in this queue. The message is
         not routed again. During the call this queue does not deliver the entry; after it, all queues
         deliver the changed message. Repeating an edit with the old etag, because its response was
-        lost, is OK while the message is as the edit made it. New headers need what a publish with them
-        needs.
+        lost, is OK while the message is as the edit made it. Since it changes for all queues, the
+        caller must be permitted to edit in the queue that it was pushed to, else in the one that its
+        header `queue` names, else in all queues. New headers need what a publish with them needs; so
+        does a task or an event of event queues, whatever is edited of it.
 
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
         no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of

@@ -908,6 +908,76 @@ class ReplaceMessageResponse(_message.Message):
 Global___ReplaceMessageResponse: _TypeAlias = ReplaceMessageResponse  # noqa: Y015
 
 @_typing.final
+class GetMessageMetadataRequest(_message.Message):
+    """Which message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.int
+    """The message, of this shard."""
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageMetadataRequest: _TypeAlias = GetMessageMetadataRequest  # noqa: Y015
+
+@_typing.final
+class GetMessageMetadataResponse(_message.Message):
+    """What decides who may edit it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HEADERS_FIELD_NUMBER: _builtins.int
+    DIRECT_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    direct_queue_id: _builtins.str
+    """The queue that it was pushed to; empty = it was published, and filters decided."""
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its headers."""
+
+    def __init__(
+        self,
+        *,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        direct_queue_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_queue_id", b"direct_queue_id", "headers", b"headers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageMetadataResponse: _TypeAlias = GetMessageMetadataResponse  # noqa: Y015
+
+@_typing.final
 class RaisePurgeEpochRequest(_message.Message):
     """Asks for a higher purge epoch."""
 

@@ -100,6 +100,11 @@ class IngestServiceStub:
                 request_serializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.FromString,
                 _registered_method=True)
+        self.GetMessageMetadata = channel.unary_unary(
+                '/slatemq.v1.IngestService/GetMessageMetadata',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataResponse.FromString,
+                _registered_method=True)
         self.RaisePurgeEpoch = channel.unary_unary(
                 '/slatemq.v1.IngestService/RaisePurgeEpoch',
                 request_serializer=slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochRequest.SerializeToString,
@@ -258,6 +263,16 @@ class IngestServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMessageMetadata(self, request, context):
+        """Returns what decides who may edit a message. For brokers, which ask before they replace it.
+
+        Errors: INVALID_ARGUMENT (an ID of another shard), NOT_FOUND, UNAVAILABLE (also NOT_YET_STORED,
+        as of BatchGetMessages).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RaisePurgeEpoch(self, request, context):
         """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
         refused (PurgeService). Brokers call it before a replay reads the log, and before they take the
@@ -311,6 +326,11 @@ def add_IngestServiceServicer_to_server(servicer, server):
                     servicer.ReplaceMessage,
                     request_deserializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.SerializeToString,
+            ),
+            'GetMessageMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMessageMetadata,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataResponse.SerializeToString,
             ),
             'RaisePurgeEpoch': grpc.unary_unary_rpc_method_handler(
                     servicer.RaisePurgeEpoch,
@@ -560,6 +580,33 @@ class IngestService:
             '/slatemq.v1.IngestService/ReplaceMessage',
             slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.SerializeToString,
             slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMessageMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestService/GetMessageMetadata',
+            slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.GetMessageMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -149,6 +149,12 @@ class IngestServiceStub:
     MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
     as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
     """
+    GetMessageMetadata: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetMessageMetadataRequest, _ingest_pb2.GetMessageMetadataResponse]
+    """Returns what decides who may edit a message. For brokers, which ask before they replace it.
+
+    Errors: INVALID_ARGUMENT (an ID of another shard), NOT_FOUND, UNAVAILABLE (also NOT_YET_STORED,
+    as of BatchGetMessages).
+    """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
     """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
     refused (PurgeService). Brokers call it before a replay reads the log, and before they take the
@@ -277,6 +283,12 @@ class IngestServiceAsyncStub(IngestServiceStub):
     would make the log entry, which the message shares with others of its commit, larger than 16
     MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
     as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+    """
+    GetMessageMetadata: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetMessageMetadataRequest, _ingest_pb2.GetMessageMetadataResponse]  # type: ignore[assignment]
+    """Returns what decides who may edit a message. For brokers, which ask before they replace it.
+
+    Errors: INVALID_ARGUMENT (an ID of another shard), NOT_FOUND, UNAVAILABLE (also NOT_YET_STORED,
+    as of BatchGetMessages).
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
     """Raises the shard's purge epoch, durably: from then on, purges that were decided earlier are
@@ -451,6 +463,18 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         would make the log entry, which the message shares with others of its commit, larger than 16
         MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
         as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+        """
+
+    @_abc_1.abstractmethod
+    def GetMessageMetadata(
+        self,
+        request: _ingest_pb2.GetMessageMetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.GetMessageMetadataResponse, _abc.Awaitable[_ingest_pb2.GetMessageMetadataResponse]]:
+        """Returns what decides who may edit a message. For brokers, which ask before they replace it.
+
+        Errors: INVALID_ARGUMENT (an ID of another shard), NOT_FOUND, UNAVAILABLE (also NOT_YET_STORED,
+        as of BatchGetMessages).
         """
 
     @_abc_1.abstractmethod

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
@@ -30,6 +30,8 @@ from slatemq.v1.ingest_pb2 import (
     BatchGetMessagesRequest,
     BatchGetMessagesResponse,
     GetLogStatusRequest,
+    GetMessageMetadataRequest,
+    GetMessageMetadataResponse,
     RaisePurgeEpochRequest,
     ReplaceMessageRequest,
     StoredRun,
@@ -219,13 +221,28 @@ class Ingests:
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
-        shard = shard_of(request.message_id)
+        async with self._of_message(request.message_id) as stub:
+            answer = await stub.ReplaceMessage(request, timeout=REPLACE_DEADLINE_S)
+        return str(answer.etag)
+
+    async def metadata(self, message_id: int) -> GetMessageMetadataResponse:
+        """What decides who may edit a message. Raises NotFound, and Unavailable."""
+        request = GetMessageMetadataRequest(message_id=message_id)
+        async with self._of_message(message_id) as stub:
+            answer: GetMessageMetadataResponse = await stub.GetMessageMetadata(
+                request, timeout=FETCH_DEADLINE_S
+            )
+        return answer
+
+    @asynccontextmanager
+    async def _of_message(self, message_id: int) -> AsyncIterator[Any]:
+        """The stub of the ingest that has a message; raises what it refuses, and Unavailable."""
+        shard = shard_of(message_id)
         if await self._is_removed(shard):
-            raise NotFound("message", str(request.message_id))
+            raise NotFound("message", str(message_id))
         try:
             with peer_failures():
-                stub = IngestServiceStub(await self._channels.to("ingest", shard))
-                answer = await stub.ReplaceMessage(request, timeout=REPLACE_DEADLINE_S)
+                yield IngestServiceStub(await self._channels.to("ingest", shard))
         except PeerFailed as failed:
             cause = failed.__cause__
             problem = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
@@ -233,7 +250,6 @@ class Ingests:
                 raise problem from None
             self._channels.doubt("ingest", shard)
             raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_DOWN") from failed
-        return str(answer.etag)
 
 
 class Payloads:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
@@ -24,6 +24,9 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhauste
 from slatemq.v1.entry_pb2 import EditMessageRequest, ForgetMessageRequest
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 from slatemq.v1.ingest_pb2 import ReplaceMessageRequest
+
+if TYPE_CHECKING:
+    from libs.access.callers import Caller
 
 WRONG_STATE: Final = "WRONG_STATE"
 
@@ -67,22 +70,23 @@ class MessageEditor:
     _others: Invalidator
     _running: dict[asyncio.Task[str], int] = field(default_factory=dict, init=False)
 
-    async def edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
+    async def edit(self, wanted: ReplaceMessageRequest, find: Find, caller: Caller | None) -> str:
         """Replaces the message of an entry that is delayed; returns its new etag.
 
-        Raises what `find` does, FailedPrecondition (WRONG_STATE) where it is not delayed, what
-        ingest refuses, ResourceExhausted, and Unavailable.
+        `caller` is None where everything is permitted. Raises what `find` does, FailedPrecondition
+        (WRONG_STATE) where it is not delayed, PermissionDenied where the caller may not edit it in
+        all queues, what ingest refuses, ResourceExhausted, and Unavailable.
         """
         size_bytes = wanted.ByteSize()
         if self._running and sum(self._running.values()) + size_bytes > RUNNING_BYTES_MAX:
             raise ResourceExhausted("too much is being edited", reason="TOO_MANY_EDITS")
-        task = asyncio.create_task(self._edit(wanted, find))
+        task = asyncio.create_task(self._edit(wanted, find, caller))
         self._running[task] = size_bytes
         task.add_done_callback(self._ended)
         # A caller that gives up ends nothing: ingest may still replace the message.
         return await asyncio.shield(task)
 
-    async def _edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
+    async def _edit(self, wanted: ReplaceMessageRequest, find: Find, caller: Caller | None) -> str:
         def check(now_ms: int) -> None:
             if find(now_ms) <= now_ms:
                 raise FailedPrecondition(
@@ -94,6 +98,9 @@ class MessageEditor:
         # First kept back, then looked at, so that it cannot be claimed in between.
         with self._delivery.keeping_back(wanted.message_id):
             await self._owner.run(check)
+            if caller is not None:
+                stored = await self._ingests.metadata(wanted.message_id)
+                caller.require_edit(stored.headers, stored.direct_queue_id)
             try:
                 etag = await self._ingests.replace(wanted)
             finally:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from libs.access.current import may, require_edit
+from libs.access.current import current_caller, may, require_edit
 from libs.serving.requests.guard import encoded
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
@@ -255,7 +255,8 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
         require_edit(headers, len(request.payload))
         handle, find = await self._entries.find_waiting(request.handle)
         wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
-        return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
+        etag = await self._editor.edit(wanted, find, current_caller.get())
+        return entry_pb2.EditMessageResponse(etag=etag)
 
     async def ForgetMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ForgetMessageRequest, context: Any

@@ -243,6 +243,10 @@ class Reader:
 
     # --- Metadata -------------------------------------------------------------
 
+    async def metadata(self, message_id: int) -> MessageMetadata | None:
+        """What is stored of a durable message beside its payload; None: nothing, or damage."""
+        return (await self._metadata([message_id], {}, set())).get(message_id)
+
     async def _metadata(
         self, message_ids: Iterable[int], packs: dict[int, int], damaged: set[int]
     ) -> dict[int, MessageMetadata]:

@@ -502,6 +502,20 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             raise
         return ingest_pb2.ReplaceMessageResponse(etag=etag)
 
+    async def GetMessageMetadata(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.GetMessageMetadataRequest, context: Any
+    ) -> ingest_pb2.GetMessageMetadataResponse:
+        message_id, shard = request.message_id, self._shard
+        wire.check_message_id(message_id, self._config.shard)
+        end = shard.log.end
+        found = await shard.reader.metadata(message_id)
+        if found is None:
+            await shard.confirm_missing([message_id], end.last_message_id)
+            raise NotFound("message", str(message_id))
+        return ingest_pb2.GetMessageMetadataResponse(
+            headers=found.headers, direct_queue_id=found.direct_queue_id
+        )
+
     async def GetLogStatus(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:

@@ -138,6 +138,10 @@ class Ingest(Ingests):
         reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
         return IngestMessages(held, size_of(held), reasons)
 
+    async def metadata(self, message_id: int) -> ingest_pb2.GetMessageMetadataResponse:
+        (message,) = (await self.read(0, [message_id])).messages
+        return ingest_pb2.GetMessageMetadataResponse(headers=message.headers)
+
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
         self.edits.append(request)
         await self.edit_gate.wait()

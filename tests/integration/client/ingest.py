@@ -71,6 +71,9 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     async def RaisePurgeEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    async def GetMessageMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def ReplaceMessage(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 

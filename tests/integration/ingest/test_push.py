@@ -49,6 +49,12 @@ async def push_rows(
     return answer.last_number
 
 
+async def metadata(ingest: Ingest, message_id: int) -> ingest_pb2.GetMessageMetadataResponse:
+    request = ingest_pb2.GetMessageMetadataRequest(message_id=message_id)
+    with raising_slatemq_errors():
+        return await ingest.stub.GetMessageMetadata(request, timeout=60)
+
+
 async def stored(ingest: Ingest) -> list[bytes]:
     """The payloads of all messages, in the order of the log."""
     log = await ingest.log()
@@ -77,6 +83,12 @@ async def test_what_is_pushed_is_in_the_log_for_its_queue_alone() -> None:
         assert first.delay_ms is None
         assert third.message_id == published
         assert await stored(ingest) == [b"1", b"x", b"published"]
+        # Brokers ask for both before they edit a message.
+        decides = [await metadata(ingest, one.message_id) for one in (second, third)]
+        assert [(dict(one.headers), one.direct_queue_id) for one in decides] == [
+            ({"a": "b"}, "other"),
+            ({}, ""),
+        ]
 
 
 async def test_rows_sent_again_are_passed_over_also_after_a_restart(root: str) -> None:

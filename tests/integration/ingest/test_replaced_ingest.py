@@ -47,6 +47,9 @@ ASKED: dict[str, Call] = {
     "replacing one that it has not": lambda ingest, skipped: ingest.stub.ReplaceMessage(
         ingest_pb2.ReplaceMessageRequest(message_id=skipped, keep_headers=True)
     ),
+    "what decides who may edit one that it has not": lambda ingest, skipped: (
+        ingest.stub.GetMessageMetadata(ingest_pb2.GetMessageMetadataRequest(message_id=skipped))
+    ),
     "rows behind a gap": lambda ingest, _: ingest.stub.Push(push(first_number=7)),
     "a place in the log": lambda ingest, _: ingest.stub.FindLogPosition(
         ingest_pb2.FindLogPositionRequest(received_at_ms=1 << 45)

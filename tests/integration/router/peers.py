@@ -97,7 +97,8 @@ class _RoutersPart:
         await self._unserved(requests, context)
         yield ingest_pb2.PublishStreamResponse()
 
-    Publish = BatchGetMessages = Push = ReplaceMessage = _unserved
+    Publish = BatchGetMessages = Push = _unserved
+    ReplaceMessage = GetMessageMetadata = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
     PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved
     QuarantineQueue = LiftQuarantine = _unserved

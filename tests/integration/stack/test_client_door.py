@@ -20,10 +20,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 import slatemq
 from libs.access.methods import access_of
-from libs.events.slatemq.headers import BACKEND_HEADERS
+from libs.events.slatemq.headers import BACKEND_HEADERS, TASKS_HEADER
 from libs.serving.peers.elsewhere import SERVED_BY
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq.errors import PermissionDenied
 from slatemq.v1 import (
     access_pb2,
     consumer_pb2,
@@ -50,11 +51,16 @@ POLICY: dict[str, Any] = {
     "roles": {
         "owner": [{"verbs": VERBS, "queues": [OWN]}],
         "operator": [{"verbs": ["operate"]}],
+        "sharer": [
+            {"verbs": ["inspect"], "queues": ["orders-*"]},
+            {"verbs": ["inspect", "edit", "administer"], "queues": ["shared-*"]},
+        ],
         "all": [{"verbs": [*VERBS, "operate"]}],
     },
     "bindings": [
         {"principals": ["thief"], "roles": ["owner"]},
         {"principals": ["operator"], "roles": ["operator"]},
+        {"principals": ["sharer"], "roles": ["sharer"]},
         {"principals": ["ops"], "roles": ["all"]},
     ],
 }
@@ -65,7 +71,7 @@ FOR_SERVICES: Final = "FOR_SERVICES_ALONE"
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, LocalStack]]:
-    made = Secured(tmp_path_factory.mktemp("door"), POLICY, ("thief", "operator", "ops"))
+    made = Secured(tmp_path_factory.mktemp("door"), POLICY, ("thief", "operator", "sharer", "ops"))
     with made.running() as stack:
         yield made, stack
 
@@ -401,6 +407,7 @@ def test_the_calls_among_services_are_those_that_no_client_may_make() -> None:
     assert internal >= {
         *("Assign", "Backfill", "QuarantineQueue", "GetRoutingState", "ForgetMessage"),
         *("TailLog", "GetLogStatus", "FindLogPosition", "Push", "ReplaceMessage"),
+        "GetMessageMetadata",
         *("RaisePurgeEpoch", "PurgeMessages", "RemoveEntries", "GetNameUse"),
         *("CreateSnapshot", "RenewSnapshot", "ReleaseSnapshot"),
     }
@@ -431,3 +438,44 @@ async def test_an_operator_reads_no_message_and_changes_no_queue(
             ((code, _, _),) = await operator.call(methods[method], request)
             assert code == DENIED, request
         assert await shown(ops) == before
+
+
+async def test_a_filter_of_ones_own_takes_no_message_of_others_to_be_edited(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("sharer")) as sharer,
+    ):
+
+        async def delayed_in(queue_id: str) -> slatemq.Entry:
+            while True:
+                async for entry in ops.list_entries(queue_id, "delayed"):
+                    return entry
+
+        # Given queues of its own, one of which takes what goes to another one
+        await ops.create_queue("orders-taken", default_delay=900)
+        await sharer.create_queue(
+            "shared-copies", filter='headers.queue == "orders-taken"', default_delay=900
+        )
+        for name in ("shared-own", "shared-tasks", "shared-pushed"):
+            await sharer.create_queue(name, default_delay=900)
+        await ops.publish(b"true", {"queue": "orders-taken"})
+        await ops.publish(b"own", {"queue": "shared-own"})
+        await ops.publish(b"task", {"queue": "shared-tasks", TASKS_HEADER: "1"})
+        await ops.execute([slatemq.Push("shared-pushed", b"pushed")])
+
+        # Then it edits what is its own, and nothing that other queues have
+        copy, task = await delayed_in("shared-copies"), await delayed_in("shared-tasks")
+        for entry, right in (
+            (copy, {"verb": "edit", "queue": "orders-taken"}),
+            (task, {"verb": "publish", "queue": "shared-tasks"}),
+        ):
+            with pytest.raises(PermissionDenied) as caught:
+                await sharer.edit_message(entry.handle, payload=b"forged")
+            assert caught.value.metadata == right
+        for name in ("shared-own", "shared-pushed"):
+            entry = await delayed_in(name)
+            await sharer.edit_message(entry.handle, payload=b"edited")

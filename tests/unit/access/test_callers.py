@@ -18,6 +18,7 @@ from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
+from libs.events.slatemq.headers import TASKS_HEADER
 from libs.serving.process.logs import REPEATS_MAX
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
@@ -118,6 +119,23 @@ async def test_a_request_that_names_too_many_queues_is_refused_before_they_are_j
         with pytest.raises(InvalidArgument) as caught:
             worker.check(method, request)
         assert (caught.value.field, caught.value.reason) == (field, "TOO_MANY_ITEMS")
+
+
+async def test_a_stored_message_is_for_editors_of_its_own_queue(rig: Rig) -> None:
+    rig.change("[consume, inspect]", "[consume, edit]")
+    worker = await rig.find(rig.worker)
+
+    worker.require_edit({"queue": "orders"}, "")
+    worker.require_edit({"queue": "bills"}, "orders")  # It was pushed there, and nowhere else.
+    for headers, pushed_to in (
+        ({"queue": "bills"}, ""),
+        ({"queue": "orders"}, "bills"),
+        ({}, ""),
+        ({"queue": "orders", TASKS_HEADER: "1"}, ""),
+        ({TASKS_HEADER: "1"}, "orders"),
+    ):
+        with pytest.raises(PermissionDenied):
+            worker.require_edit(headers, pushed_to)
 
 
 async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:

@@ -45,7 +45,7 @@ class Editing:
         fields.setdefault("payload", b"new")
         wanted = replacement(entry_pb2.EditMessageRequest(**fields))  # type: ignore[arg-type]
         wanted.message_id = message_id
-        return await self._editor.edit(wanted, await self._find(message_id))
+        return await self._editor.edit(wanted, await self._find(message_id), None)
 
     async def _find(self, message_id: int) -> Find:
         queue = self._rig.owner.shard.queues["q"]
@@ -142,11 +142,11 @@ async def test_only_a_delayed_message_is_edited() -> None:
         wanted = replacement(entry_pb2.EditMessageRequest(payload=b"x"))
         wanted.message_id = 1
         with pytest.raises(FailedPrecondition) as refused:
-            await editing._editor.edit(wanted, find)
+            await editing._editor.edit(wanted, find, None)
         assert refused.value.reason == "WRONG_STATE"
         assert len(await rig.claim(max_messages=2)) == 2
         with pytest.raises(NotFound):
-            await editing._editor.edit(wanted, find)
+            await editing._editor.edit(wanted, find, None)
         assert rig.ingest.edits == []
 
 
