@@ -1,7 +1,8 @@
 """The connections of browsers: those without a request make room for others.
 
 uvicorn gives a connection any time for its first request, so that as many as there may be, which
-say nothing, would close the console to everyone.
+say nothing, would close the console to everyone. It has no bound of handshakes either: those are
+made by our own listener.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 CONNECTIONS_MAX: Final = 512
 """Of all browsers. One more closes the oldest that has no whole request in work; where all have
 one, its request gets 503."""
+
+
+HANDSHAKES_MAX: Final = 256
+"""Of TLS, before a browser has a connection. One more closes the oldest."""
 
 
 class Connection(H11Protocol):

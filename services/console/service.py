@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from libs.serving import telemetry
+from libs.serving.http.listening import TlsListener
 from libs.serving.http.parts import HttpParts
 from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
@@ -152,9 +153,8 @@ def server_of(config: ConsoleConfig, app: ASGIApp, tls: ssl.SSLContext | None) -
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=min(END_S, max(1, config.drain_ms // 1000)),
-        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
-    return _Server(settings)
+    return _Server(settings, tls)
 
 
 async def _http_port(
@@ -171,6 +171,27 @@ async def _http_port(
 
 class _Server(uvicorn.Server):
     """Leaves signals to the loop: its own way would end the process by the signal."""
+
+    def __init__(self, settings: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(settings)
+        self._tls: TlsListener | None = None
+        if tls is not None:
+            self._tls = TlsListener(tls, self._connection, connections.HANDSHAKES_MAX)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None or not sockets:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._tls.accept(sockets[0])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is not None:
+            await self._tls.stop()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> connections.Connection:
+        return connections.Connection(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -43,11 +43,16 @@ class TlsListener:
     def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=128)
+        listening = socket.create_server((host, port), family=family, backlog=128)
+        self.accept(listening)
+        number: int = listening.getsockname()[1]
+        return number
+
+    def accept(self, listening: socket.socket) -> None:
+        """Accept the connections of a socket that listens."""
+        self._socket = listening
         self._socket.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(self._socket))
-        number: int = self._socket.getsockname()[1]
-        return number
 
     async def stop(self) -> None:
         """Stop listening; connections whose handshake is done stay."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from libs.serving.tls import https_context
 from services.console import connections, service
 from services.console.config import ConsoleConfig
+from slatemq.cli.access.dev_certificates import make_certificates
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+FILES: Final = {"tls_ca": "ca.crt", "tls_cert": "service.crt", "tls_key": "service.key"}
 
 
 class App:
@@ -33,9 +40,9 @@ class App:
 
 
 @asynccontextmanager
-async def served(app: App) -> AsyncIterator[int]:
+async def served(app: App, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = service.server_of(ConsoleConfig(), app, None)
+    server = service.server_of(ConsoleConfig(), app, tls)
     run = asyncio.create_task(server.serve([listener]))
     try:
         async with asyncio.timeout(60):
@@ -83,6 +90,29 @@ async def test_connections_without_a_request_make_room_for_others(
             assert await status(reader) == b"200"
         for writer in (work, *(writer for _, writer in (*held, *others))):
             writer.close()
+
+
+async def test_handshakes_that_do_not_end_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKES_MAX", 4)
+    make_certificates(tmp_path / "certs")
+    files = {name: str(tmp_path / "certs" / file) for name, file in FILES.items()}
+    trust = ssl.create_default_context(cafile=files["tls_ca"])
+    app = App()
+    app.release.set()
+    async with served(app, https_context(ConsoleConfig(**files))) as port:  # type: ignore[arg-type]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+        writer.write(GET)
+
+        assert await status(reader) == b"200"
+        # Of those without an end, the last ones alone are still open
+        for waiting, _ in silent[:8]:
+            assert await waiting.read() == b""
+        for opened in (writer, *(writer for _, writer in silent)):
+            opened.close()
 
 
 async def test_where_all_have_a_request_in_work_one_more_is_refused(
