@@ -34,23 +34,47 @@ ROUTES_STEP: Final = 1_000
 """Routes that one step of the event loop lists: a log has one to each broker shard."""
 
 
+EXPLANATIONS_MAX: Final = 16
+"""Calls that judge stored queues at once: each steps through all of them in the event loop."""
+
+RETRY_MS: Final = 100
+"""When a call that was refused for others may come again."""
+
+
 class Explainer:
     """Judges messages by the current queues of all broker shards; nothing is stored."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._count = 0
+        self._refreshing: asyncio.Task[list[int]] | None = None
+        self._next: asyncio.Task[list[int]] | None = None
 
     async def explain(self, message: Facts, queue_ids: Sequence[str]) -> list[QueueOutcome]:
-        """The judgement of these queues, or of all: matches first, each part by queue ID.
+        """The judgement of these queues, or of all that the caller may inspect.
 
-        Queues created before this is called are seen; those of a broker that does not answer now
-        are judged as they were last known.
+        Matches come first, each part by queue ID. Queues created before this is called are seen;
+        those of a broker that does not answer now are judged as they were last known.
 
         Raises:
             NotFound: A queue asked for does not exist.
+            ResourceExhausted: Too many calls are in work.
             Unavailable: No broker's queues are known, or one asked for may be at a silent broker.
         """
-        silent = await self._router.refresh_rules()
+        if self._count >= EXPLANATIONS_MAX:
+            raise ResourceExhausted(
+                f"{EXPLANATIONS_MAX} messages are being judged already",
+                reason="TOO_MANY_EXPLANATIONS",
+                retry_after_ms=RETRY_MS,
+            )
+        self._count += 1
+        try:
+            return await self._explain(message, queue_ids)
+        finally:
+            self._count -= 1
+
+    async def _explain(self, message: Facts, queue_ids: Sequence[str]) -> list[QueueOutcome]:
+        silent = await self._refresh()
         all_rules = [link.rules for link in self._router.links.values()]
         known = frozenset[str]().union(*(rules.queue_ids for rules in all_rules))
         for queue_id in queue_ids:
@@ -63,11 +87,30 @@ class Explainer:
                 raise NotFound("queue", queue_id)
         outcomes: list[QueueOutcome] = []
         for rules in all_rules:
-            asked = list(queue_ids or rules.queue_ids)
+            # Before they are judged, which takes time that routing needs.
+            asked = [one for one in queue_ids or rules.queue_ids if may("inspect", one)]
             for begin in range(0, len(asked), QUEUES_STEP):
                 outcomes += rules.explain(message, asked[begin : begin + QUEUES_STEP])
                 await asyncio.sleep(0)
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
+
+    async def _refresh(self) -> list[int]:
+        """As `Router.refresh_rules`: one refresh for all calls that came before it began."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._refresh_after(self._refreshing))
+            self._next.add_done_callback(_retrieve)
+        return await asyncio.shield(self._next)
+
+    async def _refresh_after(self, running: asyncio.Task[list[int]] | None) -> list[int]:
+        if running is not None:
+            await asyncio.wait([running])
+        self._refreshing, self._next = self._next, None
+        return await self._router.refresh_rules()
+
+
+def _retrieve(refresh: asyncio.Task[list[int]]) -> None:
+    if not refresh.cancelled():
+        refresh.exception()  # Where all its calls were cancelled, nothing else asks for it.
 
 
 QUEUES_MAX = 10_000
@@ -75,9 +118,6 @@ QUEUES_MAX = 10_000
 
 DRAFTS_MAX: Final = 4
 """Drafts in work at once: each may take a thread 50 ms of the processor, which routing needs."""
-
-DRAFT_RETRY_MS: Final = 100
-"""When a draft that was refused for others may come again."""
 
 _OF_A_MESSAGE = ("visible_at_ms", "delay_ms", "retention_s", "message_id")
 
@@ -115,11 +155,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             )
         outcomes = await self._explainer.explain(message, request.queue_ids)
         return router_pb2.ExplainResponse(
-            queues=[
-                router_pb2.QueueExplanation(**asdict(outcome))
-                for outcome in outcomes
-                if may("inspect", outcome.queue_id)
-            ]
+            queues=[router_pb2.QueueExplanation(**asdict(outcome)) for outcome in outcomes]
         )
 
     async def _judge_by_draft(self, draft: queue_pb2.Queue, message: Facts) -> QueueOutcome:
@@ -128,7 +164,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             raise ResourceExhausted(
                 f"{DRAFTS_MAX} drafts are being judged already",
                 reason="TOO_MANY_DRAFTS",
-                retry_after_ms=DRAFT_RETRY_MS,
+                retry_after_ms=RETRY_MS,
             )
         self._drafts_count += 1
         judging = asyncio.ensure_future(asyncio.to_thread(_judged_by_draft, draft, message))

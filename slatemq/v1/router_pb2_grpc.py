@@ -57,9 +57,9 @@ class RouterServiceServicer:
 
         Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
         time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
-        (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
-        others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
-        one of `queue_ids` is down).
+        (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
+        TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
+        are known yet, or the broker that may have one of `queue_ids` is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,9 +39,9 @@ class RouterServiceStub:
 
     Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
     time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
-    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
-    others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
-    one of `queue_ids` is down).
+    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
+    TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
+    are known yet, or the broker that may have one of `queue_ids` is down).
     """
     GetRoutingStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]
     """Returns how far each log is routed to each broker shard.
@@ -60,9 +60,9 @@ class RouterServiceAsyncStub(RouterServiceStub):
 
     Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
     time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
-    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
-    others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
-    one of `queue_ids` is down).
+    (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
+    TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
+    are known yet, or the broker that may have one of `queue_ids` is down).
     """
     GetRoutingStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]  # type: ignore[assignment]
     """Returns how far each log is routed to each broker shard.
@@ -84,9 +84,9 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a
         time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
-        (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS: the router judges
-        others; retry), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have
-        one of `queue_ids` is down).
+        (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
+        TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
+        are known yet, or the broker that may have one of `queue_ids` is down).
         """
 
     @_abc_1.abstractmethod
