@@ -157,7 +157,6 @@ class Standby:
     Attributes:
         is_waiting: Whether it waits now.
         has_taken: Whether it has taken the shard.
-        has_replaced: Whether it took it from an owner that was silent.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Standby:
         name, `open_channel` leads to an address, and `instance_number` is of the instance record
         that this process was started with.
         """
-        self.is_waiting = self.has_taken = self.has_replaced = False
+        self.is_waiting = self.has_taken = self._found_silent = False
         self._shard = shard
         self._database = "{}/{}".format(*shard)
         self._owner = owner
@@ -184,6 +183,11 @@ class Standby:
         self._directory = directory
         self._open_channel = open_channel
         self._instance_number = instance_number
+
+    @property
+    def has_replaced(self) -> bool:
+        """Whether it took the shard from an owner that was silent."""
+        return self.has_taken and self._found_silent
 
     async def wait(self) -> None:
         """Return once the shard is this process's; wait for as long as its owner lives.
@@ -211,7 +215,10 @@ class Standby:
     async def _watch_and_take(self) -> bool:
         """Wait until the owner of now is silent. Returns whether its shard is this process's."""
         claim = await self._claim()
-        if claim.address:
+        # An earlier `take` may have failed behind its claim. This process answers at that address:
+        # it would wait for itself.
+        is_own = claim.record.owner.name == self._owner.name
+        if claim.address and not is_own:
             facts = {"owner": claim.record.owner.name, "owner_address": claim.address}
             log.info("waiting as a standby", extra=facts)
             await self._until_silent(claim)
@@ -219,9 +226,10 @@ class Standby:
                 return False
             log.warning("the owner of the shard is silent: taking the shard", extra=facts)
         await self._check_instance()
-        has_taken = await self._owners.take(self._owner, claim.record)
-        self.has_replaced = has_taken and bool(claim.address)
-        return has_taken
+        if is_own:
+            return True
+        self._found_silent = bool(claim.address)
+        return await self._owners.take(self._owner, claim.record)
 
     async def _until_silent(self, claim: _Claim) -> None:
         """Return once the owner may be replaced, or has given its shard free."""

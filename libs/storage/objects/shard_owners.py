@@ -95,7 +95,10 @@ class ShardOwners:
                 return
 
     async def take(self, owner: Owner, watched: OwnerRecord) -> bool:
-        """Make this process the owner if the claim that it has watched is still the latest."""
+        """Make this process the owner if the claim that it has watched is still the latest.
+
+        Where it fails, the claim may have been made, or be made yet: `latest` has this name then.
+        """
         return await self._create(owner, watched)
 
     async def give_free(self, name: str) -> None:

@@ -17,12 +17,12 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process import standby as module
 from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import EXIT_FAILED, FatalError
-from libs.serving.process.health import STARTING, STOPPING, Health, owner_health
+from libs.serving.process.health import STANDING_BY, STARTING, STOPPING, Health, owner_health
 from libs.serving.process.standby import Standby, owner_name_of
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
-from libs.storage.objects.shard_owners import Owner, ShardOwners
+from libs.storage.objects.shard_owners import FOLDER, Owner, ShardOwners
 from libs.storage.objects.small_objects import Objects
 
 SHARD = ("broker", 0)
@@ -245,6 +245,36 @@ async def test_a_store_that_fails_is_asked_again(
     await make_standby(objects, "a").wait()
 
     assert (await owners.latest()).owner.name == "a"
+
+
+@pytest.mark.parametrize("lost", ["put_if_absent", "list", "delete"])
+async def test_a_claim_whose_answer_was_lost_is_the_standbys(
+    objects: Objects, owners: ShardOwners, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(module, "STORE_AGAIN_S", 0.01)
+    # Given a store that loses the answer to one call once the claim is made
+    call, losses = getattr(objects, lost), [StoreUnavailable("no answer")]
+
+    async def losing(*args: Any) -> Any:
+        answer = await call(*args)
+        if losses and await objects.exists(f"{FOLDER}/{DATABASE}/{2:020}.json"):
+            raise losses.pop()
+        return answer
+
+    async with running("b") as process:
+        # And a process that answers at once, as standbys do
+        await process.health.not_serving(STANDING_BY)
+        await owners.claim(Owner("a", "127.0.0.1:1"))
+        monkeypatch.setattr(objects, lost, losing)
+        standby = make_standby(objects, "b", process.address)
+
+        async with asyncio.timeout(60):
+            await standby.wait()
+
+    assert not losses
+    assert standby.has_replaced
+    latest = await owners.latest()
+    assert (latest.number, latest.owner.name, latest.replaced) == (2, "b", ("a",))
 
 
 async def test_a_standby_that_has_taken_a_shard_gives_it_free(
