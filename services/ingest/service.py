@@ -20,6 +20,7 @@ from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
@@ -152,6 +153,7 @@ class IngestProcess(Service[IngestConfig]):
         self.database = shard.database
         if self._tasks is not None and shard.drainage.is_draining:
             raise FatalError(_drains_tasks(config.shard))
+        await shard.drainage.finish(RemovedShards(self._root.objects))
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:

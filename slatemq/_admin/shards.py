@@ -151,7 +151,8 @@ class ShardCalls(ExaminingCalls):
     async def drain_shard(self, broker_shard: int, *, cancel: bool = False) -> BrokerShard:
         """Has a broker shard take no new queues, or (`cancel`) take them again; durable.
 
-        Its queues stay until they are deleted. Raises NotFound (no such shard), Unavailable.
+        Its queues stay until they are deleted. Raises FailedPrecondition (SHARD_LEAVING: its
+        removal has begun), NotFound (no such shard), Unavailable.
         """
         request = message_of(shard_pb2.DrainShardRequest, cancel=cancel)
         await self._check_is_shard(broker_shard)
@@ -164,7 +165,7 @@ class ShardCalls(ExaminingCalls):
         """Removes a drained broker shard for ever: its process ends, its database is deleted.
 
         Raises FailedPrecondition (SHARD_NOT_DRAINED: what it still has), NotFound (no such shard),
-        Unavailable.
+        Unavailable. After Unavailable the removal may have begun, which is final: repeat it.
         """
         await self._check_is_shard(broker_shard)
         await self._peers.ask_broker(
@@ -202,8 +203,8 @@ class ShardCalls(ExaminingCalls):
         """Has an ingest shard take no publishes, or (`cancel`) take them again; durable.
 
         What it has stored is delivered and removed as before. Raises FailedPrecondition
-        (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS), NotFound (no such shard),
-        Unavailable.
+        (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS; SHARD_LEAVING: its removal has
+        begun), NotFound (no such shard), Unavailable.
         """
         request = message_of(shard_pb2.DrainIngestShardRequest, cancel=cancel)
         await self._check_is_ingest(ingest_shard)
@@ -216,7 +217,8 @@ class ShardCalls(ExaminingCalls):
         """Removes a drained ingest shard for ever: its process ends, its database is deleted.
 
         Raises FailedPrecondition (SHARD_NOT_DRAINED: what it still has), NotFound (no such shard),
-        Unavailable (also where a broker does not answer).
+        Unavailable (also where a broker does not answer). After Unavailable the removal may have
+        begun, which is final: repeat it.
         """
         await self._check_is_ingest(ingest_shard)
         await self._peers.ask_ingest(

@@ -82,7 +82,7 @@ class ShardServiceServicer:
         FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
         has are served as before. Durable; draining a shard that drains already is OK.
 
-        Errors: UNAVAILABLE.
+        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +91,8 @@ class ShardServiceServicer:
     def RemoveShard(self, request, context):
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
         its entry in the topology are deleted. No process can start with its number again. If the
-        process is killed meanwhile, start it once more: it finishes the removal, and ends.
+        process is killed meanwhile, start it once more: it finishes the removal, and ends. After
+        UNAVAILABLE the removal may have begun, which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
         what the shard still has), UNAVAILABLE.
@@ -358,7 +359,8 @@ class IngestShardServiceServicer:
         stored here.
 
         Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-        a queue backend has publishes for this shard), UNAVAILABLE.
+        a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -368,7 +370,8 @@ class IngestShardServiceServicer:
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
         its entry in the topology are deleted. No process can start with its number again. Asks every
         broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-        once more: it finishes the removal, and ends.
+        once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
+        which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
         what the shard still has), UNAVAILABLE (also where a broker does not answer).

@@ -45,12 +45,13 @@ class ShardServiceStub:
     FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
     has are served as before. Durable; draining a shard that drains already is OK.
 
-    Errors: UNAVAILABLE.
+    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
     """
     RemoveShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
     its entry in the topology are deleted. No process can start with its number again. If the
-    process is killed meanwhile, start it once more: it finishes the removal, and ends.
+    process is killed meanwhile, start it once more: it finishes the removal, and ends. After
+    UNAVAILABLE the removal may have begun, which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
     what the shard still has), UNAVAILABLE.
@@ -98,12 +99,13 @@ class ShardServiceAsyncStub(ShardServiceStub):
     FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
     has are served as before. Durable; draining a shard that drains already is OK.
 
-    Errors: UNAVAILABLE.
+    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
     """
     RemoveShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]  # type: ignore[assignment]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
     its entry in the topology are deleted. No process can start with its number again. If the
-    process is killed meanwhile, start it once more: it finishes the removal, and ends.
+    process is killed meanwhile, start it once more: it finishes the removal, and ends. After
+    UNAVAILABLE the removal may have begun, which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
     what the shard still has), UNAVAILABLE.
@@ -160,7 +162,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
         has are served as before. Durable; draining a shard that drains already is OK.
 
-        Errors: UNAVAILABLE.
+        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -171,7 +173,8 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_shard_pb2.RemoveShardResponse, _abc.Awaitable[_shard_pb2.RemoveShardResponse]]:
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
         its entry in the topology are deleted. No process can start with its number again. If the
-        process is killed meanwhile, start it once more: it finishes the removal, and ends.
+        process is killed meanwhile, start it once more: it finishes the removal, and ends. After
+        UNAVAILABLE the removal may have begun, which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
         what the shard still has), UNAVAILABLE.
@@ -236,13 +239,15 @@ class IngestShardServiceStub:
     stored here.
 
     Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-    a queue backend has publishes for this shard), UNAVAILABLE.
+    a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
+    UNAVAILABLE.
     """
     RemoveIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
     its entry in the topology are deleted. No process can start with its number again. Asks every
     broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-    once more: it finishes the removal, and ends.
+    once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
+    which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
     what the shard still has), UNAVAILABLE (also where a broker does not answer).
@@ -266,13 +271,15 @@ class IngestShardServiceAsyncStub(IngestShardServiceStub):
     stored here.
 
     Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-    a queue backend has publishes for this shard), UNAVAILABLE.
+    a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
+    UNAVAILABLE.
     """
     RemoveIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]  # type: ignore[assignment]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
     its entry in the topology are deleted. No process can start with its number again. Asks every
     broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-    once more: it finishes the removal, and ends.
+    once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
+    which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
     what the shard still has), UNAVAILABLE (also where a broker does not answer).
@@ -305,7 +312,8 @@ class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
         stored here.
 
         Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-        a queue backend has publishes for this shard), UNAVAILABLE.
+        a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
+        UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -317,7 +325,8 @@ class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
         its entry in the topology are deleted. No process can start with its number again. Asks every
         broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-        once more: it finishes the removal, and ends.
+        once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
+        which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
         what the shard still has), UNAVAILABLE (also where a broker does not answer).

@@ -61,6 +61,7 @@ from libs.storage.records.states import (
     encode_finished_leases,
     encode_forgotten_revision,
     encode_format,
+    encode_leaving,
     encode_outbox_progress,
     encode_purge_epoch,
     encode_queue_state,
@@ -114,6 +115,7 @@ ENCODERS: Final[Mapping[RecordType, _Encoder]] = {
     RecordType.EVENT_COUNTER: encode_event_counter,
     RecordType.DRAINING: encode_draining,
     RecordType.MOVE: encode_move,
+    RecordType.LEAVING: encode_leaving,
 }
 
 _OF_RFC: Final = "the RFC's layout, which is read too, ends before the columns that are ours"

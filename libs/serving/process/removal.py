@@ -50,6 +50,18 @@ class ShardRemoval:
         log.info("deleted what was left of %s", self._database)
 
 
+def check_may_stay(database: str, *, is_certain: bool) -> None:
+    """Raises FailedPrecondition (SHARD_LEAVING) once it is certain that a shard is removed."""
+    if is_certain:
+        service, _, number = database.partition("/")
+        raise FailedPrecondition(
+            "SHARD_LEAVING",
+            f"the removal of {service} shard {number} has begun, and cannot be cancelled any more: "
+            "repeat it (`slatemq shard remove`), or start its process again, which finishes it",
+            subject=database,
+        )
+
+
 def check_drained(database: str, remaining: Iterable[str], *, is_draining: bool) -> None:
     """Raises FailedPrecondition (SHARD_NOT_DRAINED) where a shard may not be removed yet.
 

@@ -64,6 +64,7 @@ class RecordType(IntEnum):
     EVENT_COUNTER = 0x5B
     DRAINING = 0x5C
     MOVE = 0x5D
+    LEAVING = 0x5E
 
 
 NUMBER = Fixed(order=">", number="Q")

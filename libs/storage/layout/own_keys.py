@@ -51,6 +51,7 @@ ULID_BYTES = 16
 #   event counter    | 01 | 5B |                                                          both
 #   draining         | 01 | 5C |                                                          both
 #   move             | 01 | 5D | <queue> |                                                broker
+#   leaving          | 01 | 5E |                                                          both
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -63,6 +64,7 @@ EVENT_CURSOR_KEY = key_head(RecordType.EVENT_CURSOR)
 FORGOTTEN_REVISION_KEY = key_head(RecordType.FORGOTTEN_REVISION)
 EVENT_COUNTER_KEY = key_head(RecordType.EVENT_COUNTER)
 DRAINING_KEY = key_head(RecordType.DRAINING)
+LEAVING_KEY = key_head(RecordType.LEAVING)
 
 
 class RequestIdsKey(NamedTuple):

@@ -57,6 +57,7 @@ from libs.storage.records.states import (
     decode_finished_leases,
     decode_forgotten_revision,
     decode_format,
+    decode_leaving,
     decode_outbox_progress,
     decode_purge_epoch,
     decode_queue_state,
@@ -170,6 +171,7 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
     RecordType.EVENT_COUNTER: RecordKind("event counter", BOTH, _parse_alone, decode_event_counter),
     RecordType.DRAINING: RecordKind("draining", BOTH, _parse_alone, decode_draining),
     RecordType.MOVE: RecordKind("move", BROKER, own_keys.parse_move_key, decode_move),
+    RecordType.LEAVING: RecordKind("leaving", BOTH, _parse_alone, decode_leaving),
 }
 """All of them, by the type in their keys; log entries share the type of payloads."""
 

@@ -31,6 +31,8 @@
                     0x59                             whose last row is gone; no row: none is
     draining 0x5C          | since i64 |              in ms since 1970; no row: the shard takes new
                                                      queues, or publishes
+    leaving 0x5E           | since i64 |              in ms since 1970: the shard has nothing,
+                                                     and is removed; no row: it may stay
 
 Little-endian. To extend one, add a field at its end: a value that ends exactly where a later field
 would begin reads as that field's default. Where that is not enough, the queue state gets a new
@@ -350,6 +352,7 @@ encode_config_revision, decode_config_revision = _number("config revision", "rev
 encode_outbox_progress, decode_outbox_progress = _number("outbox progress", "last_number", "Q")
 encode_format, decode_format = _number("format", "number", "I")
 encode_draining, decode_draining = _number("draining", "since_ms", "q")
+encode_leaving, decode_leaving = _number("leaving", "since_ms", "q")
 encode_forgotten_revision, decode_forgotten_revision = _number(
     "forgotten revision", "revision", "Q"
 )

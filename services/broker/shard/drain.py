@@ -1,11 +1,13 @@
 """A shard that takes no new queues, and is removed once it has nothing.
 
-    serving ──drain──► draining ──queues, pushes, events gone──► drained ──remove──► removed
-       ▲                  │
-       └──────cancel──────┘
+    serving ──drain──► draining ──queues, pushes, events gone──► drained ──► leaving ──► removed
+       ▲                  │                                         │
+       └──────cancel──────┴─────────────────────────────────────────┘
 
 Draining is a row of the database: it lasts over restarts, and a process that was replaced cannot
-change it. That a shard is removed is an object beside the databases, since the shard's own goes.
+change it. So is leaving, from which there is no way back. That a shard is removed is an object
+beside the databases, since the shard's own goes. Every process can write an object, at any time,
+without an answer, too: so leaving is durable before.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from libs.serving.process.removal import check_drained
+from libs.serving.process.removal import check_drained, check_may_stay
 from libs.storage.database.slate import Database
-from libs.storage.layout.own_keys import DRAINING_KEY, events_range
+from libs.storage.layout.own_keys import DRAINING_KEY, LEAVING_KEY, events_range
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.states import encode_draining
+from libs.storage.records.states import encode_draining, encode_leaving
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition
 
@@ -30,6 +32,11 @@ class Drain:
     _removed_shards: RemovedShards
     removed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set once the shard is removed: its process ends."""
+    _is_certain: bool = field(init=False)
+    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_certain = self._owner.shard.is_leaving
 
     @property
     def is_draining(self) -> bool:
@@ -46,16 +53,20 @@ class Drain:
             )
 
     async def begin(self) -> None:
-        """Take no new queues from now on, durably."""
+        """Take no new queues from now on, durably. Raises as `cancel`."""
         await self._set(draining=True)
 
     async def cancel(self) -> None:
-        """Take new queues again, durably."""
+        """Take new queues again, durably.
+
+        Raises FailedPrecondition (SHARD_LEAVING), and Unavailable while the shard may be removed.
+        """
         await self._set(draining=False)
 
     async def _set(self, *, draining: bool) -> None:
         def change(now_ms: int) -> None:
             shard = self._owner.shard
+            check_may_stay(self._database.name, is_certain=self._is_certain)
             shard.check_stays()
             if draining != self.is_draining:
                 shard.draining_since_ms = now_ms if draining else None
@@ -85,17 +96,40 @@ class Drain:
         return found
 
     async def remove(self, now_ms: int) -> None:
-        """Remove the shard. Raises FailedPrecondition (SHARD_NOT_DRAINED), StoreUnavailable."""
+        """Remove the shard. Raises FailedPrecondition (SHARD_NOT_DRAINED), StoreUnavailable.
+
+        After StoreUnavailable the shard takes nothing more, and the call is to be repeated.
+        """
+        async with self._deciding:
+            if not self._is_certain:
+                await self._decide()
+        await self.finish(now_ms)
+
+    async def finish(self, now_ms: int) -> None:
+        """Finish a removal that is certain, be it since a former process. Raises StoreUnavailable.
+
+        Does nothing where none is.
+        """
+        if self._is_certain:
+            await self._owner.durable()
+            await self._removed_shards.add(self._database.name, now_ms)
+            self.removed.set()
+
+    async def _decide(self) -> None:
+        """Make it certain that the shard is removed, with the next commit."""
         self._owner.shard.is_leaving = True
         try:
-            # What was answered before is durable then; no other process owns the shard.
+            # What was answered before is durable then.
             await self._owner.commits.prove_ownership()
             remaining = await self.remaining()
             check_drained(self._database.name, remaining, is_draining=self.is_draining)
-            await self._removed_shards.add(self._database.name, now_ms)
-            self.removed.set()
+            await self._owner.run(self._leave)
         finally:
-            self._owner.shard.is_leaving = self.removed.is_set()
+            self._owner.shard.is_leaving = self._is_certain
+
+    def _leave(self, now_ms: int) -> None:
+        self._is_certain = True
+        self._owner.shard.put(LEAVING_KEY, encode_leaving(now_ms))
 
     @property
     def _shard(self) -> str:

@@ -33,6 +33,7 @@ from libs.storage.layout.own_keys import (
     CONFIG_REVISION_KEY,
     DRAINING_KEY,
     FORGOTTEN_REVISION_KEY,
+    LEAVING_KEY,
     executed_range,
     finished_leases_range,
     move_range,
@@ -181,6 +182,7 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     )
     draining = await database.get(DRAINING_KEY)
     shard.draining_since_ms = None if draining is None else decode_draining(draining)
+    shard.is_leaving = await database.get(LEAVING_KEY) is not None
     counters = await _table(
         database, outbox_counter_range(), parse_outbox_counter_key, decode_outbox_counter
     )

@@ -1,6 +1,6 @@
 """A shard that takes no publishes, and is removed once it has nothing.
 
-    serving ──drain──► draining ──the janitor has removed all──► drained ──remove──► removed
+    serving ──drain──► draining ──the janitor has removed all──► drained ──► leaving ──► removed
        ▲                  │                                         │
        └──────cancel──────┴─────────────────────────────────────────┘
 
@@ -9,9 +9,11 @@ change it. It takes effect with the commit that has the row: what that commit, o
 store of publishes is refused, so nothing is accepted behind the answer. Pushes are stored, since a
 broker has numbered them for this shard; brokers choose another one for those that follow.
 
-That a shard is removed is an object beside the databases, since its own goes. Before, nothing more
-is stored, and no broker may have a row that is perhaps stored here: a row that a broker numbers for
-this shard later was never stored, and goes to another one.
+Before a shard is removed, nothing more is stored, and no broker may have a row that is perhaps
+stored here: a row that a broker numbers for this shard later was never stored, and goes to another
+one. Then it is leaving, which is a row, too, and from which there is no way back. That it is
+removed is an object beside the databases, since its own goes. Every process can write an object, at
+any time, without an answer, too: so leaving is durable before.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from libs.serving.process.removal import check_drained
+from libs.serving.process.removal import check_drained, check_may_stay
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import MAX_SEQUENCE, message_id
 from libs.storage.layout.keys import log_range
-from libs.storage.layout.own_keys import DRAINING_KEY, events_range
+from libs.storage.layout.own_keys import DRAINING_KEY, LEAVING_KEY, events_range
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.metadata import decode_log_entry
-from libs.storage.records.states import encode_draining
+from libs.storage.records.states import encode_draining, encode_leaving
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
 from slatemq.errors import Unavailable
@@ -47,6 +49,11 @@ class Drain:
     _log: MetadataLog
     removed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set once the shard is removed: its process ends."""
+    _is_certain: bool = field(init=False)
+    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_certain = self._publisher.is_leaving
 
     @classmethod
     async def load(
@@ -58,6 +65,7 @@ class Drain:
         log: MetadataLog,
     ) -> Drain:
         publisher.is_draining = await database.get(DRAINING_KEY) is not None
+        publisher.is_leaving = await database.get(LEAVING_KEY) is not None
         return cls(shard, database, clock, publisher, log)
 
     @property
@@ -65,14 +73,19 @@ class Drain:
         return self._publisher.is_draining
 
     async def begin(self) -> None:
-        """Take no publishes from now on, durably. Raises the errors of the store."""
+        """Take no publishes from now on, durably. Raises as `cancel`."""
         await self._set(draining=True)
 
     async def cancel(self) -> None:
-        """Take publishes again, durably. Raises the errors of the store."""
+        """Take publishes again, durably.
+
+        Raises FailedPrecondition (SHARD_LEAVING), Unavailable while the shard may be removed, and
+        the errors of the store.
+        """
         await self._set(draining=False)
 
     async def _set(self, *, draining: bool) -> None:
+        check_may_stay(self._database.name, is_certain=self._is_certain)
         if self._publisher.is_leaving:
             raise Unavailable("the shard is being removed", reason="SHARD_LEAVING")
         if draining != self.is_draining:
@@ -123,16 +136,34 @@ class Drain:
     ) -> None:
         """Remove the shard; `others_have` says what others have for it.
 
-        Raises FailedPrecondition (SHARD_NOT_DRAINED), Unavailable, the errors of the store.
+        Raises FailedPrecondition (SHARD_NOT_DRAINED), Unavailable, the errors of the store. After
+        StoreUnavailable the shard takes nothing more, and the call is to be repeated.
         """
+        async with self._deciding:
+            if not self._is_certain:
+                await self._decide(others_have)
+        await self.finish(removed_shards)
+
+    async def finish(self, removed_shards: RemovedShards) -> None:
+        """Finish a removal that is certain, be it since a former process.
+
+        Does nothing where none is. Raises the errors of the store.
+        """
+        if self._is_certain:
+            await self._publisher.commits.durable()
+            await removed_shards.add(self._database.name, self._clock.now_ms())
+            self.removed.set()
+
+    async def _decide(self, others_have: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        """Make it certain that the shard is removed, with the next commit."""
         publisher = self._publisher
         publisher.is_leaving = True
         try:
-            # What was accepted before is durable then; no other process owns the shard.
+            # What was accepted before is durable then.
             await publisher.commits.prove_ownership()
             left = [*await self.remaining(), *await others_have()]
             check_drained(self._database.name, left, is_draining=self.is_draining)
-            await removed_shards.add(self._database.name, self._clock.now_ms())
-            self.removed.set()
+            publisher.put([(LEAVING_KEY, encode_leaving(self._clock.now_ms()))])
+            self._is_certain = True
         finally:
-            publisher.is_leaving = self.removed.is_set()
+            publisher.is_leaving = self._is_certain

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 import slatemq
@@ -15,7 +16,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.exits import ExitCause
 from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.removed_shards import RemovedShards
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
@@ -27,15 +28,17 @@ from slatemq.v1.purge_pb2 import PURGE_REASON_EXPIRED, PurgeMessagesRequest
 from slatemq.v1.purge_pb2_grpc import PurgeServiceStub
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.broker.rig import refusal as grpc_refusal
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import Ingest, Server, process
+from tests.integration.unanswered_removals import unanswered
 from tests.integration.waiting import WAIT_SECONDS
 
 
 @asynccontextmanager
-async def serving(folder: Path, shard: int) -> AsyncIterator[Ingest]:
+async def serving(folder: Path, shard: int, root: Root | None = None) -> AsyncIterator[Ingest]:
     config = config_of(IngestConfig, root=folder.as_uri(), shard=shard, purge_grace_s=0)
-    server = Server(config, Telemetry())
+    server = Server(config, Telemetry(), root)
     await server.start()
     try:
         async with Ingest.at(server.address) as ingest:
@@ -110,6 +113,44 @@ async def test_a_removal_that_was_cut_off_is_finished_by_the_next_start(tmp_path
 
     assert cause.code == 2
     assert await files_left(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_removal_whose_record_has_no_answer_is_certain(
+    tmp_path: Path, is_written: bool
+) -> None:
+    root = open_root(tmp_path.as_uri())
+    async with (
+        serving(tmp_path, 0) as other,
+        serving(tmp_path, 1, root) as ingest,
+        client_of(other, tmp_path) as client,
+    ):
+        await client.drain_ingest_shard(1)
+        stub = shard_pb2_grpc.IngestShardServiceStub(ingest.channel)
+        removal = shard_pb2.RemoveIngestShardRequest(database="ingest/1")
+        with unanswered(root.objects, is_written=is_written):
+            code, _, _ = await grpc_refusal(stub.RemoveIngestShard(removal))
+        assert code is grpc.StatusCode.UNAVAILABLE
+
+        # Then it takes nothing, since the next start would delete it
+        with pytest.raises(FailedPrecondition, match="cannot be cancelled any more") as refused:
+            await client.drain_ingest_shard(1, cancel=True)
+        assert refused.value.reason == "SHARD_LEAVING"
+        with pytest.raises(FailedPrecondition):
+            await ingest.send(b"x")
+        request = PushRequest(
+            broker_shard=0,
+            first_number=1,
+            messages=[PushedMessage(payload=b"x", queue_id="q", created_at_ms=1, retention_s=1)],
+        )
+        _, reason, _ = await grpc_refusal(ingest.stub.Push(request))
+        assert reason == "SHARD_LEAVING"
+
+    # And the next process finishes the removal
+    cause = await start(tmp_path)
+    assert (cause.code, "ingest shard 1 was removed" in cause.message) == (2 * is_written, True)
+    assert await files_left(tmp_path) == []
+    assert await RemovedShards(root.objects).has("ingest/1")
 
 
 async def test_a_shard_with_messages_is_not_removed_until_they_are(tmp_path: Path) -> None:

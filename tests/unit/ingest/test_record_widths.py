@@ -41,6 +41,7 @@ from libs.storage.records.states import (
     FINGERPRINT_BYTES,
     RequestIdRecord,
     encode_draining,
+    encode_leaving,
     encode_outbox_progress,
     encode_request_ids,
 )
@@ -231,6 +232,11 @@ RECORDS = {
         dict,
         {"since_ms": Number(63, LAST_MS, CLOCK)},
         lambda rows: encode_draining(rows[0]["since_ms"]),
+    ),
+    "since when an ingest leaves": Record(
+        dict,
+        {"since_ms": Number(63, LAST_MS, CLOCK)},
+        lambda rows: encode_leaving(rows[0]["since_ms"]),
     ),
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 import slatemq
@@ -23,6 +24,7 @@ from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.unanswered_removals import unanswered
 
 
 @asynccontextmanager
@@ -135,6 +137,84 @@ async def test_a_removal_that_was_cut_off_is_finished_by_the_next_start(tmp_path
 
     assert cause.code == 2
     assert not await has_files(tmp_path)
+
+
+REMOVAL = shard_pb2.RemoveShardRequest(database="broker/1")
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_removal_whose_record_has_no_answer_is_repeated_not_cancelled(
+    tmp_path: Path, is_written: bool
+) -> None:
+    async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
+        await client.drain_shard(1)
+        stub = shard_pb2_grpc.ShardServiceStub(rig.channel)
+        with unanswered(rig.root.objects, is_written=is_written):
+            code, _, _ = await refusal(stub.RemoveShard(REMOVAL))
+        assert code is grpc.StatusCode.UNAVAILABLE
+
+        # Then it takes no queues, since the next start would delete them
+        with pytest.raises(FailedPrecondition, match="cannot be cancelled any more") as refused:
+            await client.drain_shard(1, cancel=True)
+        assert refused.value.reason == "SHARD_LEAVING"
+        with pytest.raises(FailedPrecondition):
+            await client.create_queue("q", shard=1)
+
+        await client.remove_shard(1)
+        async with asyncio.timeout(60):
+            cause = await rig.ended
+    assert (cause.code, cause.message) == (0, "broker shard 1 was removed")
+    assert not await has_files(tmp_path)
+
+
+async def test_a_removal_whose_record_was_not_written_is_finished_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
+        await client.drain_shard(1)
+        with unanswered(rig.root.objects, is_written=False):
+            await refusal(shard_pb2_grpc.ShardServiceStub(rig.channel).RemoveShard(REMOVAL))
+
+    cause = await start(tmp_path, shard=1)
+
+    assert (cause.code, cause.message) == (0, "broker shard 1 was removed")
+    assert not await has_files(tmp_path)
+    assert await RemovedShards(open_root(tmp_path.as_uri()).objects).has("broker/1")
+
+
+async def test_a_process_that_is_replaced_while_it_removes_its_shard_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = open_root(tmp_path.as_uri())
+    async with running(tmp_path, shard=1) as old:
+        async with slatemq.connect(old.running.address) as client:
+            await client.drain_shard(1)
+        # Given a process that stands still once it has found its shard empty
+        drain, has_looked, goes_on = old.broker.placement.drain, asyncio.Event(), asyncio.Event()
+        remaining = drain.remaining
+
+        async def slowly() -> Sequence[str]:
+            found = await remaining()
+            has_looked.set()
+            await goes_on.wait()
+            return found
+
+        monkeypatch.setattr(drain, "remaining", slowly)
+        call = shard_pb2_grpc.ShardServiceStub(old.channel).RemoveShard(REMOVAL)
+        removing = asyncio.create_task(refusal(call))
+        await has_looked.wait()
+
+        # And another one that takes its shard, and ends the drain
+        async with running(tmp_path, shard=1) as new:
+            async with slatemq.connect(new.running.address) as client:
+                await client.drain_shard(1, cancel=True)
+                await client.create_queue("kept", shard=1)
+            goes_on.set()
+            await removing
+
+    assert not await RemovedShards(root.objects).has("broker/1")
+    async with running(tmp_path, shard=1) as rig:
+        assert "kept" in rig.owner.shard.queues
 
 
 async def has_files(folder: Path) -> bool:

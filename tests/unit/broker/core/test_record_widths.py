@@ -55,6 +55,7 @@ from libs.storage.records.states import (
     encode_config_revision,
     encode_draining,
     encode_finished_leases,
+    encode_leaving,
     encode_queue_state,
     encode_routing_cursor,
 )
@@ -291,6 +292,11 @@ RECORDS = {
         dict,
         {"since_ms": Number(63, LAST_MS, CLOCK)},
         lambda rows: encode_draining(rows[0]["since_ms"]),
+    ),
+    "since when a shard leaves": Record(
+        dict,
+        {"since_ms": Number(63, LAST_MS, CLOCK)},
+        lambda rows: encode_leaving(rows[0]["since_ms"]),
     ),
     "events": Record(
         EventsRecord,

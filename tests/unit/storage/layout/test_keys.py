@@ -198,6 +198,7 @@ def test_no_two_kinds_of_single_record_share_a_key() -> None:
         own_keys.CONFIG_REVISION_KEY,
         own_keys.FORGOTTEN_REVISION_KEY,
         own_keys.DRAINING_KEY,
+        own_keys.LEAVING_KEY,
     }
-    assert len(singles) == 6
+    assert len(singles) == 7
     assert len(set(keys.RecordType)) == len(keys.RecordType.__members__)

@@ -97,4 +97,12 @@ VALUES = [
         "00a8da769b010000",
         lambda: states.encode_draining(1767225600000),
     ),
+    Row(
+        "leaving value",
+        "leaving",
+        states.decode_leaving,
+        1767225600000,
+        "00a8da769b010000",
+        lambda: states.encode_leaving(1767225600000),
+    ),
 ]

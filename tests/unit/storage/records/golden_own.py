@@ -144,6 +144,7 @@ CONSTANT_KEYS = {
     "forgotten revision": (own_keys.FORGOTTEN_REVISION_KEY, "0159"),
     "event counter": (own_keys.EVENT_COUNTER_KEY, "015b"),
     "draining": (own_keys.DRAINING_KEY, "015c"),
+    "leaving": (own_keys.LEAVING_KEY, "015e"),
 }
 
 VALUES = [
