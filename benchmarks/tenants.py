@@ -50,7 +50,12 @@ ATTACKS: Final = ("within", "client", "raw", "flood")
 A_QUEUE: Final = "flooded"
 TIMES: Final = 10
 BATCH: Final = 100
-LIMITS: Final = {"publish_messages_per_s": 1000, "waiting_claims": 10, "open_streams": 10}
+LIMITS: Final = {
+    "publish_messages_per_s": 1000,
+    "calls_per_s": 50,
+    "waiting_claims": 10,
+    "open_streams": 10,
+}
 """Tenant A's, unless the arguments say otherwise."""
 FLOODERS: Final = 32
 WARM_UP: Final = 100

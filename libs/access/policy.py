@@ -91,6 +91,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         principals: The patterns of the names that have these limits.
         publish_messages_per_s: Published messages a second; a burst may have one second's.
         publish_bytes_per_s: Bytes of published payloads and headers a second, likewise.
+        calls_per_s: Calls a second, but for publishes; one that opens a stream counts once.
         waiting_claims: Calls at once that claim messages, whether they find some or wait, or that
             wait for tasks.
         open_streams: Streams at once, of all kinds: those that claim count here alone.
@@ -104,6 +105,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     principals: tuple[_Text, ...] = ()
     publish_messages_per_s: _Count | None = None
     publish_bytes_per_s: _Count | None = None
+    calls_per_s: _Count | None = None
     waiting_claims: _Count | None = None
     open_streams: _Count | None = None
     queues: _Count | None = None

@@ -3,7 +3,10 @@
 A limit is of one process: with N ingests a principal may publish N times as much. Refused calls get
 ResourceExhausted, with the time after which to try again where waiting helps. They wait nowhere, so
 that what one principal asks for beyond its limits takes no memory from others: only the answers of
-a principal that is refused again and again are held back for a moment, and few of them.
+a principal that is refused again and again are held back for a moment, and few of them. Calls that
+are no publishes wait for their turns before their requests are read, for a second at most: to
+refuse one costs nearly as much as to serve it, and a client whose ack waits puts more into the
+next.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ Quantity = Literal["queues", "filter_cost", "filter_cost_sum"]
 """What stays with the broker, so that waiting does not help."""
 
 RETRY_MS_MAX: Final = 60_000
+
+PACED_MS_MAX: Final = 1_000
+"""How long a call waits for its turn. So no more calls wait than a second has turns."""
 
 PLACE_RETRY_MS: Final = 1_000
 """When to ask for a place again: when one becomes free is not known."""
@@ -150,6 +156,7 @@ class PrincipalQuota:
         self._usage = usage or Usage()
         self._limits = Limits()
         self._rates: dict[str, RateQuota] = {}
+        self._calls: RateQuota | None = None
         self._taken: Counter[CallSlot] = Counter()
         # By limit: many refusals by one make those by another no less prompt.
         self._refusals: dict[str, Refusals] = {}
@@ -165,11 +172,14 @@ class PrincipalQuota:
             for name in ("publish_messages_per_s", "publish_bytes_per_s")
             if (per_s := getattr(limits, name)) is not None
         }
+        per_s = limits.calls_per_s
+        self._calls = None if per_s is None else RateQuota(per_s, self._clock_s)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost with this object."""
-        return not self._taken.total() and all(not rate.wait_ms() for rate in self._rates.values())
+        rates = [*self._rates.values(), *([self._calls] if self._calls is not None else ())]
+        return not self._taken.total() and all(not rate.wait_ms() for rate in rates)
 
     def admit_publish(self) -> None:
         """Raise ResourceExhausted while the principal owes time for what it published."""
@@ -182,6 +192,22 @@ class PrincipalQuota:
         self.admit_publish()
         for name, rate in self._rates.items():
             rate.take(messages_count if name == "publish_messages_per_s" else bytes_count)
+
+    async def pace(self, most_s: float | None) -> None:
+        """Wait for the turn of a call that is no publish, or raise ResourceExhausted.
+
+        It waits for no longer than `most_s`, which None does not bound, and has its turn then also
+        where it is cancelled.
+        """
+        if self._calls is None:
+            return
+        wait_ms = self._calls.wait_ms()
+        most_ms = PACED_MS_MAX if most_s is None else min(PACED_MS_MAX, most_s * 1000)
+        if wait_ms > most_ms:
+            raise self._refused("calls_per_s", self._calls.promise_ms())
+        self._calls.take(1)
+        if wait_ms:
+            await asyncio.sleep(wait_ms / 1000)
 
     @contextmanager
     def place(self, kind: CallSlot) -> Iterator[None]:

@@ -332,6 +332,8 @@ class _ByPolicy:
         current_caller.set(caller)
         if self._is_publish:
             caller.quota.admit_publish()
+        elif not self.answers_publishes:
+            await caller.quota.pace(context.time_remaining())
         place = None if self._place is None else caller.quota.place(self._place)
         return _JudgedVisit(self, context, certified, identity, place)
 

@@ -115,6 +115,39 @@ def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
     quota.publish(1, 0)
 
 
+async def test_calls_have_their_turns_one_after_the_other_and_few_wait() -> None:
+    clock = ManualSeconds(100.0)
+    quota = PrincipalQuota("shop", Limits(calls_per_s=20), clock)
+    turns: list[int] = []
+
+    async def call(number: int) -> None:
+        await quota.pace(None)
+        turns.append(number)
+
+    # One second's at once
+    for number in range(20):
+        await call(number)
+    assert not quota.is_idle
+
+    # Then each in its turn; one that is cancelled has had its own
+    waiting = [asyncio.create_task(call(number)) for number in range(20, 40)]
+    await asyncio.sleep(0)
+    for task in waiting[3:]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert turns == list(range(23))
+
+    # Refused is who would wait for too long, or for longer than is left to it
+    for most_s in (None, 60.0):
+        with pytest.raises(ResourceExhausted, match="calls_per_s = 20") as caught:
+            await quota.pace(most_s)
+    assert caught.value.retry_after_ms is not None
+    clock.now_s += 0.95
+    with pytest.raises(ResourceExhausted, match="calls_per_s = 20"):
+        await quota.pace(0.04)
+    await quota.pace(60.0)
+
+
 def test_one_rate_that_is_used_up_does_not_use_up_the_other() -> None:
     clock, usage = ManualSeconds(100.0), Usage()
     limits = Limits(principals=("s*",), publish_messages_per_s=10, publish_bytes_per_s=1000)

@@ -257,6 +257,25 @@ async def test_streams_of_all_kinds_share_a_limit(tmp_path: Path) -> None:
         await eventually(lambda: made.is_open())
 
 
+async def test_calls_beyond_the_limit_wait_for_their_turns_and_hold_up_no_other(
+    tmp_path: Path,
+) -> None:
+    async with limited(tmp_path, calls_per_s=5) as made:
+        await made.ops.create("q")
+        mine = [asyncio.create_task(made.shop.get("q")) for _ in range(100)]
+        for _ in range(20):
+            await made.ops.get("q")
+        answers = await asyncio.gather(*mine, return_exceptions=True)
+
+        # A second's at once, and those of the next second as they come; the others are refused
+        served = sum(not isinstance(answer, BaseException) for answer in answers)
+        assert 10 <= served < 100
+        assert made.callers.usage.refused == {("calls_per_s", "shop"): 100 - served}
+        for answer in answers:
+            if isinstance(answer, grpc.aio.AioRpcError):
+                assert from_rpc_error(answer).metadata == {"limit": "calls_per_s"}
+
+
 async def test_an_edit_counts_as_a_publish(tmp_path: Path) -> None:
     async with limited(tmp_path, publish_bytes_per_s=1) as broker:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
