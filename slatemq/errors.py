@@ -284,3 +284,18 @@ class Internal(SlateMQError):
     """A fault in SlateMQ itself, or an answer that this version does not know. Report it."""
 
     default_reason = "INTERNAL"
+
+
+def incomplete(problems: Mapping[int, SlateMQError]) -> Unavailable:
+    """The error of an answer that lacks these broker shards (INCOMPLETE)."""
+    return brokers_silent("the answer is incomplete", problems, INCOMPLETE)
+
+
+def brokers_silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Unavailable:
+    """The error about broker shards that did not answer."""
+    named = ", ".join(str(shard) for shard in sorted(problems))
+    shards = f"broker shard {named} does" if len(problems) == 1 else f"broker shards {named} do"
+    why = problems[min(problems)].message
+    return Unavailable(
+        f"{what}: {shards} not answer ({why})", reason=reason, metadata={SHARDS: named}
+    )

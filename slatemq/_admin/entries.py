@@ -35,9 +35,16 @@ from slatemq._consume.handles import (
 )
 from slatemq._requests import message_of
 from slatemq._rpc.peers import ATTEMPT_S, NOT_TAKEN, CallOptions, Method
-from slatemq._rpc.queue_locations import ANSWER_S, Calls, bounded, incomplete
+from slatemq._rpc.queue_locations import ANSWER_S, Calls, bounded
 from slatemq._rpc.stored_runs import messages_of
-from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError, Unavailable
+from slatemq.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+    incomplete,
+)
 from slatemq.models import Payload, Time, optional_ms, payload_bytes
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
@@ -149,19 +156,33 @@ class EntryCalls(Calls):
     ) -> EntryPage:
         """One page of `list_entries`, at most 1,000 entries; any page may be short.
 
-        Of a partitioned queue the pages of each partition follow those of the one before.
+        Of a partitioned queue the pages of each partition follow those of the one before. Where its
+        broker does not answer, the page is empty, `problems` names it, and the next page is of the
+        next partition.
         """
         bounds = finished_from, finished_until
         request = _request(queue_id, state, view, page_size, bounds, newest_first)
         check_text("page_token", page_token)
         partition, request.page_token = _split(page_token)
-        page = await self._locations.ask(queue_id, _list_entries, request, partition)
-        next_token, count = page.next_page_token, len(await self._locations.shards_of(queue_id))
-        if next_token and count > 1:
+        is_first = not request.page_token
+        shards = await self._locations.located(queue_id, fresh=is_first)
+        is_partition = partition < len(shards) > 1
+        options = bounded(min(ANSWER_S, self._peers.call_s)) if is_partition and is_first else {}
+        problems: dict[int, SlateMQError] = {}
+        try:
+            page = await self._locations.ask(queue_id, _list_entries, request, partition, **options)
+        except (Unavailable, DeadlineExceeded) as error:
+            if not is_partition:
+                raise
+            problems[shards[partition]] = error
+            page = entry_pb2.ListEntriesResponse()
+        next_token = page.next_page_token
+        if next_token and len(shards) > 1:
             next_token = f"{partition}{PAGE_OF}{next_token}"
-        elif not next_token and partition + 1 < count:
+        elif not next_token and partition + 1 < len(shards):
             next_token = f"{partition + 1}{PAGE_OF}"
-        return EntryPage([entry_of(each, self._encryption) for each in page.entries], next_token)
+        entries = [entry_of(each, self._encryption) for each in page.entries]
+        return EntryPage(entries, next_token, problems)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. A handle without a place makes this search the queue.

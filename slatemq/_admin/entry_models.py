@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from slatemq._requests import fields_of
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
 
 if TYPE_CHECKING:
@@ -131,10 +131,15 @@ class Entry:
 
 
 class EntryPage(NamedTuple):
-    """A page of a listing; `next_page_token` is empty on the last page."""
+    """A page of a listing; `next_page_token` is empty on the last page.
+
+    `problems`: the broker shard of a partition whose entries are missing, and why it did not
+    answer.
+    """
 
     entries: list[Entry]
     next_page_token: str
+    problems: Mapping[int, SlateMQError]
 
 
 class SearchProgress(NamedTuple):

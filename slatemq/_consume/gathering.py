@@ -28,7 +28,7 @@ import grpc.aio
 from slatemq._consume.claims import claim, raise_ingest_down
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
-from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, incomplete
+from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations
 from slatemq.errors import (
     INGEST_DOWN,
     DeadlineExceeded,
@@ -36,6 +36,7 @@ from slatemq.errors import (
     ResourceExhausted,
     SlateMQError,
     Unavailable,
+    incomplete,
 )
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
@@ -19,15 +19,15 @@ from slatemq._rpc.peers import (
 )
 from slatemq._rpc.topology_cache import STAGGER_S, first_answer
 from slatemq.errors import (
-    INCOMPLETE,
     PARTITION,
     SHARD,
-    SHARDS,
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
     SlateMQError,
     Unavailable,
+    brokers_silent,
+    incomplete,
 )
 from slatemq.v1.queue_pb2 import LocateQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
@@ -408,7 +408,9 @@ class QueueLocations:
             elif not isinstance(error, NotFound) or error.resource_type != resource:
                 raise error
         if silent:
-            raise _silent(f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN")
+            raise brokers_silent(
+                f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN"
+            )
         raise NotFound(resource, name)
 
 
@@ -421,11 +423,6 @@ def bounded(bound_s: float) -> CallOptions:
     """Options of a call to one broker of several, for which others need not wait long."""
     refused_s = min(REFUSED_S, bound_s)
     return {"call_s": refused_s, "attempt_s": bound_s, "wait_s": bound_s - refused_s}
-
-
-def incomplete(problems: Mapping[int, SlateMQError]) -> Unavailable:
-    """The error of an answer that lacks these brokers."""
-    return _silent("the answer is incomplete", problems, INCOMPLETE)
 
 
 def _check_partitions(queue_id: str, outcomes: Sequence[object]) -> None:
@@ -447,16 +444,6 @@ def is_absent(outcome: object, queue_id: str) -> bool:
         isinstance(outcome, NotFound)
         and outcome.resource_type == "queue"
         and outcome.resource_name == queue_id
-    )
-
-
-def _silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Unavailable:
-    """The error about brokers that did not answer."""
-    named = ", ".join(str(shard) for shard in sorted(problems))
-    shards = f"broker shard {named} does" if len(problems) == 1 else f"broker shards {named} do"
-    why = problems[min(problems)].message
-    return Unavailable(
-        f"{what}: {shards} not answer ({why})", reason=reason, metadata={SHARDS: named}
     )
 
 

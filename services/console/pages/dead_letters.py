@@ -11,16 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.console import formats
-from services.console.pages.messages import full_entry, is_encrypted
+from services.console.pages.messages import full_entry, is_encrypted, page_of
 from services.console.pages.queues import headers_of, whole_number
 from services.console.rendering import client_of, done, field_of, form_of, link, render
-from slatemq._admin.entry_models import EntryState, EntryView
+from slatemq._admin.entry_models import EntryState
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter, ReplaceDeadLetter
 from slatemq.encryption import KEY_HEADER
-from slatemq.errors import InvalidArgument
+from slatemq.errors import INCOMPLETE, InvalidArgument, Unavailable
 
-PAGE_SIZE: Final = 50
 REDRIVES_SHOWN: Final = 10
 EDITED_BYTES_MAX: Final = 1 << 20
 """A larger payload is edited with the command: `slatemq failed edit`."""
@@ -36,21 +35,15 @@ async def list_dead_letters(request: Request) -> Response:
     queue_id = field_of(request, "queue")
     client = await client_of(request)
     queue = await client.get_queue(queue_id)
-    page = await client.entry_page(
-        queue_id,
-        EntryState.FAILED,
-        page_size=PAGE_SIZE,
-        page_token=field_of(request, "after"),
-        view=EntryView.HEADERS,
-        newest_first=True,
-    )
+    page = await page_of(client, queue_id, EntryState.FAILED, field_of(request, "after"))
+    redrives, problem = await _redrives(request, queue_id)
     return render(
         request,
         "dead_letters.html",
         queue=queue,
-        entries=page.entries,
-        next_token=page.next_page_token,
-        redrives=await _redrives(request, queue_id),
+        page=page,
+        redrives=redrives,
+        problem=problem,
         request_id=str(uuid4()),
     )
 
@@ -175,8 +168,8 @@ async def show_redrives(request: Request) -> Response:
     """The table of redrives, which asks for itself again while one runs."""
     queue_id = field_of(request, "queue")
     await (await client_of(request)).get_queue(queue_id)  # raises, where it is gone
-    redrives = await _redrives(request, queue_id)
-    return render(request, "_redrives.html", queue_id=queue_id, redrives=redrives)
+    redrives, problem = await _redrives(request, queue_id)
+    return render(request, "_redrives.html", queue_id=queue_id, redrives=redrives, problem=problem)
 
 
 async def steer_redrive(request: Request) -> Response:
@@ -192,9 +185,17 @@ async def steer_redrive(request: Request) -> Response:
     return done(request, link("/dead-letters", queue=queue_id), notice)
 
 
-async def _redrives(request: Request, queue_id: str) -> list[Redrive]:
-    """The redrives that run, and the newest of the others."""
+async def _redrives(request: Request, queue_id: str) -> tuple[list[Redrive], str]:
+    """The redrives that run and the newest of the others; and why some are missing."""
     client = await client_of(request)
-    found = [one async for one in client.list_redrives(queue_id)]
+    found: list[Redrive] = []
+    problem = ""
+    try:
+        async for one in client.list_redrives(queue_id):
+            found.append(one)  # noqa: PERF401 - what came before an error counts
+    except Unavailable as error:
+        if error.reason != INCOMPLETE:
+            raise
+        problem = error.message
     found.sort(key=lambda one: (one.state is not RedriveState.RUNNING, -one.created_at_ms))
-    return found[:REDRIVES_SHOWN]
+    return found[:REDRIVES_SHOWN], problem

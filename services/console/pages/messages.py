@@ -12,9 +12,10 @@ from starlette.responses import Response
 from services.console import formats
 from services.console.payloads import Download
 from services.console.rendering import client_of, console_of, done, field_of, link, render
-from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq._admin.entry_models import Entry, EntryPage, EntryState, EntryView
+from slatemq.client import Client
 from slatemq.encryption import KEY_HEADER
-from slatemq.errors import InvalidArgument, NotFound
+from slatemq.errors import InvalidArgument, NotFound, SlateMQError
 
 PAGE_SIZE: Final = 50
 
@@ -28,14 +29,7 @@ async def list_messages(request: Request) -> Response:
     state = _state(field_of(request, "state") or "available")
     client = await client_of(request)
     queue = await client.get_queue(queue_id)
-    page = await client.entry_page(
-        queue_id,
-        state,
-        page_size=PAGE_SIZE,
-        page_token=field_of(request, "after"),
-        view=EntryView.HEADERS,
-        newest_first=state in NEWEST_FIRST,
-    )
+    page = await page_of(client, queue_id, state, field_of(request, "after"))
     counts = {one: getattr(queue.counts, f"{one}_count") for one in EntryState}
     return render(
         request,
@@ -44,9 +38,26 @@ async def list_messages(request: Request) -> Response:
         state=state,
         states=list(EntryState),
         counts=counts,
-        entries=page.entries,
-        next_token=page.next_page_token,
+        page=page,
     )
+
+
+async def page_of(client: Client, queue_id: str, state: EntryState, token: str) -> EntryPage:
+    """The next page that has entries, with headers, and the problems of those before it."""
+    problems: dict[int, SlateMQError] = {}
+    while True:
+        page = await client.entry_page(
+            queue_id,
+            state,
+            page_size=PAGE_SIZE,
+            page_token=token,
+            view=EntryView.HEADERS,
+            newest_first=state in NEWEST_FIRST,
+        )
+        problems |= page.problems
+        token = page.next_page_token
+        if page.entries or not token:
+            return page._replace(problems=problems)
 
 
 async def show_message(request: Request) -> Response:

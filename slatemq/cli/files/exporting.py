@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 import click
@@ -19,6 +19,7 @@ from slatemq.cli.files.queue_files import exported, head
 from slatemq.cli.output import progress
 from slatemq.cli.parameters import flag, now_ms, queue_argument
 from slatemq.cli.session import Session, command
+from slatemq.errors import INCOMPLETE, SlateMQError, Unavailable, incomplete
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -86,14 +87,32 @@ def export(
     if wanted is EntryState.AVAILABLE and is_bounded(bounds):
         raise click.UsageError("--newest, --from and --until are not for available messages")
 
-    async def work(client: Client) -> tuple[int, int]:
+    async def work(client: Client) -> Exported:
         with _opened(out, force) as stream:
-            return await write_export(session, client, queue, wanted, stream, limit, bounds)
+            done = await write_export(session, client, queue, wanted, stream, limit, bounds)
+            if done.problem is not None and not done.messages_count:
+                raise done.problem
+            return done
 
-    count, size = session.call(work)
+    done = session.call(work)
     if out != STDOUT:
-        fields = {"file": out, "queue_id": queue, "state": state, "exported_count": count}
-        session.show(fields, f"exported: {count} to {out}, {size} bytes")
+        fields = {
+            "file": out,
+            "queue_id": queue,
+            "state": state,
+            "exported_count": done.messages_count,
+        }
+        session.show(fields, f"exported: {done.messages_count} to {out}, {done.size_bytes} bytes")
+    if done.problem is not None:
+        raise done.problem
+
+
+class Exported(NamedTuple):
+    """What a file has; `problem`: why it does not have all of the queue."""
+
+    messages_count: int
+    size_bytes: int
+    problem: SlateMQError | None
 
 
 async def write_export(
@@ -106,27 +125,33 @@ async def write_export(
     bounds: dict[str, Any],
     text: str = HEAD,
     name: str = "",
-) -> tuple[int, int]:
-    """Write a queue file, with a page of messages in memory; return messages and bytes."""
+) -> Exported:
+    """Write a queue file, with a page of messages in memory."""
     counts = (await client.get_queue(queue)).counts
     total = getattr(counts, f"{state.value}_count")
     buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], now_ms()))
     count = size = 0
+    problem: SlateMQError | None = None
     entries = _entries(client, queue, state, limit, bounds)
     with progress(not session.json, "export", min(total, limit or total)) as update:
-        async for entry in entries:
-            if entry.message is not None:
-                note_encrypted(session, entry.message.headers)
-            buffer += exported(entry)
-            count += 1
-            if len(buffer) >= WRITE_BYTES:
-                size += stream.write(buffer)
-                buffer.clear()
-                update(completed=count)
-            if count == limit:
-                break
+        try:
+            async for entry in entries:
+                if entry.message is not None:
+                    note_encrypted(session, entry.message.headers)
+                buffer += exported(entry)
+                count += 1
+                if len(buffer) >= WRITE_BYTES:
+                    size += stream.write(buffer)
+                    buffer.clear()
+                    update(completed=count)
+                if count == limit:
+                    break
+        except Unavailable as error:
+            if error.reason != INCOMPLETE:
+                raise
+            problem = error
         size += stream.write(buffer)
-    return count, size
+    return Exported(count, size, problem)
 
 
 def _entries(
@@ -147,18 +172,25 @@ def _entries(
 async def _listed(
     client: Client, queue: str, state: EntryState, bounds: dict[str, Any]
 ) -> AsyncIterator[Entry]:
-    """Entries page by page; pages of long messages have fewer, which bounds the memory."""
+    """Entries page by page; pages of long messages have fewer, which bounds the memory.
+
+    Raises Unavailable (INCOMPLETE) at the end, as `Client.list_entries` does.
+    """
     size, token = FIRST_PAGE_COUNT, ""
+    problems: dict[int, SlateMQError] = {}
     while True:
         page = await client.entry_page(
             queue, state, page_size=size, page_token=token, view=EntryView.FULL, **bounds
         )
         size = next_size(page.entries, size)
         token = page.next_page_token
+        problems |= page.problems
         for entry in page.entries:
             yield entry
         if not token:
-            return
+            break
+    if problems:
+        raise incomplete(problems)
 
 
 def next_size(entries: Sequence[Entry], size: int) -> int:

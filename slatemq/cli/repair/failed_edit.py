@@ -131,10 +131,12 @@ def edit(
         state = EntryState.ARCHIVED if archived else EntryState.FAILED
         head, name = HEAD_ARCHIVED if archived else HEAD, path.stem.rpartition("-")[2]
         with path.open("xb") as stream:
-            count, _ = await write_export(
+            done = await write_export(
                 session, client, queue, state, stream, limit, bounds, head, name
             )
-        return count
+        if done.problem is not None:
+            raise done.problem
+        return done.messages_count
 
     try:
         count = session.call(work)

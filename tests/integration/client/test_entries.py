@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import slatemq
-from slatemq import EntryState, Redrive, RedriveState, SearchProgress
+from slatemq import EntryPage, EntryState, Redrive, RedriveState, SearchProgress
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from tests.integration.client.peers import Broker, Instance, refuse
@@ -190,6 +190,59 @@ async def test_a_listing_goes_through_all_its_pages(
     page = await client.entry_page("q", EntryState.DELAYED, page_size=2, page_token="2")
     assert [one.message_id for one in page.entries] == [3, 4]
     assert page.next_page_token == "4"
+
+
+class Unpaged(Entries):
+    """A broker that is down behind the first page of anything."""
+
+    async def ListEntries(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.page_token:
+            await refuse(context, DOWN)
+        return await super().ListEntries(request, context)
+
+    async def ListRedrives(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.page_token:
+            await refuse(context, DOWN)
+        first = await super().ListRedrives(request, context)
+        return entry_pb2.ListRedrivesResponse(redrives=first.redrives, next_page_token="2")
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (Entries(lose=1 << 30), [[1, 2], [], [1, 2], [3]]),
+        (Unpaged(count=4), [[1, 2], [1, 2], [], [1, 2], [3]]),
+    ],
+    ids=["down", "down behind a page"],
+)
+async def test_pages_go_on_behind_a_partition_that_does_not_answer_and_name_it(
+    instance: Instance, second: Entries, found: list[list[int]]
+) -> None:
+    kind: Any = Broker
+    for shard, entries in enumerate((Entries(count=2), second, Entries(count=3))):
+        broker = kind(partition_shards=[0, 1, 2])
+        await instance.serve(broker=broker, entries=entries, broker_shard=shard)
+    pages: list[EntryPage] = []
+    token = ""
+    async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+        while token or not pages:
+            pages.append(await client.entry_page("q", "delayed", page_token=token))
+            token = pages[-1].next_page_token
+
+    assert [[one.message_id for one in page.entries] for page in pages] == found
+    silent = [page for page in pages if page.problems]
+    assert [list(page.problems) for page in silent] == [[1]]
+    assert silent[0].problems[1].message == "draining"
+    assert not silent[0].entries
+
+
+async def test_a_page_of_a_queue_without_partitions_whose_broker_is_down_is_refused(
+    instance: Instance,
+) -> None:
+    await serve(instance, Entries(lose=1 << 30), Entries(lose=1 << 30))
+    async with slatemq.connect(instance.endpoint, call_timeout=1) as client:
+        with pytest.raises(Unavailable, match="draining"):
+            await client.entry_page("q", "delayed")
 
 
 @pytest.mark.parametrize(
