@@ -100,7 +100,7 @@ class EntryCalls(Calls):
         check_text("queue_id", queue_id)
         bounds = finished_from, finished_until
         request = _request(queue_id, state, view, PAGE_SIZE, bounds, newest_first)
-        shards = await self._locations.located(queue_id)
+        shards = await self._locations.located(queue_id, fresh=True)
         silent: dict[int, SlateMQError] = {}
         parts = [self._entries_of(request, shards, one, silent) for one in range(len(shards))]
         if state_wire(state) in _FINISHED:

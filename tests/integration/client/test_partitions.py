@@ -547,7 +547,14 @@ async def test_a_client_that_knew_the_queue_before_it_had_partitions_finds_them(
     made: Instance,
 ) -> None:
     async with slatemq.connect(made.brokers[1].address) as other:
-        for method in ("get_queue", "claim", "consume", "consume_batches"):
+        for method in (
+            "get_queue",
+            "list_entries",
+            "entry_page",
+            "claim",
+            "consume",
+            "consume_batches",
+        ):
             await made.client.create_queue("q")
             await other.get_queue("q")
             await made.client.delete_queue("q")
@@ -585,6 +592,15 @@ async def test_a_watch_sees_the_delayed_messages_of_all_partitions_and_goes_on_f
                 for _ in range(15):
                     if len(set(seen)) < 40:
                         seen.append((await anext(watch)).message_id)
+            elif method == "list_entries":
+                got = {entry.message_id async for entry in other.list_entries("q", "available")}
+            elif method == "entry_page":
+                page = await other.entry_page("q", "available")
+                got = {entry.message_id for entry in page.entries}
+                while page.next_page_token:
+                    token = page.next_page_token
+                    page = await other.entry_page("q", "available", page_token=token)
+                    got |= {entry.message_id for entry in page.entries}
                 position = watch.position
     assert set(seen) == ids
     assert made.client.watch_delayed("q", position=position).position == position
