@@ -17,7 +17,7 @@ from slatemq._checks import check_callback, check_text
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
@@ -139,8 +139,8 @@ class RedriveCalls(Calls):
     async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
         """The redrives of a queue, or of all; those of each broker the newest first.
 
-        Raises Unavailable (INCOMPLETE) at the end when brokers of several did not answer:
-        `metadata["broker_shards"]` names them.
+        Raises Unavailable (INCOMPLETE) at the end when brokers did not answer, or not to their last
+        page: `metadata["broker_shards"]` names them.
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
         if queue_id:
@@ -148,19 +148,24 @@ class RedriveCalls(Calls):
             answers = await self._locations.answers(queue_id, attempt)
         else:
             answers = await self._locations.ask_all(_list_redrives, request)
-        found: dict[str, list[Redrive]] = {}
+        found: dict[tuple[str, str, str], list[Redrive]] = {}
         for shard, first in sorted(answers.by_shard.items()):
             page = first
             while True:
                 for wire in page.redrives:
                     one = _redrive_of(wire, shard)
-                    found.setdefault(wire.request_id or one.redrive_id, []).append(one)
+                    name = wire.request_id or one.redrive_id
+                    found.setdefault((name, one.queue_id, one.target_queue_id), []).append(one)
                 if not page.next_page_token:
                     break
                 following = entry_pb2.ListRedrivesRequest()
                 following.CopyFrom(request)
                 following.page_token = page.next_page_token
-                page = await self._peers.ask_broker(shard, _list_redrives, following)
+                try:
+                    page = await self._peers.ask_broker(shard, _list_redrives, following)
+                except (Unavailable, DeadlineExceeded) as error:
+                    answers.problems[shard] = error
+                    break
         for each in found.values():
             yield _joined(each)
         answers.check_complete()

@@ -376,6 +376,48 @@ async def test_redrives_are_found_by_their_id_and_waited_for(
     assert [one.redriven_count for one in seen] == [2, 3]
 
 
+def redrive(redrive_id: str, queue_id: str, target_queue_id: str = "") -> entry_pb2.Redrive:
+    return entry_pb2.Redrive(
+        redrive_id=redrive_id,
+        queue_id=queue_id,
+        target_queue_id=target_queue_id or queue_id,
+        request_id="today",
+        state=entry_pb2.Redrive.STATE_RUNNING,
+    )
+
+
+async def test_redrives_of_several_queues_with_one_request_id_are_listed_apart(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    mine = [redrive("0-1", "q"), redrive("0-2", "r"), redrive("0-3", "q", "other")]
+    other = redrive("1-1", "q")  # of another partition
+    await serve(
+        instance,
+        Entries(redrives={one.redrive_id: one for one in mine}),
+        Entries(redrives={"1-1": other}),
+    )
+    listed = [one.redrive_id async for one in client.list_redrives()]
+    assert listed == ["0-1+1-1", "0-2", "0-3"]
+
+
+async def test_a_broker_that_is_down_behind_its_first_page_of_redrives_hides_no_other(
+    instance: Instance,
+) -> None:
+    first = Unpaged(redrives={"0-1": redrive("0-1", "q")})
+    await serve(instance, first, Entries(redrives={"1-1": redrive("1-1", "r")}))
+    found: list[str] = []
+    async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+
+        async def read() -> None:
+            async for one in client.list_redrives():
+                found.append(one.redrive_id)  # noqa: PERF401 - what came before the error counts
+
+        with pytest.raises(Unavailable) as refused:
+            await read()
+    assert found == ["0-1", "1-1"]
+    assert (refused.value.reason, refused.value.metadata) == ("INCOMPLETE", {"broker_shards": "0"})
+
+
 async def test_bad_redrives_are_refused_before_they_are_sent(client: slatemq.Client) -> None:
     for options in ({"rate": 1 << 40}, {"message_ids": ["x"]}, {"filter": 7}):
         with pytest.raises(SlateMQError) as refused:
