@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -72,7 +73,9 @@ PAGE_SIZE = 1000
 SEARCH_S = 3600.0
 """The limit of a search, by a handle without a place or for a message in all queues."""
 
-REFUSED: Final = NOT_TAKEN | {"QUEUE_MOVING"}
+QUEUE_MOVING: Final = "QUEUE_MOVING"
+
+REFUSED: Final = NOT_TAKEN | {QUEUE_MOVING}
 """Reasons of tries that cannot have changed an entry."""
 
 
@@ -207,19 +210,15 @@ class EntryCalls(Calls):
 
         Every broker reads every list from the message's receipt on: some seconds per million
         entries. Calls `on_progress` about once a second. Raises InvalidArgument; NotFound for
-        a queue that does not exist; Unavailable, after what the other brokers found, when one
-        does not answer.
+        a queue that does not exist; Unavailable, after what the others have, when a broker does not
+        answer, or a queue is moving to another one.
         """
         if on_progress is not None:
             check_callback("on_progress", on_progress)
         request = message_of(
             entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
         )
-        # A broker does not know whether another one has a queue.
-        queues = QueueCalls(self._locations)
-        named = [await queues.get_queue(queue_id) for queue_id in request.queue_ids]
-        shards = sorted({shard for queue in named for shard in queue.broker_shards})
-        shards = shards or await self._peers.broker_shards()
+        shards = await self._shards_to_search(request.queue_ids)
         found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
         progress: dict[int, SearchProgress] = {}
 
@@ -248,6 +247,19 @@ class EntryCalls(Calls):
         if problem is not None:
             raise problem
 
+    async def _shards_to_search(self, queue_ids: Iterable[str]) -> Sequence[int]:
+        """All shards of these queues, also of brokers that are down; without queues all there are.
+
+        Raises NotFound: a broker does not know whether another one has a queue.
+        """
+        queues = QueueCalls(self._locations)
+        shards: set[int] = set()
+        for queue_id in queue_ids:
+            with suppress(Unavailable, DeadlineExceeded):  # The search of its broker raises it.
+                await queues.get_queue(queue_id)
+            shards.update(await self._locations.located(queue_id, fresh=True))
+        return sorted(shards) or await self._peers.broker_shards()
+
     async def _search(
         self,
         shard: int,
@@ -267,9 +279,14 @@ class EntryCalls(Calls):
                         found.put_nowait(entry_of(wire, self._encryption))
                 note(shard, response)
 
+        def check(failure: SlateMQError) -> None:
+            # What has left by the next try is on another broker, whose search may be over.
+            if failure.reason == QUEUE_MOVING:
+                raise failure
+
         problem: SlateMQError | None = None
         try:
-            await self._peers.call(attempt, attempt_s=SEARCH_S, wait_s=SEARCH_S)
+            await self._peers.call(attempt, attempt_s=SEARCH_S, wait_s=SEARCH_S, on_failure=check)
         except SlateMQError as error:
             problem = error
         found.put_nowait(problem)

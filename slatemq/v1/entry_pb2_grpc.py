@@ -119,7 +119,9 @@ class EntryServiceServicer:
         message's receipt on, in the background: some seconds per million entries. Sends progress every
         second, and entries as they are found. Cancel the call to stop.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also QUEUE_MOVING, after what
+        the other queues have: a queue is moving to another shard, or did a moment ago; repeat the
+        search at all brokers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

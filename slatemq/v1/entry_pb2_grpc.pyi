@@ -67,7 +67,9 @@ class EntryServiceStub:
     message's receipt on, in the background: some seconds per million entries. Sends progress every
     second, and entries as they are found. Cancel the call to stop.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also QUEUE_MOVING, after what
+    the other queues have: a queue is moving to another shard, or did a moment ago; repeat the
+    search at all brokers).
     """
     CancelEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.CancelEntryRequest, _entry_pb2.CancelEntryResponse]
     """Removes an available or delayed entry from its queue: it will not be delivered.
@@ -119,7 +121,9 @@ class EntryServiceAsyncStub(EntryServiceStub):
     message's receipt on, in the background: some seconds per million entries. Sends progress every
     second, and entries as they are found. Cancel the call to stop.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also QUEUE_MOVING, after what
+    the other queues have: a queue is moving to another shard, or did a moment ago; repeat the
+    search at all brokers).
     """
     CancelEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.CancelEntryRequest, _entry_pb2.CancelEntryResponse]  # type: ignore[assignment]
     """Removes an available or delayed entry from its queue: it will not be delivered.
@@ -186,7 +190,9 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         message's receipt on, in the background: some seconds per million entries. Sends progress every
         second, and entries as they are found. Cancel the call to stop.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also QUEUE_MOVING, after what
+        the other queues have: a queue is moving to another shard, or did a moment ago; repeat the
+        search at all brokers).
         """
 
     @_abc_1.abstractmethod

@@ -16,6 +16,7 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
 from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.queues import DoneMessage, FailedMessage
 from services.broker.core.leases import Lease
+from services.broker.core.moves import moving
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
@@ -167,9 +168,10 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             for place, queue_id in enumerate(request.queue_ids)
         ]
         # Those of other shards are searched there.
-        ids = list(dict.fromkeys(named)) or [
-            queue_id for queue_id in self._owner.shard.queues if may("inspect", queue_id)
-        ]
+        shard = self._owner.shard
+        departing = shard.moves.departing(self._owner.clock.now_ms())
+        every = dict.fromkeys((*shard.queues, *departing))
+        ids = list(dict.fromkeys(named)) or [one for one in every if may("inspect", one)]
         await self._owner.durable()
         since_ms = await self._received_ms(request.message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))
@@ -198,14 +200,23 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         since_ms: int,
         progress: entry_pb2.FindMessageResponse,
     ) -> AsyncIterator[SearchStep]:
-        """The steps through all queues, and one after each; counts these in `progress`."""
+        """The steps through all queues, and one after each; counts these in `progress`.
+
+        Raises Unavailable at the end where one was moving, and may have been passed over.
+        """
+        shard, passed_over = self._owner.shard, ""
         for queue_id in ids:
-            queue = self._owner.shard.queues.get(queue_id)
+            queue = shard.queues.get(queue_id)
             if queue is not None:
                 async for step in self._finder.search(queue, message_id, since_ms):
                     yield step
+            departing = shard.moves.departing(self._owner.clock.now_ms())
+            if queue_id in departing or shard.moves.has(queue_id):
+                passed_over = queue_id
             progress.queues_searched_count += 1
             yield SearchStep(None, 0)
+        if passed_over:
+            raise moving(passed_over)
 
     async def _received_ms(self, message_id: int) -> int:
         """From when on the message can be in a queue; 0 where its ingest does not know."""

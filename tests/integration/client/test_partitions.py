@@ -453,6 +453,33 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
     assert not {one.message_id for one in left} & {one.message_id for one in got}
 
 
+async def test_a_search_ends_with_the_partition_whose_broker_is_down(made: Instance) -> None:
+    await create(made, "q")
+    await made.publish("q", 30)
+    await made.routed()
+    queue = await made.client.get_queue("q")
+    ids = [entry.message_id async for entry in made.client.list_entries("q", "available")]
+    there, missing = ids[0], ids[queue.partitions[0].counts.available_count]
+    await made.brokers[queue.partitions[1].broker_shard].kill()
+    address = made.brokers[queue.partitions[0].broker_shard].address
+
+    async def search(message_id: int) -> list[int]:
+        """The messages that are found, until a broker does not answer."""
+        found: list[int] = []
+        async with slatemq.connect(address, call_timeout=3) as client:
+
+            async def read() -> None:
+                async for one in client.find_message(message_id, ["q"]):
+                    found.append(one.message_id)  # noqa: PERF401 - what came before the error
+
+            with pytest.raises(Unavailable):
+                await read()
+        return found
+
+    assert await search(there) == [there]
+    assert await search(missing) == []
+
+
 async def test_a_creation_that_broke_off_is_visible_routes_nothing_and_is_finished_by_a_repeat(
     made: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -565,6 +592,15 @@ async def test_a_client_that_knew_the_queue_before_it_had_partitions_finds_them(
             if method == "get_queue":
                 assert (await other.get_queue("q")).counts.available_count == 60
                 got = ids
+            elif method == "list_entries":
+                got = {entry.message_id async for entry in other.list_entries("q", "available")}
+            elif method == "entry_page":
+                page = await other.entry_page("q", "available")
+                got = {entry.message_id for entry in page.entries}
+                while page.next_page_token:
+                    token = page.next_page_token
+                    page = await other.entry_page("q", "available", page_token=token)
+                    got |= {entry.message_id for entry in page.entries}
             elif method == "claim":
                 while len(got) < 60 and (some := await other.claim("q", 60, wait=5)):
                     got |= {one.message_id for one in some}
@@ -592,15 +628,6 @@ async def test_a_watch_sees_the_delayed_messages_of_all_partitions_and_goes_on_f
                 for _ in range(15):
                     if len(set(seen)) < 40:
                         seen.append((await anext(watch)).message_id)
-            elif method == "list_entries":
-                got = {entry.message_id async for entry in other.list_entries("q", "available")}
-            elif method == "entry_page":
-                page = await other.entry_page("q", "available")
-                got = {entry.message_id for entry in page.entries}
-                while page.next_page_token:
-                    token = page.next_page_token
-                    page = await other.entry_page("q", "available", page_token=token)
-                    got |= {entry.message_id for entry in page.entries}
                 position = watch.position
     assert set(seen) == ids
     assert made.client.watch_delayed("q", position=position).position == position

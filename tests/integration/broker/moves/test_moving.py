@@ -593,6 +593,48 @@ async def test_commands_about_a_queue_that_moves_are_repeated(tmp_path: Path) ->
         assert await reason(transfer) == "OTHER_SHARD"
 
 
+async def test_a_search_that_may_have_passed_over_a_queue_that_moves_is_not_over(
+    tmp_path: Path,
+) -> None:
+    async with (
+        two_brokers(tmp_path) as (first, second),
+        slatemq.connect(first.running.address, call_timeout=2) as client,
+    ):
+        await first.create("q")
+        await first.create("stays")
+        await route(first, 1, q=[1])
+        await route(first, 2, stays=[2])
+        await route(second, 2)
+
+        async def search(message_id: int, *queue_ids: str) -> tuple[list[str], str]:
+            """The queues that have the message, and why there may be others."""
+            found: list[str] = []
+            try:
+                async for entry in client.find_message(message_id, queue_ids):
+                    found.append(entry.queue_id)  # noqa: PERF401 - what came before an error counts
+            except Unavailable as error:
+                return found, error.reason
+            return found, ""
+
+        assert await search(1) == await search(1, "q") == (["q"], "")
+        steps = Steps(3)
+        steps.between(first.broker.departures._targets, "send")
+        await begin_move(first, second)
+        await steps.reached.wait()
+
+        assert await search(1) == await search(1, "q") == ([], "QUEUE_MOVING")
+        assert await search(2) == (["stays"], "QUEUE_MOVING")
+        assert await search(2, "stays") == (["stays"], "")
+
+        steps.thawed.set()
+        await gone(first)
+        assert await search(1, "q") == (["q"], "")
+        # Without names, a broker may have been asked before the queue was there
+        assert await search(1) == (["q"], "QUEUE_MOVING")
+        first.clock.advance(20_000)
+        assert await search(1) == (["q"], "")
+
+
 async def test_waiting_claims_end_when_their_queue_leaves(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (first, second):
         await first.create("q")
