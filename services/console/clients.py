@@ -14,13 +14,22 @@ from typing import Final
 from services.console.config import ConsoleConfig
 from slatemq.client import Client, connect
 from slatemq.credentials import Credentials
-from slatemq.errors import FailedPrecondition, PermissionDenied, Unauthenticated
+from slatemq.errors import (
+    FailedPrecondition,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
 
 CLIENTS_MAX: Final = 64
 """Persons at once; the one whose last request is oldest makes place."""
 
 LOGINS_MAX: Final = 4
 """Logins that are checked at once: a check opens connections."""
+
+LOGINS_WAITING_MAX: Final = 16
+LOGIN_WAIT_S: Final = 5.0
+"""How many logins wait for a check, and how long each: wrong ones must not close the console."""
 
 CALL_S: Final = 5.0
 """How long a page waits for services that are down."""
@@ -37,6 +46,7 @@ class Clients:
         self._protected: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._logins = asyncio.Semaphore(LOGINS_MAX)
+        self._logins_waiting_count = 0
 
     async def of(self, token: str) -> Client:
         """The client with this token; empty: one that proves nothing.
@@ -59,13 +69,31 @@ class Clients:
         return client
 
     async def check(self, token: str) -> None:
-        """Raises SlateMQError unless the instance knows who has this token."""
-        async with self._logins:
+        """Raises SlateMQError unless the instance knows who has this token.
+
+        That is ResourceExhausted where too many logins wait, or this one has waited too long.
+        """
+        await self._take_turn()
+        try:
             client = self._made(token)
             try:
-                await client.topology()
+                await client.topology()  # One call, which is not repeated.
             finally:
                 await client.close()
+        finally:
+            self._logins.release()
+
+    async def _take_turn(self) -> None:
+        if self._logins_waiting_count >= LOGINS_WAITING_MAX:
+            raise _too_many_logins()
+        self._logins_waiting_count += 1
+        try:
+            async with asyncio.timeout(LOGIN_WAIT_S):
+                await self._logins.acquire()
+        except TimeoutError:
+            raise _too_many_logins() from None
+        finally:
+            self._logins_waiting_count -= 1
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -90,6 +118,10 @@ class Clients:
         task = asyncio.create_task(client.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _too_many_logins() -> ResourceExhausted:
+    return ResourceExhausted("too many logins are being checked", reason="TOO_MANY_LOGINS")
 
 
 async def _require_policy(client: Client) -> None:
