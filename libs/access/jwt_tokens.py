@@ -24,6 +24,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeGuard
@@ -33,6 +34,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from libs.access.principals import NAME_LENGTH_MAX, Principal
+from libs.access.token_checks import too_many_checks
 from libs.documents import Document
 from slatemq.errors import Unauthenticated, Unavailable
 
@@ -45,6 +47,16 @@ ALGORITHMS: Final = (
 
 KEYS_BYTES_MAX: Final = 1 << 20
 FETCH_TIMEOUT_S: Final = 5.0
+"""How long a server may be silent while its answer is read."""
+
+FETCH_S_MAX: Final = 10.0
+"""How long the keys are waited for altogether: what comes a byte at a time is no answer."""
+
+REFRESH_WAIT_S: Final = 1.0
+"""How long tokens whose key is known wait for newer keys, once for each time they are asked for."""
+
+WAITING_MAX: Final = 64
+"""Tokens of an issuer that wait for keys that are not known. Forged ones name such keys."""
 
 KEYS_AGE_S_MAX: Final = 600.0
 """Keys older than this are fetched again, so that one that its issuer has withdrawn ends."""
@@ -122,6 +134,7 @@ class JwtTokens:
 
         Raises:
             Unauthenticated: It is forged, expired, for others, or of an unknown issuer.
+            ResourceExhausted: Too many tokens wait for keys of its issuer.
             Unavailable: The keys of its issuer cannot be read now.
         """
         try:
@@ -167,18 +180,28 @@ class IssuerKeys:
         self._keys: dict[str | None, Key] = {}
         self._fetched_s = self._tried_s = -KEYS_OUTAGE_S_MAX
         self._fetching: asyncio.Lock | None = None
+        self._waiting_count = 0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing_s = 0.0
+        # Of its own: an issuer that hangs holds up neither another one nor work of other kinds.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="access-keys")
+        self._answer: asyncio.Future[dict[str | None, Key]] | None = None
 
     async def get(self, key_id: str | None) -> Key:
         """The key of this ID; None: the token names none, and the issuer may have one alone.
 
         Raises:
             Unauthenticated: The issuer has no such key.
+            ResourceExhausted: Too many tokens wait for its keys.
             Unavailable: Its keys cannot be read.
         """
         now = time.monotonic()
-        if self._find(key_id) is None or now - self._fetched_s > KEYS_AGE_S_MAX:
-            await self._fetch(now)
-        if now - self._fetched_s > KEYS_OUTAGE_S_MAX:
+        age_s = now - self._fetched_s
+        if self._find(key_id) is None or age_s > KEYS_OUTAGE_S_MAX:
+            await self._wait_for_keys(now)
+        elif age_s > KEYS_AGE_S_MAX:
+            await self._refresh(now)
+        if time.monotonic() - self._fetched_s > KEYS_OUTAGE_S_MAX:
             raise self._down()
         key = self._find(key_id)
         if key is None and self._tried_s > self._fetched_s:
@@ -196,6 +219,29 @@ class IssuerKeys:
             f"the keys of {self._issuer.issuer} cannot be read", reason="ISSUER_DOWN"
         )
 
+    async def _wait_for_keys(self, now: float) -> None:
+        """Fetch the keys for a token whose key is not known: forged ones wait here, too."""
+        if self._waiting_count >= WAITING_MAX:
+            raise too_many_checks()
+        self._waiting_count += 1
+        try:
+            await self._fetch(now)
+        finally:
+            self._waiting_count -= 1
+
+    async def _refresh(self, now: float) -> None:
+        """Fetch the keys again, for a token whose key is known but may have been withdrawn.
+
+        It waits for an issuer that answers, and not long for one that does not: all that come later
+        go by what is known.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._fetch(now))
+            self._refreshing_s = now
+        left_s = self._refreshing_s + REFRESH_WAIT_S - now
+        if left_s > 0:
+            await asyncio.wait([self._refreshing], timeout=left_s)
+
     async def _fetch(self, asked_s: float) -> None:
         """Fetch the keys, if none were fetched since `asked_s`; not for a while after a failure."""
         if self._fetching is None:
@@ -210,11 +256,34 @@ class IssuerKeys:
                 await asyncio.sleep(FETCH_AGAIN_S - since_s)
             self._tried_s = time.monotonic()
             try:
-                keys = await asyncio.to_thread(fetch_keys, self._issuer)
+                keys = await self._read_keys()
             except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:
                 log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
                 return
             self._keys, self._fetched_s = keys, time.monotonic()
+
+    async def _read_keys(self) -> dict[str | None, Key]:
+        """As `fetch_keys`, but raises TimeoutError where that takes too long.
+
+        Its thread cannot be ended: until it ends by itself, no other one begins.
+        """
+        if self._answer is None:
+            loop = asyncio.get_running_loop()
+            self._answer = loop.run_in_executor(self._thread, fetch_keys, self._issuer)
+            self._answer.add_done_callback(self._answered)
+        answer = self._answer
+        try:
+            await asyncio.wait([answer], timeout=FETCH_S_MAX)
+            if not answer.done():
+                raise TimeoutError(f"no whole answer within {FETCH_S_MAX:g} s")
+            return answer.result()
+        finally:
+            del answer  # An error would keep its connection as long as this frame.
+
+    def _answered(self, answer: asyncio.Future[dict[str | None, Key]]) -> None:
+        self._answer = None
+        if not answer.cancelled():
+            answer.exception()  # If it comes too late, nothing else asks for it.
 
 
 def fetch_keys(issuer: Issuer) -> dict[str | None, Key]:

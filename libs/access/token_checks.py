@@ -174,9 +174,7 @@ class TokenChecks:
     @contextmanager
     def _room(self) -> Iterator[None]:
         if self._waiting_count >= WAITING_MAX:
-            raise ResourceExhausted(
-                "too many tokens wait to be checked", reason="TOKEN_CHECKS", retry_after_ms=1000
-            )
+            raise too_many_checks()
         self._waiting_count += 1
         try:
             yield
@@ -185,6 +183,13 @@ class TokenChecks:
 
     def _hash(self, token: str) -> bytes:
         return hashlib.blake2b(token.encode(), key=self._key, digest_size=32).digest()
+
+
+def too_many_checks() -> ResourceExhausted:
+    """The error of a token that is not checked now, since as many others wait for it as may."""
+    return ResourceExhausted(
+        "too many tokens wait to be checked", reason="TOKEN_CHECKS", retry_after_ms=1000
+    )
 
 
 def paced() -> ResourceExhausted:

@@ -168,7 +168,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> Any:
             try:
-                with gate, await _visit(judge, context) as visit:
+                with await _visit(gate, judge, context) as visit, gate:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
                         await visit.judge(request)
@@ -191,7 +191,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with gate, await _visit(judge, context) as visit:
+                with await _visit(gate, judge, context) as visit, gate:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
                         await visit.judge(request)
@@ -219,7 +219,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
             is_let_in = False
             try:
-                with gate, await _visit(judge, context) as visit:
+                with await _visit(gate, judge, context) as visit, gate:
                     is_let_in = True
                     if (proof := gate.proof()) is not None:
                         await proof
@@ -246,7 +246,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> None:
             try:
-                with gate, await _visit(judge, context) as visit:
+                with await _visit(gate, judge, context) as visit, gate:
                     request, held_bytes = await self._reader.read(context, codec, method)
                     self._reader.release(held_bytes)
                     await visit.judge(request)
@@ -283,9 +283,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return handler
 
 
-async def _visit(judge: Judge | None, context: Context) -> Visit:
+async def _visit(gate: Entrance, judge: Judge | None, context: Context) -> Visit:
+    """Find out who calls, which may wait for other checks: so it takes no place of other calls."""
     if judge is None:
         return UNJUDGED
+    with gate:
+        pass  # Where calls are not let in, it does not matter who calls.
     visit = await judge.enter(context)
     current_visit.set(visit)
     return visit

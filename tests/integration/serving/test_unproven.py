@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import yaml
 
 from libs.access.callers import Callers
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
+from libs.access.token_file import TokenEntry, TokenFile
 from libs.serving import limits
 from libs.serving.peers.channels import open_channel
 from libs.serving.requests import reading
@@ -23,6 +26,7 @@ from libs.serving.requests.doors import ClientDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
+from slatemq._tokens import NewToken, new_token
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 SERVICE = "/slatemq.v1.IngestService/"
@@ -52,11 +56,17 @@ class Servicer(ingest_pb2_grpc.IngestServiceServicer):
 
 
 @asynccontextmanager
-async def served(folder: Path, policy: str) -> AsyncIterator[grpc.aio.Channel]:
-    file = folder / "policy.yaml"
+async def served(
+    folder: Path, policy: str, *, calls_max: int = 100, tokens: Sequence[NewToken] = ()
+) -> AsyncIterator[grpc.aio.Channel]:
+    file, token_file = folder / "policy.yaml", folder / "tokens.yaml"
     file.write_text(policy)
-    door = ClientDoor(Callers(ReloadedFile.of_document(file, Policy)), Auditor(lambda act: None))
-    gate = Gate(100)
+    token_file.write_text(yaml.safe_dump({"tokens": [one.entry for one in tokens]}))
+    callers = Callers(
+        ReloadedFile.of_document(file, Policy), ReloadedFile.of_document(token_file, TokenFile)
+    )
+    door = ClientDoor(callers, Auditor(lambda act: None))
+    gate = Gate(calls_max)
     gate.open()
     guard = CallGuard(gate, Telemetry()).of_door(door)
     server = grpc.aio.server(interceptors=[guard], options=limits.server_options())
@@ -81,6 +91,34 @@ async def test_a_caller_without_a_proof_is_refused_before_it_has_sent_its_reques
 
         # Nothing of it is sent.
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_calls_whose_token_waits_for_its_check_take_no_place_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = ingest_pb2.PublishRequest(runs=[ingest_pb2.PublishRun(payloads=[b"x"])])
+    made, other = new_token("shop"), new_token("shop")
+    checking, released = threading.Event(), threading.Event()
+    matches = TokenEntry.matches
+
+    def slow(entry: TokenEntry, token: str) -> bool:
+        if token == other.token:
+            checking.set()
+            released.wait()
+        return matches(entry, token)
+
+    monkeypatch.setattr(TokenEntry, "matches", slow)
+    async with served(tmp_path, NONE, calls_max=1, tokens=[made, other]) as opened:
+        stub: Any = ingest_pb2_grpc.IngestServiceStub(opened)
+        first, second = ([("authorization", f"Bearer {one.token}")] for one in (other, made))
+        waiting = stub.Publish(batch, timeout=3_600, metadata=first)
+        await asyncio.to_thread(checking.wait)
+
+        # Of one place in all
+        assert (await stub.Publish(batch, timeout=60, metadata=second)).message_ids == [1]
+        assert not waiting.done()
+        released.set()
+        assert (await waiting).message_ids == [1]
 
 
 async def test_what_the_policy_permits_to_anonymous_is_served(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenEntry, TokenFile
 from libs.documents import Document
 from slatemq._tokens import NewToken, hash_token, new_token
-from slatemq.errors import InvalidArgument, Unauthenticated, Unavailable
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 
 
 class Files:
@@ -231,6 +231,11 @@ class KeyServer:
     is_down: bool = False
     is_other_server: bool = False
     moved_to: str = ""
+    answers: threading.Event = field(default_factory=threading.Event)
+    """Set: it answers, or else it hangs."""
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     def add(self, key_id: str) -> None:
         key = self.private[key_id] = private_key(self.owner, key_id)
@@ -258,6 +263,7 @@ def issuer() -> Iterator[KeyServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             served.requests.append(self.path)
+            served.answers.wait()
             if served.is_other_server:
                 self.wfile.write(b"220 mail\r\n\r\n")
                 return
@@ -289,6 +295,7 @@ def issuer() -> Iterator[KeyServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield served
+    served.answers.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -473,6 +480,71 @@ async def test_unknown_keys_do_not_make_requests_without_end(
 
     assert [type(answer) for answer in answers] == [Unauthenticated] * 20
     assert len(issuer.requests) == 2 * before
+
+
+async def test_tokens_that_wait_for_unknown_keys_are_few(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 3_600.0)
+    monkeypatch.setattr(jwt_tokens, "WAITING_MAX", 3)
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+    unknown = [bearer(issuer.sign(headers={"kid": f"k{number}"})) for number in range(4)]
+
+    waiting = [asyncio.create_task(authenticator.prove(one)) for one in unknown[:3]]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted) as caught:
+        await authenticator.prove(unknown[3])
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("TOKEN_CHECKS", 1000)
+
+    # A key that is known waits for none of them, and those that end leave their places
+    assert (await authenticator.prove(bearer(issuer.sign(sub="pod-2")))).made.name == "pod-2"
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    again = asyncio.create_task(authenticator.prove(unknown[3]))
+    await asyncio.sleep(0)
+    for task in (*waiting, again):
+        assert not task.done() or task.cancelled()
+        task.cancel()
+    await asyncio.wait([*waiting, again])
+
+
+async def test_an_issuer_that_hangs_delays_no_token_whose_key_is_known(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FETCH_TIMEOUT_S", "FETCH_S_MAX"):
+        monkeypatch.setattr(jwt_tokens, name, 3_600.0)
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(jwt_tokens, "KEYS_AGE_S_MAX", 0.0)
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+    issuer.answers.clear()
+    requests_count = len(issuer.requests)
+
+    async with asyncio.timeout(60):
+        for name in ("pod-2", "pod-3"):
+            token = bearer(issuer.sign(sub=name))
+            assert (await authenticator.prove(token)).made.name == name
+    assert len(issuer.requests) == requests_count + 1
+    issuer.answers.set()
+
+
+async def test_an_answer_that_takes_too_long_is_none_and_is_asked_for_by_one_thread(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 0.05)
+    monkeypatch.setattr(jwt_tokens, "RETRY_S", 0.0)
+    authenticator = accepting(files, issuer)
+    issuer.answers.clear()
+
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="keys"):
+            await authenticator.prove(bearer(issuer.sign()))
+    assert len(issuer.requests) <= 1
+
+    issuer.answers.set()
+    monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 60.0)
+    assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
 
 
 async def test_a_new_key_is_taken_also_right_after_a_look_for_another_one(
