@@ -1,4 +1,4 @@
-"""Our filters beside cel-expr-python, the CEL authors' C++ library (docs/decisions/0058).
+"""Our filters beside cel-expr-python, the CEL authors' C++ library (docs/decisions/0061).
 
 pip install --target /tmp/cel cel-expr-python==0.1.3
 PYTHONPATH=/tmp/cel python -m benchmarks.filter_engines
