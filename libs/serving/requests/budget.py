@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -99,7 +99,7 @@ class AnswerBudget(ByteBudget):
         """`setting` names the bound in errors."""
         super().__init__(bytes_max)
         self._setting = setting
-        self._beyond = asyncio.Lock()
+        self._beyond = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._is_stalled = False
 
     @property
@@ -128,10 +128,11 @@ class AnswerBudget(ByteBudget):
         self.take(size_bytes)
 
     @asynccontextmanager
-    async def fetching(self, size_bytes: int) -> AsyncIterator[int]:
+    async def fetching(self, size_bytes: int, turns: str = "") -> AsyncIterator[int]:
         """Reserve as much of this as a fetch may take; returns that.
 
-        Once others have held the budget for a while, fetches take turns with a small one.
+        Once others have held the budget for a while, fetches with the same `turns` take turns with
+        a small one: none of them may wait for long within the block.
         """
         size_bytes = min(size_bytes, self.share_bytes)
         if await self._reserve_soon(size_bytes):
@@ -139,7 +140,7 @@ class AnswerBudget(ByteBudget):
                 yield size_bytes
             return
         size_bytes = min(size_bytes, SMALL_BYTES)
-        async with self._beyond:
+        async with self._beyond[turns]:
             self.take(size_bytes)
             with self.releasing(size_bytes):
                 yield size_bytes

@@ -186,7 +186,7 @@ class RedriveRunner:
         if not record.filter and not is_elsewhere:
             await self._move(number, queue, record, steps, None)
             return
-        async with self._budget.fetching(FETCH_BYTES) as room_bytes:
+        async with self._budget.fetching(FETCH_BYTES, "redrives") as room_bytes:
             pushes = await self._mover.begin_pushes() if is_elsewhere else None
             if pushes is not None:
                 room_bytes //= 2  # half of it for pushes

@@ -8,6 +8,7 @@ In reading order; a file imports only files above it:
                 their payload
 `waiters`       What waits in line for messages of a queue: a claim, once, or a stream, again and
                 again
+`late_fetches`  Fetches that go on while their lines claim what other ingests have
 `in_flight_limit` Bounds the messages in flight of all queues together: each lease takes memory
                 until it ends
 `dispatcher`    Brings waiting claims and messages together: as many as fit, whose payloads are here

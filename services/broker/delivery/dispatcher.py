@@ -2,8 +2,9 @@
 
 Each queue with waiting claims or streams has a line. When the queue may have changed, the
 dispatcher looks at the messages that come next, fetches the payloads that are not cached, and only
-then claims for the line: a payload that cannot be read costs no attempt. New messages whose
-payloads were fetched in time are claimed in the commit that assigns them.
+then claims for the line: a payload that cannot be read costs no attempt. An ingest that is late to
+answer holds up only its own messages. New messages whose payloads were fetched in time are claimed
+in the commit that assigns them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.waiting.scan import Choice, Selector
 from services.broker.delivery.in_flight_limit import InFlightLimit
 from services.broker.delivery.ingest_health import IngestHealth
-from services.broker.delivery.message_cache import CachedMessage, Payloads, PrefetchWindows, size_of
+from services.broker.delivery.late_fetches import LateFetches
+from services.broker.delivery.message_cache import (
+    CachedMessage,
+    Fetch,
+    FetchResult,
+    Payloads,
+    PrefetchWindows,
+    size_of,
+)
 from services.broker.delivery.waiters import (
     LOOK_AHEAD,
     TURN,
@@ -73,6 +82,7 @@ class Dispatcher:
         self._waiter_lines: dict[Queue, WaiterLine] = {}
         self._windows = PrefetchWindows()
         self._ingests = IngestHealth(payloads, self.look_again)
+        self._late = LateFetches(payloads, budget, self._fetch_changed)
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
@@ -151,6 +161,7 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._late.close()
         await self._ingests.close()
 
     def _dismiss(self, waiter_line: WaiterLine, error: SlateMQError | None) -> None:
@@ -166,7 +177,7 @@ class Dispatcher:
                 waiter_line.timer.cancel()
                 waiter_line.timer = None
             self.in_flight.forget(waiter_line)
-            if waiter_line.task is None:
+            if waiter_line.task is None and not waiter_line.late:
                 self._waiter_lines.pop(waiter_line.queue, None)
 
     def refuse_waiters(self, queue: Queue, error: SlateMQError) -> None:
@@ -187,6 +198,11 @@ class Dispatcher:
             waiter_line = self._waiter_lines.get(queue)
             if waiter_line is not None and waiter_line.line:
                 self._kick(waiter_line)
+
+    def _fetch_changed(self, waiter_line: WaiterLine) -> None:
+        if waiter_line.line:
+            self._kick(waiter_line)
+        self._clean_up(waiter_line)
 
     def _kick(self, waiter_line: WaiterLine) -> None:
         waiter_line.again = True
@@ -228,10 +244,10 @@ class Dispatcher:
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
-            if not self._kept_back and self._ingests.can_serve_all:
+            if not self._kept_back and self._ingests.can_serve_all and not waiter_line.late:
                 return ids
             free = [message_id for message_id in ids if message_id not in self._kept_back]
-            servable = list(filter(self._ingests.can_serve, free))
+            servable = [one for one in free if self._can_serve(waiter_line, one)]
             passed.update(map(shard_of, set(free).difference(servable)))
             return servable
 
@@ -249,27 +265,46 @@ class Dispatcher:
             if queue.capacity and not waiter_line.short:
                 self._note_down(waiter_line, set(), passed)
             return False
-        with self._payloads.pin() as held:
+        with self._payloads.pin() as held, self._late.brought(waiter_line) as brought:
             here, missing = self._payloads.look(ids)
             held.update(here)
-            expected_bytes = size_of(here)
-            if missing:
-                window, asked = self._windows.of(queue.queue_id), len(missing)
-                if (count := window.count(missing[0])) > len(ids):
-                    _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
-                expected_bytes += window.expected_bytes(len(missing), self._budget.share_bytes)
-            async with self._budget.fetching(expected_bytes) as fetch_bytes:
-                fetched = await self._payloads.fetch(missing, held, fetch_bytes)
-                if missing:
-                    window.fetched(missing, asked, fetched)
-                self._note_down(waiter_line, fetched.down, passed)
-                self._ingests.mark_slow(fetched.slow)
-                if fetched.gone:
-                    await fail_gone(self._owner, queue, fetched.gone)
-                    return True
-                claimed = await self._claim_in_turns(waiter_line, held)
-                if not claimed and self._budget.is_exceeded and waiter_line.unavailable is None:
-                    waiter_line.unavailable = self._budget.exceeded()
+            fetched = _take(brought, held)
+            missing = [one for one in missing if one not in held] if brought else missing
+            if not missing:
+                return await self._claim_fetched(waiter_line, fetched, passed, held)
+            window, asked = self._windows.of(queue.queue_id), len(missing)
+            if (count := window.count(missing[0])) > len(ids):
+                _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
+            expected_bytes = window.expected_bytes(len(missing), self._budget.share_bytes)
+            async with self._budget.fetching(size_of(here) + expected_bytes) as fetch_bytes:
+                # What another line found out about an ingest while this one waited for its turn.
+                missing = reachable(missing)
+                fetching = self._late.fetching(waiter_line, missing, fetch_bytes)
+                async with fetching as (in_time, late):
+                    fetched.add(_take(in_time, held))
+                    if not late:
+                        window.fetched(missing, asked, fetched)
+                    for fetch in late:
+                        self._ingests.mark_late(fetch, until_done=self._budget.is_exceeded)
+                    passed.update(fetch.shard for fetch in late)
+                    return await self._claim_fetched(waiter_line, fetched, passed, held)
+
+    async def _claim_fetched(
+        self,
+        waiter_line: WaiterLine,
+        fetched: FetchResult,
+        passed: set[int],
+        held: Mapping[int, CachedMessage],
+    ) -> bool:
+        """Notes what fetches found, and claims for a line; returns whether that was anything."""
+        self._note_down(waiter_line, fetched.down, passed)
+        self._ingests.mark_slow(fetched.slow)
+        if fetched.gone:
+            await fail_gone(self._owner, waiter_line.queue, fetched.gone)
+            return True
+        claimed = await self._claim_in_turns(waiter_line, held)
+        if not claimed and self._budget.is_exceeded and waiter_line.unavailable is None:
+            waiter_line.unavailable = self._budget.exceeded()
         waiter_line.stuck = not claimed
         return claimed > 0
 
@@ -318,9 +353,11 @@ class Dispatcher:
 
     def _rest(self, waiter_line: WaiterLine) -> None:
         """Nothing more can be claimed now: ends impatient waiters, sets a timer for the others."""
+        may_come = self._may_come(waiter_line)
         for waiter in list(waiter_line.impatient):
-            waiter_line.leave(waiter)
-            waiter.failed(waiter_line.unavailable)
+            if waiter.has_begun or not may_come:
+                waiter_line.leave(waiter)
+                waiter.failed(waiter_line.unavailable)
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
@@ -333,8 +370,24 @@ class Dispatcher:
                 loop = asyncio.get_running_loop()
                 waiter_line.timer = loop.call_later(delay_ms / 1000, self._kick, waiter_line)
 
+    def _may_come(self, waiter_line: WaiterLine) -> bool:
+        """Whether an ingest that is late, and may be up, is about to bring messages for a line."""
+        return (
+            bool(waiter_line.queue.capacity)
+            and not waiter_line.short
+            and any(
+                not fetch.is_done and not self._ingests.is_silent(shard)
+                for shard, fetch in waiter_line.late.items()
+            )
+        )
+
+    def _can_serve(self, waiter_line: WaiterLine, message_id: int) -> bool:
+        if waiter_line.late and waiter_line.is_late(shard_of(message_id)):
+            return False
+        return self._ingests.can_serve(message_id)
+
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
-        if waiter_line.stuck:
+        if waiter_line.stuck or waiter_line.impatient:
             return STUCK_MS
         due_ms = waiter_line.queue.waiting.next_due_ms()
         if due_ms is None:
@@ -392,7 +445,7 @@ class Dispatcher:
             return  # No waiters, or older messages come first.
         wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
-        missing = [message_id for message_id in missing if self._ingests.can_serve(message_id)]
+        missing = [message_id for message_id in missing if self._can_serve(waiter_line, message_id)]
         if missing:
             window = self._windows.of(queue.queue_id)
             fetch_bytes = window.expected_bytes(len(missing), self._budget.share_bytes)
@@ -457,13 +510,23 @@ class Dispatcher:
             held,
             self._payloads.get,
             self._kept_back,
-            self._ingests.can_serve,
+            partial(self._can_serve, waiter_line),
             one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
         claimed = self._owner.shard.leases.claim(
             queue, choosing, waiter.lease_ms, waiter.consumer, now_ms
         )
         return ClaimBatch(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)
+
+
+def _take(fetches: Iterable[Fetch], held: dict[int, CachedMessage]) -> FetchResult:
+    """Adds what fetches have brought to the held messages; returns what else came of them."""
+    fetched = FetchResult()
+    for fetch in fetches:
+        fetch.task.result()
+        held.update(fetch.held)
+        fetched.add(fetch.result)
+    return fetched
 
 
 class ClaimSelector(Selector):

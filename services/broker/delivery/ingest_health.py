@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
+from functools import partial
 
 from libs.storage.layout.ids import shard_of
-from services.broker.delivery.message_cache import Payloads
+from services.broker.delivery.message_cache import Fetch, Payloads
 
 PROBE_MS = 200
 """How often an ingest that could not be asked is asked again."""
+
+SILENT_S = 1.0
+"""Claims that would not wait do wait for an ingest that is late, unless it was down for so long."""
 
 SLOW_AT_ONCE = 4
 """Slow messages of one ingest that are asked for at once, by the time that they became slow: each
@@ -30,6 +34,7 @@ class IngestHealth:
         self._payloads = payloads
         self._on_back = on_back
         self._probes: dict[int, asyncio.Task[None]] = {}
+        self._down_since_s: dict[int, float] = {}
         self._slow: dict[int, asyncio.Task[None]] = {}
         self._turns: dict[int, asyncio.Semaphore] = {}  # by ingest
 
@@ -42,9 +47,27 @@ class IngestHealth:
             return False
         return not self._probes or shard_of(message_id) not in self._probes
 
+    def is_silent(self, shard: int) -> bool:
+        """Whether an ingest has been down for a while."""
+        since_s = self._down_since_s.get(shard)
+        return since_s is not None and asyncio.get_running_loop().time() - since_s >= SILENT_S
+
     def mark_down(self, shards: Set[int]) -> None:
-        for shard in shards - self._probes.keys():
-            self._probes[shard] = asyncio.create_task(self._probe(shard))
+        for shard in shards:
+            self._pass_over(shard, partial(asyncio.sleep, PROBE_MS / 1000))
+
+    def mark_late(self, fetch: Fetch, *, until_done: bool) -> None:
+        """Notes that an ingest does not answer a fetch: it may be down, or busy with that alone.
+
+        It counts as down until it answers a probe, or, `until_done`, not before the fetch ends.
+        """
+        wait = partial(asyncio.wait, [fetch.task]) if until_done else partial(asyncio.sleep, 0)
+        self._pass_over(fetch.shard, wait)
+
+    def _pass_over(self, shard: int, wait: Callable[[], Awaitable[object]]) -> None:
+        if shard not in self._probes:
+            self._down_since_s[shard] = asyncio.get_running_loop().time()
+            self._probes[shard] = asyncio.create_task(self._probe(shard, wait))
 
     def mark_slow(self, message_ids: Set[int]) -> None:
         """Notes that the payloads of these are still being read."""
@@ -57,14 +80,16 @@ class IngestHealth:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
 
-    async def _probe(self, shard: int) -> None:
+    async def _probe(self, shard: int, wait: Callable[[], Awaitable[object]]) -> None:
+        """Asks an ingest until it answers, first after a wait."""
         try:
+            await wait()
             is_down = True
             while is_down:
-                await asyncio.sleep(PROBE_MS / 1000)
                 is_down = not await self._payloads.reaches(shard)
+                await asyncio.sleep(PROBE_MS / 1000 if is_down else 0)
         finally:
-            del self._probes[shard]
+            del self._probes[shard], self._down_since_s[shard]
             self._on_back()
 
     async def _wait_for(self, message_id: int) -> None:

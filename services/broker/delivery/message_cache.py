@@ -143,6 +143,37 @@ class FetchResult:
     size_bytes: int = 0
     """See IngestMessages."""
 
+    def add(self, other: FetchResult) -> None:
+        self.gone |= other.gone
+        self.slow |= other.slow
+        self.down |= other.down
+        self.count += other.count
+        self.size_bytes += other.size_bytes
+
+
+@dataclass(eq=False, slots=True)
+class Fetch:
+    """What one ingest is asked for, from `Payloads.begin` to `Payloads.end`."""
+
+    shard: int
+    max_bytes: int
+    """How much of it there may be, unless one message alone is larger."""
+    held: dict[int, CachedMessage] = field(default_factory=dict)
+    """The messages that it has brought."""
+    result: FetchResult = field(default_factory=FetchResult)
+    forgotten: set[int] = field(default_factory=set)
+    """What has changed since it began."""
+    task: asyncio.Task[None] = field(init=False)
+
+    @property
+    def is_done(self) -> bool:
+        return self.task.done()
+
+    def forget(self, message_id: int) -> None:
+        self.forgotten.add(message_id)
+        self.held.pop(message_id, None)
+        self.result.gone.pop(message_id, None)
+
 
 class Ingests:
     """Reads and changes messages in the ingests, over gRPC.
@@ -268,7 +299,7 @@ class Payloads:
         self._old_bytes = 0
         self._young: dict[int, CachedMessage] = {}
         self._old: dict[int, CachedMessage] = {}
-        self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
+        self._fetches: set[Fetch] = set()
         self._pinned: dict[object, dict[int, CachedMessage]] = {}
 
     @property
@@ -323,52 +354,61 @@ class Payloads:
         max_bytes: int = FETCH_BYTES,
     ) -> FetchResult:
         """Read messages into the cache and the pinned ones: the first that fit."""
+        fetched = FetchResult()
+        fetches = self.begin(ids, max_bytes)
+        try:
+            await asyncio.gather(*(fetch.task for fetch in fetches))
+            for fetch in fetches:
+                fetched.add(fetch.result)
+                if pinned is not None:
+                    pinned.update(fetch.held)
+        finally:
+            for fetch in fetches:
+                self.end(fetch)
+        return fetched
+
+    def begin(self, ids: Sequence[int], max_bytes: int) -> list[Fetch]:
+        """Begin to read messages into the cache, the first that fit: a fetch from each ingest."""
         if not ids:
-            return FetchResult()
+            return []
         by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
         if shard_of(min(ids)) != shard_of(max(ids)):  # the shard is in the highest bits
             ordered = sorted(ids, key=shard_of)
             by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
-        fetched, share = FetchResult(), max(max_bytes // len(by_shard), 1)
-        await asyncio.gather(
-            *(self._fetch_from(*part, share, fetched, pinned) for part in by_shard.items())
-        )
-        return fetched
+        share = max(max_bytes // len(by_shard), 1)
+        fetches = []
+        for shard, part in by_shard.items():
+            fetch = Fetch(shard, share)
+            fetch.task = asyncio.create_task(self._fetch(fetch, part))
+            self._fetches.add(fetch)
+            fetches.append(fetch)
+        return fetches
 
-    async def _fetch_from(
-        self,
-        shard: int,
-        ids: Sequence[int],
-        max_bytes: int,
-        fetched: FetchResult,
-        pinned: dict[int, CachedMessage] | None,
-    ) -> None:
-        fetch = object()
-        forgotten = self._fetches[fetch] = set[int]()
+    def end(self, fetch: Fetch) -> None:
+        """What it has brought is needed no more; if it goes on, it is cancelled."""
+        self._fetches.discard(fetch)
+        fetch.task.cancel()
+
+    async def _fetch(self, fetch: Fetch, ids: Sequence[int]) -> None:
         try:
-            messages, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
+            answer = await self._ingests.fetch(fetch.shard, ids, fetch.max_bytes)
         except Unavailable as error:
             log.debug("%s", error.message)
-            fetched.down.add(shard)
+            fetch.result.down.add(fetch.shard)
             return
-        finally:
-            del self._fetches[fetch]
-        fetched.gone |= gone
-        fetched.slow.update(slow)
-        fetched.count += len(messages)
-        fetched.size_bytes += size_bytes
-        for message_id in forgotten:
+        messages, size_bytes, gone, slow = answer
+        fetch.result = FetchResult(gone, set(slow), set(), len(messages), size_bytes)
+        for message_id in fetch.forgotten:
             messages.pop(message_id, None)
-        if pinned is not None:
-            pinned.update(messages)
+        fetch.held = messages
         self._keep(messages, size_bytes)
 
     def forget(self, message_id: int) -> None:
         """The message has changed: drop it from the cache, from pins and from fetches in flight."""
         self._young.pop(message_id, None)
         self._old.pop(message_id, None)
-        for forgotten in self._fetches.values():
-            forgotten.add(message_id)
+        for fetch in self._fetches:
+            fetch.forget(message_id)
         for pinned in self._pinned.values():
             pinned.pop(message_id, None)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from services.broker.core.leases import Claimed
 from services.broker.core.queue import Queue
-from services.broker.delivery.message_cache import CachedMessage
+from services.broker.delivery.message_cache import CachedMessage, Fetch
 from services.broker.requests.limits import not_negative
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
@@ -287,6 +287,7 @@ class WaiterLine:
         "cut",
         "has_awaiting",
         "impatient",
+        "late",
         "line",
         "queue",
         "short",
@@ -300,6 +301,7 @@ class WaiterLine:
         self.queue = queue
         self.line: OrderedDict[Waiter, None] = OrderedDict()
         self.impatient: dict[Waiter, None] = {}
+        self.late: dict[int, Fetch] = {}  # by ingest shard: fetches that it did not wait for
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.again = False
@@ -325,6 +327,11 @@ class WaiterLine:
         for waiter in self.line:
             if waiter.awaited_shards != awaited:
                 waiter.await_ingests(awaited)
+
+    def is_late(self, shard: int) -> bool:
+        """Whether an ingest has not answered a fetch of this line yet."""
+        fetch = self.late.get(shard)
+        return fetch is not None and not fetch.is_done
 
     def leave(self, waiter: Waiter) -> None:
         del self.line[waiter]

@@ -163,7 +163,7 @@ class EntryReader:
         Raises as `read`.
         """
         with_payload = view == entry_pb2.ENTRY_VIEW_FULL
-        async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
+        async with self._budget.fetching(MESSAGES_BYTES_MAX, "entries") as bytes_max:
             count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
         size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
         self._budget.hold(size_bytes)

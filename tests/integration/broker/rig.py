@@ -94,6 +94,10 @@ class Ingest(Ingests):
         self.raised: list[int] = []
         self.replaced: dict[int, message_pb2.Message] = {}
         self.edits: list[ingest_pb2.ReplaceMessageRequest] = []
+        self.frozen: dict[int, asyncio.Event] = {}
+        """Shards that read nothing before their event."""
+        self.is_up = False
+        """Whether these answer at least a check."""
         self.read_gate, self.edit_gate = asyncio.Event(), asyncio.Event()
         self.read_gate.set()
         self.edit_gate.set()
@@ -101,7 +105,13 @@ class Ingest(Ingests):
     def __call__(self, _: Channels) -> Ingest:
         return self
 
+    async def _thaw(self, shard: int) -> None:
+        if shard in self.frozen:
+            await self.frozen[shard].wait()
+
     async def check(self, shard: int) -> None:
+        if not self.is_up:
+            await self._thaw(shard)
         if self.down:
             raise Unavailable("ingest is down")
 
@@ -114,6 +124,7 @@ class Ingest(Ingests):
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
     ) -> ReadResult:
         self.reads.append(list(ids))
+        await self._thaw(shard)
         if self.down:
             raise Unavailable("ingest is down")
         missing = self.gone | self.damaged

@@ -60,3 +60,15 @@ async def test_a_fetch_that_waits_gets_its_share_when_another_ends() -> None:
 
     assert await waiting == SMALL_BYTES
     assert budget.used_bytes == 0
+
+
+async def test_beyond_a_full_budget_fetches_wait_for_none_of_another_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budgets, "WAIT_S", 0)
+    budget = AnswerBudget(BYTES_MAX, "answers_bytes_max")
+    budget.take(BYTES_MAX)
+
+    pages, claims = budget.fetching(BYTES_MAX, "entries"), budget.fetching(BYTES_MAX)
+    async with asyncio.timeout(60), pages, claims as size_bytes:
+        assert size_bytes == SMALL_BYTES

@@ -1,0 +1,217 @@
+"""An ingest that is late to answer holds up its own messages alone; they come once it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc.aio
+import pytest
+
+from libs.serving.requests import budget as budgets
+from libs.storage.layout.ids import message_id, shard_of
+from services.broker.delivery import ingest_health, late_fetches
+from services.broker.delivery.waiters import WaiterLine
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.v1 import assignment_pb2
+from tests.claimed_runs import ClaimedMessage
+from tests.integration.broker.rig import Ingest, Rig, running
+from tests.integration.waiting import eventually
+
+LATE = [message_id(0, number) for number in (1, 2, 3)]
+IN_TIME = [message_id(1, number) for number in (1, 2, 3)]
+
+NO_CACHE = {"payload_cache_bytes": 0}
+
+
+@pytest.fixture(autouse=True)
+def soon_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_fetches, "LATE_S", 0.05)
+
+
+def frozen() -> tuple[Ingest, asyncio.Event]:
+    """Ingests of which number 0 answers nothing but introductions before the event."""
+    ingest, thaw = Ingest(), asyncio.Event()
+    ingest.frozen[0] = thaw
+    return ingest, thaw
+
+
+def ids_of(claimed: Sequence[ClaimedMessage]) -> list[int]:
+    return [one.message.message_id for one in claimed]
+
+
+async def assign(
+    rig: Rig, ids: Sequence[int], queue_id: str = "q", priorities: Sequence[int] = ()
+) -> None:
+    """Assigns messages of one log, each after those before."""
+    state = await rig.assignments.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
+    log = shard_of(ids[0])
+    piece = assignment_pb2.LogRange(
+        ingest_shard=log,
+        previous_sequence=next((c.sequence for c in state.cursors if c.ingest_shard == log), 0),
+        last_sequence=ids[-1],
+        config_revision=state.config_revision,
+    )
+    piece.assignments.add(queue_id=queue_id, message_ids=ids, priorities=priorities)
+    answer = await rig.assignments.Assign(assignment_pb2.AssignRequest(ranges=[piece]))
+    assert answer.results[0].applied
+
+
+async def rest_of(rig: Rig, count: int, queue_id: str = "q") -> list[ClaimedMessage]:
+    claimed: list[ClaimedMessage] = []
+    while len(claimed) < count:
+        claimed += await rig.claim(queue_id, max_messages=10, wait_ms=20_000)
+    return claimed
+
+
+async def test_a_frozen_ingest_holds_up_only_its_own_messages_and_costs_them_no_attempt() -> None:
+    ingest, thaw = frozen()
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        # Given messages of an ingest that answers nothing, before those of another one
+        await rig.create()
+        await assign(rig, LATE)
+        await assign(rig, IN_TIME)
+
+        # When they are claimed, then the others come
+        async with asyncio.timeout(60):
+            claimed = await rig.claim(max_messages=10, wait_ms=60_000)
+        assert ids_of(claimed) == IN_TIME
+
+        # And so does what is assigned later, by the same fetch or a new one
+        async with asyncio.timeout(60):
+            waiting = asyncio.create_task(rig.claim(max_messages=10, wait_ms=60_000))
+            await assign(rig, [message_id(1, 4)])
+            assert ids_of(await waiting) == [message_id(1, 4)]
+
+        # Once it answers, its own come for the first time
+        thaw.set()
+        claimed = await rest_of(rig, len(LATE))
+        assert sorted(ids_of(claimed)) == LATE
+        assert {one.attempts_count for one in claimed} == {1}
+        await eventually(lambda: not rig.delivery._budget.used_bytes)
+
+
+async def test_a_late_answer_is_what_is_delivered_even_if_the_cache_has_no_room_for_it() -> None:
+    ingest, thaw = frozen()
+    ingest.is_up = True
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create()
+        await assign(rig, LATE)
+        waiting = asyncio.create_task(rig.claim(max_messages=10, wait_ms=60_000))
+        (line,) = await lines(rig)
+        await eventually(lambda: line.late)
+
+        thaw.set()
+
+        assert ids_of(await waiting) == LATE
+        assert ingest.reads == [LATE]
+
+
+async def test_a_claim_that_does_not_wait_gets_what_an_ingest_brings_that_is_up() -> None:
+    ingest, thaw = frozen()
+    ingest.is_up = True
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create()
+        await assign(rig, LATE)
+        claim = asyncio.create_task(rig.claim(max_messages=10))
+        (line,) = await lines(rig)
+        await eventually(lambda: line.late)
+        thaw.set()
+        assert ids_of(await claim) == LATE
+
+
+async def test_a_claim_that_does_not_wait_is_refused_while_the_ingest_is_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingest_health, "SILENT_S", 0.05)
+    ingest, thaw = frozen()
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create()
+        await assign(rig, LATE)
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async with asyncio.timeout(60):
+                    await rig.claim(max_messages=10)
+            assert from_rpc_error(refused.value).reason == "INGEST_DOWN"
+
+        # What the first of them has asked for is kept for the next
+        thaw.set()
+        assert ids_of(await rest_of(rig, len(LATE))) == LATE
+        assert ingest.reads == [LATE]
+
+
+async def test_ingests_that_answer_in_time_are_delivered_by_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(late_fetches, "LATE_S", 600.0)
+    ingest, thaw = frozen()
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create()
+        await assign(rig, IN_TIME, priorities=[9, 9, 9])
+        await assign(rig, LATE, priorities=[1, 1, 1])
+        claim = asyncio.create_task(rig.claim(max_messages=10))
+        await eventually(lambda: IN_TIME in ingest.reads)
+        thaw.set()
+        assert ids_of(await claim) == [*LATE, *IN_TIME]
+
+
+async def test_what_was_edited_since_is_not_delivered_from_a_late_answer() -> None:
+    ingest, thaw = frozen()
+    ingest.is_up = True
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create()
+        await assign(rig, LATE)
+        waiting = asyncio.create_task(rig.claim(max_messages=10, wait_ms=60_000))
+        (line,) = await lines(rig)
+        await eventually(lambda: line.late)
+
+        rig.delivery._payloads.forget(LATE[0])
+        thaw.set()
+
+        claimed = await waiting
+        claimed += await rest_of(rig, len(LATE) - len(claimed))
+        assert sorted(ids_of(claimed)) == LATE
+        assert LATE[0] in ingest.reads[-1]
+
+
+async def test_a_frozen_ingest_holds_up_no_other_messages_while_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budgets, "WAIT_S", 0.05)
+    ingest, thaw = frozen()
+    async with running(ingest=ingest, settings={"delivery_bytes_max": 1 << 20}) as rig:
+        # Given a queue whose messages are all cached, as claims have read them once
+        await rig.create("cached")
+        await assign(rig, IN_TIME, "cached")
+        claimed = await rig.claim("cached", max_messages=10)
+        await rig.nack(*[one.lease_token for one in claimed])
+
+        # and answers that are not read, and claims of ten queues for what a frozen ingest has
+        rig.delivery._budget.take(1 << 20)
+        stuck = []
+        for number in range(10):
+            await rig.create(f"stuck{number}")
+            await assign(rig, [message_id(0, 10 + number)], f"stuck{number}")
+            claim = rig.claim(f"stuck{number}", wait_ms=60_000)
+            stuck.append(asyncio.create_task(claim))
+        await eventually(lambda: ingest.reads[-1] == [message_id(0, 10)])
+
+        # Then others come, cached and not, and no other queue has asked the frozen one
+        async with asyncio.timeout(60):
+            assert ids_of(await rig.claim("cached", max_messages=10)) == IN_TIME
+            await rig.create()
+            await assign(rig, [message_id(1, 9)])
+            assert ids_of(await rig.claim()) == [message_id(1, 9)]
+        assert len([ids for ids in ingest.reads if ids[0] < IN_TIME[0]]) == 1
+
+        # And what is stuck comes in the end
+        thaw.set()
+        assert sorted(map(ids_of, await asyncio.gather(*stuck))) == [
+            [message_id(0, 10 + number)] for number in range(10)
+        ]
+        await eventually(lambda: rig.delivery._budget.used_bytes == 1 << 20)
+
+
+async def lines(rig: Rig) -> list[WaiterLine]:
+    await eventually(lambda: rig.delivery._waiter_lines)
+    return list(rig.delivery._waiter_lines.values())
