@@ -20,7 +20,8 @@ from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import IDS_NAMED, named_ids
 
 LOOKS: Final = 3
-"""A part may be absorbed by another while it is read: then the folder is looked at again."""
+"""A part may be absorbed by another while it is read, and a read may fail while the store is up:
+then the folder is looked at again."""
 
 READER: Final = "services.janitor.verify.parquet_parts"
 NEEDED: Final = ("numpy", "pyarrow")
@@ -51,12 +52,17 @@ class _Look:
 
 @dataclass
 class ArchiveCheck:
-    """Verifies the content of archived dead letters."""
+    """Verifies the content of archived dead letters.
+
+    Attributes:
+        report: Called with the path of each part before it is read; what it raises ends `check`.
+    """
 
     root: Root
     findings: Findings
     check_store: Callable[[], Awaitable[None]]
     sizes_only: bool = False
+    report: Callable[[str], None] = lambda _path: None
 
     async def check(self, shard: str, archived: ArchivedMessages) -> None:
         """Raises StoreUnavailable."""
@@ -82,26 +88,28 @@ class ArchiveCheck:
                 )
 
     async def _look_until_stable(self, path: str, day: DayOfArchive) -> _Look:
-        parts = await self._parts(path)
+        parts, was_damaged = await self._parts(path), False
         for _ in range(LOOKS):
             look = await self._look(parts, day)
             if not look.missing and not look.damaged:
                 break
             before, parts = parts, await self._parts(path)
-            if parts == before:
+            if parts == before and (was_damaged or not look.damaged):
                 break
+            was_damaged = bool(look.damaged)
         return look
 
     async def _parts(self, path: str) -> list[ObjectInfo]:
         return [info for info in await self.root.objects.describe(path) if is_part(info)]
 
     async def _look(self, parts: Sequence[ObjectInfo], day: DayOfArchive) -> _Look:
-        reader: Any = None
+        unseen: Any = None
         if parts and all(find_spec(name) for name in NEEDED):
             reader = await asyncio.to_thread(import_module, READER)
-        unseen = reader and reader.Unseen(day.message_ids, day.failed_ms)
+            unseen = await asyncio.to_thread(reader.Unseen, day.message_ids, day.failed_ms)
         damaged: dict[str, str] = {}
         for info in parts:
+            self.report(info.path)
             try:
                 if unseen:
                     is_whole = not self.sizes_only

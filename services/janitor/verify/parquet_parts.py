@@ -12,17 +12,18 @@ import pyarrow.parquet as pq
 from libs.storage.objects.small_objects import Objects
 
 _KEY_COLUMNS: Final = ["message_id", "failed_at"]
-_KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at_us", "<i8")])
 
 
 class Unseen:
-    """Dead letters that no part was seen to have yet."""
+    """Dead letters that no part was seen to have yet, ascending by message."""
 
     def __init__(self, message_ids: array[int], failed_ms: array[int]) -> None:
         """Those of these messages, each with the time of its failure."""
-        self._keys: Any = np.empty(len(message_ids), _KEY)
-        self._keys["message_id"] = np.frombuffer(message_ids, "<i8")
-        self._keys["failed_at_us"] = np.frombuffer(failed_ms, "<i8") * 1000
+        ids: Any = np.frombuffer(message_ids, "<i8")
+        order = np.argsort(ids, kind="stable")
+        self._ids = ids[order]
+        self._failed_us: Any = np.frombuffer(failed_ms, "<i8")[order] * 1000
+        self._is_seen: Any = np.zeros(len(order), np.bool_)
 
     def see(self, objects: Objects, path: str, is_whole: bool) -> None:
         """Read a part, all columns with their checksums if `is_whole`. Blocks: for a thread.
@@ -39,11 +40,18 @@ class Unseen:
                 raise OSError(str(error)) from error
 
     def _strike(self, rows: Any) -> None:
-        found = np.empty(rows.num_rows, _KEY)
-        found["message_id"] = rows["message_id"].to_numpy()
-        found["failed_at_us"] = rows["failed_at"].cast(pa.int64()).to_numpy()
-        self._keys = self._keys[~np.isin(self._keys, found)]
+        ids = rows["message_id"].to_numpy()
+        failed_us = rows["failed_at"].cast(pa.int64()).to_numpy()
+        places = np.searchsorted(self._ids, ids, "left")
+        ends = np.searchsorted(self._ids, ids, "right")
+        # A message may have failed more than once that day.
+        while (is_left := places < ends).any():
+            places, ends, failed_us = places[is_left], ends[is_left], failed_us[is_left]
+            self._is_seen[places[self._failed_us[places] == failed_us]] = True
+            places = places + 1
 
     @property
     def message_ids(self) -> list[int]:
-        return sorted(self._keys["message_id"].tolist())
+        """Of those that no part has, ascending."""
+        unseen: list[int] = self._ids[~self._is_seen].tolist()
+        return unseen

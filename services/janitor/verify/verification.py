@@ -240,9 +240,12 @@ class Verification:
 
     def _report_rows(self, name: str, rows: int) -> None:
         if rows % REPORT_ROWS == 1:
-            if self.is_cancelled():
-                raise Cancelled
-            self.report(f"reading {name}: {rows:,} rows", self._done, len(self.databases.names))
+            self._report_reading(f"{name}: {rows:,} rows")
+
+    def _report_reading(self, what: str) -> None:
+        if self.is_cancelled():
+            raise Cancelled
+        self.report(f"reading {what}", self._done, len(self.databases.names))
 
     async def _check_files(self, name: str) -> None:
         self.report(f"looking at the files of {name}", self._done, len(self.databases.names))
@@ -269,7 +272,9 @@ class Verification:
 
     async def _check_broker(self, walk: Walk, objects: ObjectCheck) -> None:
         check = BrokerCheck(walk)
-        archive = ArchiveCheck(self.root, self.findings, self._check_store, self.sizes_only)
+        archive = ArchiveCheck(
+            self.root, self.findings, self._check_store, self.sizes_only, self._report_reading
+        )
         async for found in check.needs():
             if isinstance(found, NeededMessages):
                 self._compare_messages(walk.name, found)
