@@ -190,7 +190,7 @@ def _counts(one: JobRun) -> str:
     return ", ".join(
         f"{count} {name.replace('_', ' ')}"
         for name, count in one.counts.items()
-        if "/" not in name  # of single queues
+        if "/" not in name  # of single queues or parts
     )
 
 

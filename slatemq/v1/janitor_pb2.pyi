@@ -52,7 +52,9 @@ class RunJobRequest(_message.Message):
     days: _builtins.int
     """For `report`: the number of days until today, at most 3,660; 0 = 30."""
     target_queue_id: _builtins.str
-    """For `restore`: the target queue; empty = the queue in which each message failed."""
+    """For `restore`: the target queue; empty = the queue in which each message failed. A run whose
+    target does not exist fails.
+    """
     failed_from_ms: _builtins.int
     """For `restore`: messages that failed at or after this time, in milliseconds since the Unix
     epoch; 0 = all.
@@ -257,8 +259,9 @@ class Run(_message.Message):
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Its results by name, such as `messages_purged`; those of a dry run are what a run would have,
-        and include the 20 queues that would lose most, such as `entries_removed/orders`. Set at its
-        end.
+        and include the 20 queues that would lose most, such as `entries_removed/orders`. Where parts
+        of the archive are damaged, `parts_damaged` counts them, and the first 20 are included by path,
+        such as `parts_damaged/queue=orders/day=2026-01-31/part-000003.parquet`. Set at its end.
         """
 
     @_builtins.property

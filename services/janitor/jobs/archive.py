@@ -11,14 +11,19 @@ A small part is put together with what is new: the new part says which ones it a
 are emptied. Until they are, their dead letters can be seen twice; after a crash the next run
 empties them. An empty part keeps its number taken for a day, so that a janitor that listed before
 does not take it for free.
+
+The pages of a part have checksums, which every read compares. A part that is damaged stays as it
+is, for people to bring back from a copy: what is read of it is not absorbed, nor emptied.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import time
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import Any, Final, Protocol, TypeVar
 
@@ -30,6 +35,8 @@ import pyarrow.parquet as pq
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.janitor.archive_paths import day_path, is_part
+
+log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 64 << 20
 """The size at which a part is added: readers open few files then, and a task holds one."""
@@ -93,13 +100,27 @@ class Waits(Protocol):
         """Wait for the store."""
 
 
+UNREADABLE: Final = (ObjectNotFound, OSError)
+"""What reading a part raises that is not there any more, or changes, or is damaged."""
+
+SILENCE_S: Final = 60.0
+"""A store that does not answer for this long is down."""
+
+
 class DayFolder:
-    """The parts of one queue and day; `added` are the paths of those that were added."""
+    """The parts of one queue and day.
+
+    Attributes:
+        path: Where they are.
+        added: Paths of those that were added.
+        damaged: Paths of those that cannot be read, each with the reason.
+    """
 
     def __init__(self, waits: Waits, objects: Objects, queue: str, day: date) -> None:
         """Lists and reads the parts. Raises StorageError."""
         self.path = day_path(queue, day)
         self.added: list[str] = []
+        self.damaged: dict[str, str] = {}
         self._waits = waits
         self._objects = objects
         self._parts: list[ObjectInfo] = []
@@ -108,8 +129,9 @@ class DayFolder:
         self._look()
 
     def missing(self, dead_letters: pa.Table) -> pa.Table:
-        """The dead letters that no part has."""
-        known = np.concatenate([keys_of(part) for part in self._known.values()] or [_NO_KEYS])
+        """The dead letters that no part has, those aside that are damaged."""
+        whole = [keys_of(keys) for path, keys in self._known.items() if path not in self.damaged]
+        known = np.concatenate([*whole, _NO_KEYS])
         return dead_letters.filter(pa.array(~np.isin(keys_of(dead_letters), known)))
 
     def add(self, dead_letters: pa.Table) -> None:
@@ -121,8 +143,10 @@ class DayFolder:
             if not dead_letters.num_rows:
                 return
             small = [part for part in self._parts if part.size_bytes < SMALL_BYTES]
+            read = {part.path: self._if_whole(part.path, self._read) for part in small}
+            small = [part for part in small if read[part.path] is not None]
             # In the order of their failures, so that readers of a time pass over row groups.
-            whole = pa.concat_tables([*(self._read(part.path) for part in small), dead_letters])
+            whole = pa.concat_tables([*(read[part.path] for part in small), dead_letters])
             data = _encode(whole.sort_by("failed_at"), [_name(part) for part in small])
             path = f"{self.path}/part-{self._last_number + 1:06}.parquet"
             added = self._waits.run(self._objects.put_if_absent(path, data))
@@ -138,44 +162,86 @@ class DayFolder:
         listed = self._waits.run(self._objects.describe(self.path))
         parts = [info for info in listed if is_part(info)]
         absorbed: set[str] = set()
-        self._known = {info.path: self._keys_of(info.path, absorbed) for info in parts}
-        there = [info for info in parts if self._known[info.path].num_rows]
+        self._known = {}
+        for info in parts:
+            keys = self._if_whole(info.path, lambda path: self._keys_of(path, absorbed))
+            if keys is not None:
+                self._known[info.path] = keys
+        empty = {path for path, keys in self._known.items() if not keys.num_rows}
+        there = [info for info in parts if info.path not in empty]
         # Left by a process that was killed before it emptied them.
         self._empty([info for info in there if _name(info) in absorbed])
-        self._parts = [info for info in there if _name(info) not in absorbed]
+        self._parts = [
+            info for info in there if _name(info) not in absorbed and info.path not in self.damaged
+        ]
         names = [_name(info).removeprefix("part-").removesuffix(".parquet") for info in parts]
         self._last_number = max(map(int, names), default=0)
         newest_ms = max((info.modified_ms for info in parts), default=0)
         for info in parts:
-            if not self._known[info.path].num_rows and info.modified_ms < newest_ms - EMPTY_MS:
+            if info.path in empty and info.modified_ms < newest_ms - EMPTY_MS:
                 self._waits.run(self._objects.delete(info.path))
 
+    def _if_whole(self, path: str, read: Callable[[str], T]) -> T | None:
+        """What is read of a part; None if it is damaged. Raises StorageError.
+
+        One that is emptied while it is read looks damaged, once.
+        """
+        for is_last in (False, True):
+            try:
+                return read(path)
+            except OSError as error:
+                self._waits.run(self._objects.check(SILENCE_S))
+                if is_last:
+                    self._note_damage(path, error)
+        return None
+
+    def _note_damage(self, path: str, error: Exception) -> None:
+        if path not in self.damaged:
+            log.error("%s is damaged: %s", path, error)
+        self.damaged[path] = str(error)
+
     def _keys_of(self, path: str, absorbed: set[str]) -> pa.Table:
-        with self._objects.open(path) as file:
-            part = pq.ParquetFile(file)
+        with _opened(self._objects, path) as part:
             value = (part.schema_arrow.metadata or {}).get(_ABSORBS)
+            keys = part.read(columns=KEY_COLUMNS).select(KEY_COLUMNS)
             absorbed.update(json.loads(value) if value else ())
-            return part.read(columns=KEY_COLUMNS)
+            return keys
 
     def _read(self, path: str) -> pa.Table:
-        with self._objects.open(path) as file:
-            return pq.ParquetFile(file).read().cast(DEAD_LETTERS)
+        with _opened(self._objects, path) as part:
+            return part.read().cast(DEAD_LETTERS)
 
     def _empty(self, parts: Iterable[ObjectInfo]) -> None:
         for part in parts:
             self._waits.run(self._objects.put(part.path, _encode(DEAD_LETTERS.empty_table(), ())))
+            self.damaged.pop(part.path, None)
 
     def rows_of(self, wanted: pa.Table, columns: Sequence[str]) -> Iterable[pa.Table]:
-        """The rows with the keys of `wanted` and these columns, a row group at a time."""
+        """The rows with the keys of `wanted` and these columns, a row group at a time.
+
+        Each once. Parts that are damaged are in `damaged` then. Raises StorageError.
+        """
         keys = keys_of(wanted)
-        for path, known in self._known.items():
-            if not np.isin(keys_of(known), keys).any():
-                continue
-            yield from _rows_with(self._objects, path, keys, [*KEY_COLUMNS, *columns])
+        for is_last in (False, True):
+            failures: dict[str, Exception] = {}
+            for path, known in self._known.items():
+                if not np.isin(keys_of(known), keys).any():
+                    continue
+                try:
+                    for rows in _rows_with(self._objects, path, keys, [*KEY_COLUMNS, *columns]):
+                        keys = keys[~np.isin(keys, keys_of(rows))]
+                        yield rows
+                except UNREADABLE as error:
+                    self._waits.run(self._objects.check(SILENCE_S))
+                    failures[path] = error
+            if not failures:
+                return
+            if is_last:
+                for path, failure in failures.items():
+                    self._note_damage(path, failure)
+            else:
+                self._look()  # Another part has absorbed it, perhaps.
 
-
-UNREADABLE: Final = (ObjectNotFound, OSError, pa.ArrowException)
-"""What reading a part raises that is not there any more, or changes, or is damaged."""
 
 SOME: Final = 1_000
 """Dead letters that become Python objects together."""
@@ -186,7 +252,8 @@ def dead_letters_of(
 ) -> Iterator[list[dict[str, Any]]]:
     """The wanted dead letters of a part, some at a time. Blocks: for a thread.
 
-    `wanted` names them by message and failure in ms. Raises the errors of UNREADABLE.
+    `wanted` names them by message and failure in ms. Raises the errors of UNREADABLE, at the end
+    where a part is damaged: what can be read of it comes before.
     """
     keys = np.array([(message_id, failed_ms * 1000) for message_id, failed_ms in wanted], KEY)
     for chosen in _rows_with(objects, path, keys):
@@ -197,13 +264,37 @@ def dead_letters_of(
 def _rows_with(
     objects: Objects, path: str, keys: npt.NDArray[Any], columns: list[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of a part that have these keys, of the row groups that have any."""
-    with objects.open(path) as file:
-        part = pq.ParquetFile(file)
+    """The rows of a part that have these keys, of the row groups that have any.
+
+    Row groups behind a damaged one come too, before its error is raised.
+    """
+    failed: Exception | None = None
+    with _opened(objects, path) as part:
         for group in range(part.num_row_groups):
-            there = np.isin(keys_of(part.read_row_group(group, columns=KEY_COLUMNS)), keys)
-            if there.any():
-                yield part.read_row_group(group, columns=columns).filter(pa.array(there))
+            try:
+                there = np.isin(keys_of(part.read_row_group(group, columns=KEY_COLUMNS)), keys)
+                if not there.any():
+                    continue
+                rows = part.read_row_group(group, columns=columns).filter(pa.array(there))
+            except (OSError, pa.ArrowException, KeyError) as error:
+                failed = failed or error
+                continue
+            yield rows
+        if failed is not None:
+            raise failed
+
+
+@contextmanager
+def _opened(objects: Objects, path: str) -> Iterator[pq.ParquetFile]:
+    """A part, whose pages are compared with their checksums as they are read.
+
+    Raises ObjectNotFound; OSError where it is damaged, or the store is down.
+    """
+    with objects.open(path) as file:
+        try:
+            yield pq.ParquetFile(file, page_checksum_verification=True)
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            raise OSError(str(error)) from error
 
 
 KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])

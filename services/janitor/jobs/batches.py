@@ -22,8 +22,8 @@ BATCH_ROWS: Final = 5_000
 
 COUNTS: Final = pa.schema([("name", pa.string()), ("count", pa.int64())])
 
-QUEUES_TOLD: Final = 20
-"""By name, in a dry run."""
+NAMED: Final = 20
+"""Queues of a dry run, and damaged parts, that counts name."""
 
 _CHUNK_BITS: Final = 16
 """Message IDs that go together: some log entries, so that one partition has the whole of each."""
@@ -109,7 +109,7 @@ def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
     """Like `totals`, and the first sum of the queues where it is greatest, as NAME/QUEUE."""
     first, rows = next(iter(sums)), frame.groupBy("queue").agg(*_summed(sums)).collect()
     rows.sort(key=lambda row: (-row[first], row["queue"]))
-    fields = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}
+    fields = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:NAMED]}
     return {name: sum(int(row[name] or 0) for row in rows) for name in sums} | fields
 
 

@@ -25,6 +25,7 @@ from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import (
     BATCH_ROWS,
+    NAMED,
     counted,
     counts_batch,
     grouped,
@@ -72,7 +73,7 @@ def dead_letters(work: Work) -> Counter[str]:
         names = tuple(name for name in work.names if name.service == "ingest")
         last_ids = asyncio.run(read_last_ids(work.root, names))
         task = DeadLetterArchive(work.url, names, last_ids, work.run)
-        counts.update(counted(_in_days(dead_letters), task))
+        counts.update(count_damaged_once(counted(_in_days(dead_letters), task)))
         work.artifacts.append(ARCHIVE_FOLDER)
     return counts
 
@@ -94,9 +95,8 @@ def restore(work: Work) -> Counter[str]:
         if options.dry_run:
             counts.update(totals_by_queue(rows, dead_letters_restored="1"))
         else:
-            counts.update(
-                counted(_in_days(rows), DeadLetterRestore(work.url, options.target_queue_id))
-            )
+            task = DeadLetterRestore(work.url, options.target_queue_id)
+            counts.update(count_damaged_once(counted(_in_days(rows), task)))
     return counts
 
 
@@ -144,6 +144,8 @@ RESTORE_BYTES: Final = 32 << 20
 SOUGHT: Final = 50_000
 """Dead letters that are sought in the parts of a day together."""
 
+_DAMAGED: Final = "parts_damaged"
+
 
 @dataclass(frozen=True)
 class DeadLetterArchive:
@@ -171,10 +173,10 @@ class DeadLetterArchive:
             for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
                 queue, day = table["queue"][0].as_py(), table["day"][0].as_py()
                 if folder is None or of != (queue, day):
-                    counts += _parts(folder)
+                    counts += _added(folder)
                     folder, of = DayFolder(owners, owners.root.objects, queue, day), (queue, day)
                 counts += self._archive(owners, contents, folder, table)
-            counts += _parts(folder)
+            counts += _added(folder)
             contents.close()
         yield counts_batch(counts)
 
@@ -223,8 +225,26 @@ class DeadLetterArchive:
             yield pa.concat_tables(waiting)
 
 
-def _parts(folder: DayFolder | None) -> Counter[str]:
-    return Counter(parts_written=len(folder.added) if folder else 0)
+def _added(folder: DayFolder | None) -> Counter[str]:
+    if folder is None:
+        return Counter()
+    return Counter(parts_written=len(folder.added)) + _damaged(folder)
+
+
+def _damaged(folder: DayFolder) -> Counter[str]:
+    paths = [path.removeprefix(f"{ARCHIVE_FOLDER}/") for path in folder.damaged]
+    return Counter([f"{_DAMAGED}/{path}" for path in paths])
+
+
+def count_damaged_once(counts: Counter[str]) -> Counter[str]:
+    """How many parts are damaged, and the paths of the first ones, each once.
+
+    Several tasks may have met the same one.
+    """
+    paths = sorted(name for name in counts if name.startswith(f"{_DAMAGED}/"))
+    rest = {name: count for name, count in counts.items() if name not in paths}
+    named = dict.fromkeys(paths[:NAMED], 1)
+    return Counter({**rest, **named, **({_DAMAGED: len(paths)} if paths else {})})
 
 
 @dataclass(frozen=True)
@@ -252,6 +272,7 @@ class DeadLetterRestore:
                     if pushable:
                         counts += self._push(owners, table, pushable)
                 counts["dead_letters_missing"] += table.num_rows - found
+                counts += _damaged(folder)
         yield counts_batch(counts)
 
     def _push(

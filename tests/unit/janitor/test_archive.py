@@ -197,3 +197,92 @@ def _is_killed(work: Callable[[], None]) -> bool:
     except Killed:
         return True
     return False
+
+
+# --- Parts that are damaged -------------------------------------------------
+
+CONTENT, ROTTEN = b"the content", b"the CONTENT"
+
+
+def put_damaged(folder: Path, *ids: int, number: int = 1, group_rows: int = 100) -> Path:
+    """A part in which a payload has other bytes than those that were written."""
+    path = folder / day_path("orders", DAY) / f"part-{number:06}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = dead_letters(*ids, payload=CONTENT)
+    pq.write_table(
+        table, path, row_group_size=group_rows, compression="none", write_page_checksum=True
+    )
+    whole = path.read_bytes()
+    assert CONTENT in whole
+    path.write_bytes(whole.replace(CONTENT, ROTTEN))
+    return path
+
+
+def test_a_damaged_part_is_not_absorbed_and_what_is_new_is_archived_beside_it(
+    objects: Objects, tmp_path: Path
+) -> None:
+    part = put_damaged(tmp_path, 1, 2)
+    before = part.read_bytes()
+    folder = folder_of(objects)
+
+    folder.add(dead_letters(3))
+    folder.add(dead_letters(4))
+
+    assert part.read_bytes() == before
+    (path, why) = folder.damaged.popitem()
+    assert tmp_path / path == part
+    assert "checksum" in why
+    newest = max((tmp_path / ARCHIVE_FOLDER).rglob("*.parquet"))
+    assert pq.read_table(newest)["message_id"].to_pylist() == [3, 4]
+
+
+def test_a_part_that_is_no_parquet_any_more_keeps_its_place_and_stops_nothing(
+    objects: Objects, tmp_path: Path
+) -> None:
+    folder_of(objects).add(dead_letters(1))
+    (part,) = (tmp_path / ARCHIVE_FOLDER).rglob("*.parquet")
+    part.write_bytes(part.read_bytes()[:-1])
+    longer = time.time() - 2 * 24 * 3600
+    os.utime(part, (longer, longer))
+
+    for number in (2, 3):
+        folder = folder_of(objects)
+        folder.add(dead_letters(number))
+        assert [tmp_path / path for path in folder.damaged] == [part]
+
+    assert part.exists()
+    assert parts(tmp_path) == [f"part-00000{number}.parquet" for number in (1, 2, 3)]
+    rows = folder_of(objects).rows_of(dead_letters(1, 2, 3), ("payload",))
+    assert [one for table in rows for one in table["message_id"].to_pylist()] == [2, 3]
+
+
+def test_damaged_content_is_not_read_back_and_the_rest_is(objects: Objects, tmp_path: Path) -> None:
+    # Given a part whose first row group is damaged, and another one
+    part = put_damaged(tmp_path, 1, 2, 3, group_rows=1)
+    whole = part.read_bytes()
+    part.write_bytes(whole.replace(ROTTEN, CONTENT).replace(CONTENT, ROTTEN, 1))
+    folder_of(objects).add(dead_letters(4, payload=CONTENT))
+    folder = folder_of(objects)
+
+    rows = [
+        row
+        for table in folder.rows_of(dead_letters(*range(6)), ("payload",))
+        for row in table.to_pylist()
+    ]
+
+    assert sorted(row["message_id"] for row in rows) == [2, 3, 4]
+    assert all(row["payload"] == CONTENT for row in rows)
+    assert [tmp_path / path for path in folder.damaged] == [part]
+
+
+def test_what_only_a_damaged_part_has_is_archived_again(objects: Objects, tmp_path: Path) -> None:
+    put_damaged(tmp_path, 1, 2)
+    folder = folder_of(objects)
+    assert folder.missing(dead_letters(1))["message_id"].to_pylist() == []
+
+    folder.add(dead_letters(3))
+
+    assert folder.missing(dead_letters(1))["message_id"].to_pylist() == [1]
+    folder.add(dead_letters(1, payload=CONTENT))
+    (rows,) = folder.rows_of(dead_letters(1), ("payload",))
+    assert rows["payload"].to_pylist() == [CONTENT]

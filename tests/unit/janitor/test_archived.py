@@ -25,7 +25,7 @@ from services.janitor.rpc.archived import ArchivedDeadLetters
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from slatemq.v1.janitor_pb2 import ReadArchivedRequest
-from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters
+from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters, put_damaged
 
 ARCHIVED = queue_pb2.ENTRY_STATE_ARCHIVED
 AT_MS = round(AT.timestamp() * 1000)
@@ -119,6 +119,14 @@ async def test_each_comes_once_while_a_part_absorbs_another(
 async def test_a_damaged_part_is_reported_and_nothing_is_made_up(objects: Objects) -> None:
     await objects.put(f"{day_path('orders', DAY)}/part-000001.parquet", b"no Parquet")
     with pytest.raises(Unavailable, match="day=2026-01-02"):
+        await joined(objects, listed(1))
+
+
+async def test_content_whose_checksum_is_wrong_is_not_handed_out(
+    objects: Objects, tmp_path: Path
+) -> None:
+    put_damaged(tmp_path, 1, 2)
+    with pytest.raises(Unavailable, match="checksum"):
         await joined(objects, listed(1))
 
 
