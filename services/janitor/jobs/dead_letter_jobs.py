@@ -252,7 +252,7 @@ class DeadLetterRestore:
     """Pushes archived dead letters back: rows of ENTRY_KEYS, `day` and the columns of `archived`.
 
     The rows come in the order of `day` within each queue. `target` is the queue that gets them;
-    empty: the one that they failed in.
+    empty: the one that they failed in. Raises NotFound where there is no such target.
     """
 
     root: str
@@ -289,7 +289,10 @@ class DeadLetterRestore:
                 lambda channel: archived_pb2_grpc.ArchivedServiceStub(channel).RedriveArchived,
                 request,
             )
-        except NotFound:  # It was deleted since, or has moved: then the next run finds it.
+        except NotFound as error:
+            if error.resource_name == self.target != queue:
+                raise  # All others would stay, too.
+            # It was deleted since, or has moved: then the next run finds it.
             return Counter(dead_letters_gone=len(rows))
         except FailedPrecondition as error:
             if error.reason != "QUEUE_CHANGED":
