@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ class LoadedFiles(Generic[T]):
         self._read = read
         self._files = files
         self._status = file_status(*files)
+        self._problem = ""
         self.value = read()
         self.version = 1
 
@@ -44,12 +46,23 @@ class LoadedFiles(Generic[T]):
 
         Raises:
             InvalidArgument: What they say now is not good: the value stays until they change again.
+                Where they could not be read, they are read at each look until they can, and it is
+                raised once.
         """
-        status = file_status(*self._files)
-        if status == self._status:
+        before, status = self._status, file_status(*self._files)
+        if status == before:
             return False
         self._status = status
-        self.value = self._read()
+        try:
+            self.value = self._read()
+        except InvalidArgument as error:
+            if _is_unread(error):
+                self._status = before
+                if error.message == self._problem:
+                    return False
+            self._problem = error.message
+            raise
+        self._problem = ""
         self.version += 1
         return True
 
@@ -83,6 +96,12 @@ class FilesValue(Generic[T]):
             self._loaded.reload()
         except InvalidArgument as error:  # Perhaps they are being replaced.
             log.warning("keeping what was read before: %s", error.message)
+
+
+def _is_unread(error: InvalidArgument) -> bool:
+    """Whether files could not be read now; those that say something wrong, can."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
 
 
 def _one(file: Path) -> tuple[int, ...] | None:
