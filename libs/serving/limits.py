@@ -94,6 +94,10 @@ HANDSHAKE_MS_MAX = 10_000
 """From the connection until the peer's first settings; gRPC's own 120 s keep a file open for those
 that say nothing."""
 
+CONNECTION_IDLE_MS_MAX = 300_000
+"""A connection of a client without a call is closed after this: those that answer pings and do
+nothing else would keep others out. One with a stream is not idle, however silent the stream is."""
+
 KEEPALIVE_TIME_MS = 20_000
 """Ping an idle connection this often: below the 60 s after which cloud load balancers forget it."""
 
@@ -136,9 +140,13 @@ def within_open_files(most: int, part: int) -> int:
     return most if files == resource.RLIM_INFINITY else min(most, files // part)
 
 
-def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
+def server_options(
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX, idle_ms_max: int = 0
+) -> list[tuple[str, int]]:
+    """`idle_ms_max`: how long a connection may have no call; 0: as long as it likes."""
     size = message_bytes_max(payload_bytes_max)
     return [
+        *([("grpc.max_connection_idle_ms", idle_ms_max)] if idle_ms_max else []),
         # Over the limit, so that what is a little too large gets an answer that says so (the guard
         # holds the limit); gRPC's own refusal comes without details.
         ("grpc.max_receive_message_length", size + size // 4),

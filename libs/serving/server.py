@@ -179,7 +179,9 @@ class RunningService:
             self._lookups,
         )
         protection = self._protection
-        self._port = self._port_of(guard, protection.client_door, protection.client_tls)
+        self._port = self._port_of(
+            guard, protection.client_door, protection.client_tls, limits.CONNECTION_IDLE_MS_MAX
+        )
         self._peer_port = self._port_of(guard, protection.service_door, protection.service_tls)
 
     @property
@@ -189,12 +191,14 @@ class RunningService:
             return service.grpc_services
         return [*service.grpc_services, owner_health(service.database_name, service.owner_name)]
 
-    def _port_of(self, guard: CallGuard, door: Door, tls: ServerTls | None) -> GrpcPort:
-        return GrpcPort(partial(self._new_server, guard.of_door(door)), tls)
+    def _port_of(
+        self, guard: CallGuard, door: Door, tls: ServerTls | None, idle_ms_max: int = 0
+    ) -> GrpcPort:
+        return GrpcPort(partial(self._new_server, guard.of_door(door), idle_ms_max), tls)
 
-    def _new_server(self, guard: CallGuard) -> grpc.aio.Server:
+    def _new_server(self, guard: CallGuard, idle_ms_max: int) -> grpc.aio.Server:
         """A server with the handlers of all services."""
-        options = limits.server_options(self._config.instance.payload_bytes_max)
+        options = limits.server_options(self._config.instance.payload_bytes_max, idle_ms_max)
         server = grpc.aio.server(interceptors=[guard], options=options)
         server.add_generic_rpc_handlers((self._handlers,))
         add_reflection(server, [*self._service.grpc_services, grpc_health.SERVICE_NAME])
