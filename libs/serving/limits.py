@@ -61,7 +61,8 @@ their first one. The oldest is ended for a further one: calls in flight are boun
 callers must leave room for others."""
 
 PROBE_STREAMS_MAX = 256
-"""Watches of health, and streams of reflection: the few that look after a process, many times."""
+"""Watches of health, and streams of reflection, of each port: the few that look after a process,
+many times. Anyone may open them, so one more ends the oldest."""
 
 PROBES_AT_ONCE = 2
 """Requests of health and reflection that may arrive at once; they wait for no others."""

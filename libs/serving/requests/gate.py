@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from types import TracebackType
+from typing import Any
+from weakref import WeakSet
 
 from libs.serving.process.ownership import Standstill
 from slatemq import errors
@@ -63,6 +65,50 @@ class Gate:
             self._idle.set()
 
 
+class NewestGate:
+    """Admits every stream, in every state: one more than there may be ends the oldest."""
+
+    def __init__(self, streams_max: int) -> None:
+        self._streams_max = streams_max
+        self._streams: dict[asyncio.Task[Any], None] = {}
+        self._ended = WeakSet[asyncio.Task[Any]]()
+
+    def proof(self) -> None:
+        """None."""
+
+    def __enter__(self) -> None:
+        stream = asyncio.current_task()
+        assert stream is not None, "each call has a task of its own"
+        if len(self._streams) >= self._streams_max:
+            oldest = next(iter(self._streams))
+            del self._streams[oldest]
+            self._ended.add(oldest)
+            oldest.cancel()
+        self._streams[stream] = None
+        # Where the stream ends while it does not run, it is left later, and by another task.
+        stream.add_done_callback(self._leave)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        stream = asyncio.current_task()
+        if stream is None:
+            return
+        self._leave(stream)
+        if stream in self._ended and isinstance(error, asyncio.CancelledError):
+            self._ended.discard(stream)
+            stream.uncancel()
+            raise errors.ResourceExhausted(
+                f"{self._streams_max} newer streams are open", reason="TOO_MANY_CALLS"
+            ) from None
+
+    def _leave(self, stream: asyncio.Task[Any]) -> None:
+        self._streams.pop(stream, None)
+
+
 class OpenGate(nullcontext[None]):
     """Admits every call, in every state."""
 
@@ -70,5 +116,5 @@ class OpenGate(nullcontext[None]):
         """None."""
 
 
-Entrance = Gate | OpenGate
+Entrance = Gate | NewestGate | OpenGate
 """What admits calls to their handlers."""

@@ -34,7 +34,7 @@ from libs.access.principals import LIMIT_REASON
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit, current_visit
-from libs.serving.requests.gate import Entrance, Gate, OpenGate
+from libs.serving.requests.gate import Entrance, Gate, NewestGate, OpenGate
 from libs.serving.requests.partitions import note_partition
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
@@ -90,14 +90,15 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
         self._elsewhere = elsewhere or Elsewhere()
         self._door: Door = ServiceDoor()
-        self._probe_streams = Gate(limits.PROBE_STREAMS_MAX)
-        self._probe_streams.open()
+        self._probe_streams = NewestGate(limits.PROBE_STREAMS_MAX)
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def of_door(self, door: Door) -> CallGuard:
-        """A guard of another port, which shares all bounds with this one."""
+        """A guard of another port, which shares all bounds with this one, but that of probes."""
         other = copy(self)
         other._door = door
+        # Anyone may open them at the port for clients: they end none of the services' own.
+        other._probe_streams = NewestGate(limits.PROBE_STREAMS_MAX)
         other._guarded = {}
         return other
 

@@ -91,12 +91,14 @@ class EchoService(Service[ServingConfig]):
         self.may_start.set()
         self.fatal: asyncio.Future[ExitCause] = asyncio.get_running_loop().create_future()
         self.steps: list[str] = []
+        self.peer_address = ""
         self.start_error: Exception | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         self.servicer.add_to(server)
 
     async def start(self, address: str, peer_address: str) -> None:
+        self.peer_address = peer_address
         self.steps.append(f"start {address}")
         await self.may_start.wait()
         if self.start_error is not None:
