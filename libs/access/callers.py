@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
+from weakref import WeakValueDictionary
 
 from libs.access.authentication import Authenticator, Proof
 from libs.access.explanations import Explanation, explain
@@ -27,6 +29,7 @@ from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.errors import InvalidArgument, PermissionDenied, Unauthenticated
 
 KEPT_MAX: Final = 10_000
+"""Callers by certificate, and quotas: how many are kept for those who come again."""
 
 NAMED_MAX: Final = 10_000
 """Queues that one request names, as often as it names them. All are judged in one step of the event
@@ -214,7 +217,7 @@ class Callers:
         self.clock_s = clock_s
         self._authenticator = Authenticator(tokens, issuers, self._caller, clock_s)
         self._policy = policy
-        self._certified: dict[str, Proof[Caller]] = {}
+        self._certified: OrderedDict[str, Proof[Caller]] = OrderedDict()
         self._quotas: dict[str, PrincipalQuota] = {}
         self.usage = Usage()
         self._anonymous = Proof(self._caller(ANONYMOUS), math.inf)
@@ -253,11 +256,18 @@ class Callers:
         names = self._policy.value.certificates
         for name in sorted(certified):
             if names.matches(name):
-                if name not in self._certified:
-                    caller = self._caller(Principal(name, "certificate"))
-                    self._certified[name] = Proof(caller, math.inf)
-                return self._certified[name]
+                return self._by_certificate(name)
         return self._anonymous
+
+    def _by_certificate(self, name: str) -> Proof[Caller]:
+        proof = self._certified.get(name)
+        if proof is None:
+            caller = self._caller(Principal(name, "certificate"))
+            proof = self._certified[name] = Proof(caller, math.inf)
+            if len(self._certified) > KEPT_MAX:
+                self._certified.popitem(last=False)
+        self._certified.move_to_end(name)
+        return proof
 
     def explain(
         self, principal: Principal, verb: Verb, queue: str, headers: Mapping[str, str]
@@ -281,10 +291,19 @@ class Callers:
             quota.set_limits(limits)
             return quota
         if len(self._quotas) >= KEPT_MAX:
-            self._quotas = {name: one for name, one in self._quotas.items() if not one.is_idle}
+            self._forget_idle()
         made = PrincipalQuota(principal.name, limits, usage=self.usage)
         self._quotas[principal.name] = made
         return made
+
+    def _forget_idle(self) -> None:
+        """Forget the quotas that are idle and that no caller holds.
+
+        Beside one that a caller holds, another token of its principal would get a second one.
+        """
+        held = WeakValueDictionary(self._quotas)
+        self._quotas = {name: one for name, one in self._quotas.items() if not one.is_idle}
+        self._quotas.update(held)
 
 
 def callers_of(policy: str, tokens: str, issuers: str) -> Callers:

@@ -12,10 +12,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from libs.access import callers as callers_module
 from libs.access.audit import Act
 from libs.access.callers import NAMED_MAX, Caller, Callers
 from libs.access.methods import access_of
 from libs.access.policy import Policy
+from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
 from libs.events.slatemq.headers import TASKS_HEADER
@@ -166,6 +168,7 @@ def call_with(authorization: str, tls: bytes = b"TLSv1.3", certificate: bytes = 
         peer=lambda: "ipv4:127.0.0.1:1",
         cancelled=lambda: False,
         code=lambda: 0,
+        time_remaining=lambda: None,
     )
     call.end = lambda: [ended(call) for ended in callbacks]
     return call
@@ -284,6 +287,36 @@ async def test_a_client_certificate_proves_one_of_its_names(rig: Rig) -> None:
     assert other.principal.name == "anonymous"
     with pytest.raises(Unauthenticated):
         await rig.find("Bearer bad", ["certified"])
+
+
+async def test_callers_by_certificate_are_kept_within_bounds(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers_module, "KEPT_MAX", 3)
+    first = await rig.find("", ["cert-0"])
+
+    for number in range(1, 5):
+        await rig.find("", [f"cert-{number}"])
+        assert await rig.find("", ["cert-0"]) is first  # It comes again and again.
+
+    assert len(rig.callers._certified) == 3
+    assert (await rig.find("", ["cert-1"])).principal.name == "cert-1"
+
+
+async def test_a_principal_keeps_its_limit_for_as_long_as_one_of_its_callers_is_known(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers_module, "KEPT_MAX", 2)
+    worker = await rig.find(rig.worker)
+
+    # Given others, for whom idle quotas are forgotten
+    for number in range(5):
+        rig.callers._caller(Principal(f"other-{number}", "jwt"))
+
+    # Then another token of the principal is held to what this one takes
+    again = rig.callers._caller(Principal("worker", "jwt"))
+    assert again.quota is worker.quota
+    assert len(rig.callers._quotas) <= 4  # Of whom callers are known, and the last.
 
 
 async def test_a_new_policy_holds_for_callers_that_are_known(rig: Rig) -> None:
