@@ -12,6 +12,8 @@ Only cursors are kept between two pieces, and the broker decides about these. So
 on either side, the next piece begins where the broker says; and two routers that do the same work
 waste some, but bring nothing in twice.
 
+A queue over whose piece a broker ended waits, and holds up no other: see decision 0056.
+
 Live routing goes first: pieces are small, they are judged in steps so small that nothing else waits
 for long, and after each piece the task rests for as long as that took.
 """
@@ -30,7 +32,14 @@ import grpc
 import grpc.aio
 
 from libs.filters import TooSlow
-from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failures
+from libs.serving.peers.calls import (
+    Backoff,
+    PeerFailed,
+    PeerHealth,
+    PeerUnstorable,
+    peer_failures,
+    unstorable_wait_s,
+)
 from libs.serving.peers.channels import Connection
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics
@@ -238,6 +247,7 @@ class Backfills:
         self._logs: dict[int, Log] = {}
         self._queues: dict[str, ReplayingQueue] = {}
         self._running: set[int] = set()
+        self._suspects: set[tuple[str, int]] = set()  # by queue and log
 
     def add_log(self, log: Log) -> None:
         self._logs[log.ingest_shard] = log
@@ -270,8 +280,12 @@ class Backfills:
         self._start(self._run(log))
 
     def _waiting(self, ingest_shard: int) -> list[ReplayingQueue]:
-        """The queues that still need this log, by ID."""
-        found = [queue for queue in self._queues.values() if ingest_shard in queue.spans]
+        """The queues that still need this log, by ID; suspects wait."""
+        found = [
+            queue
+            for queue in self._queues.values()
+            if ingest_shard in queue.spans and (queue.queue_id, ingest_shard) not in self._suspects
+        ]
         return sorted(found, key=lambda queue: queue.queue_id)
 
     async def _run(self, log: Log) -> None:
@@ -323,10 +337,30 @@ class Backfills:
                     except TooSlow as slow:
                         return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
                     for queue, columns in zip(group, piece.columns, strict=True):
-                        await self._send(log, queue, piece, columns)
+                        try:
+                            with peer_failures():
+                                await self._send(log, queue, piece, columns)
+                        except PeerUnstorable as failure:
+                            self._suspect(queue.queue_id, shard)
+                            raise PeerFailed(
+                                f"{failure}; queue {queue.queue_id} waits for up to a minute"
+                            ) from failure
                     # As long as it took: half of the time is left to other work.
                     await asyncio.sleep(asyncio.get_running_loop().time() - began)
         return None
+
+    def _suspect(self, queue_id: str, ingest_shard: int) -> None:
+        """This log waits for this queue: the broker ended over what was sent.
+
+        Sent at once, it would end the next broker process too, and all that others do there.
+        """
+        self._suspects.add((queue_id, ingest_shard))
+        self._start(self._end_wait(queue_id, ingest_shard))
+
+    async def _end_wait(self, queue_id: str, ingest_shard: int) -> None:
+        await asyncio.sleep(unstorable_wait_s())
+        self._suspects.discard((queue_id, ingest_shard))
+        self._see_to(ingest_shard)
 
     async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:
         step_max, judged_count = min(self._limits.step_max, STEP_MAX), 0

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from typing import Any
 
 from libs.filters import TooSlow
 from libs.serving.peers.calls import (
+    UNSTORABLE_WAIT_S,
     Backoff,
     CallTooLarge,
     PeerBusy,
@@ -36,6 +36,7 @@ from libs.serving.peers.calls import (
     PeerRefused,
     PeerUnstorable,
     peer_failures,
+    unstorable_wait_s,
 )
 from libs.serving.peers.channels import Connection
 from services.router.backfill import Backfills
@@ -59,10 +60,6 @@ calls; over this many, pieces that are ready gather and go together."""
 
 RETRY_S = 0.5
 """When a range is sent again that a broker cannot take yet."""
-
-UNSTORABLE_WAIT_S = 60.0
-"""How long a log waits at most after a broker ended over its messages. Half of it at least: each
-log another time, so that one that only had the same commit gets past the other."""
 
 ASSIGN_SECONDS = 30.0
 """A broker that has not answered an assignment by then counts as down: slow stores take seconds."""
@@ -367,7 +364,7 @@ class BrokerLink:
             if subscriber.route.in_flight is not None and not self._waits(shard):
                 self._suspects[shard] = True
                 self._reserve.step_back(shard)
-                wait_s = random.uniform(0.5, 1.0) * UNSTORABLE_WAIT_S
+                wait_s = unstorable_wait_s()
                 asyncio.get_running_loop().call_later(wait_s, self._end_wait, shard)
 
     def _end_wait(self, ingest_shard: int) -> None:

@@ -22,6 +22,10 @@ BACKOFF_MS_MAX = 1_000
 """A process that restarts is back within a second or two; nothing is routed until we notice."""
 
 
+UNSTORABLE_WAIT_S = 60.0
+"""How long messages wait at most after a peer ended over them; see `unstorable_wait_s`."""
+
+
 class PeerFailed(Exception):
     """A peer is down, refused a call, or returned nonsense. Start over with it."""
 
@@ -79,6 +83,14 @@ _KINDS_BY_REASON: dict[str, type[PeerFailed]] = {
     "MESSAGE_TOO_LARGE": CallTooLarge,
     "UNSTORABLE_RECORD": PeerUnstorable,
 }
+
+
+def unstorable_wait_s() -> float:
+    """How long messages wait after PeerUnstorable: half of the longest wait at least.
+
+    Each time another one, so that those that only had the same commit get past the others.
+    """
+    return random.uniform(0.5, 1.0) * UNSTORABLE_WAIT_S
 
 
 class Backoff:

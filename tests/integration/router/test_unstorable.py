@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from libs.serving.peers.calls import UNSTORABLE_WAIT_S
 from libs.serving.peers.topology import Peer
 from services.router import brokers
 from services.router.reserve import LOOKS, is_first
@@ -109,7 +110,7 @@ def fix_waits(patch: pytest.MonkeyPatch, wait_s: float) -> list[float]:
 
     def short(_: float, most: float) -> float:
         waits.append(most)
-        return wait_s / brokers.UNSTORABLE_WAIT_S
+        return wait_s / UNSTORABLE_WAIT_S
 
     patch.setattr("random.uniform", short)
     return waits

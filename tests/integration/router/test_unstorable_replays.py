@@ -1,0 +1,105 @@
+"""A router beside a broker that ends over what a replay brings to one queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.serving.peers import calls
+from services.router.backfill import TURN_PIECES
+from services.router.pieces import PieceLimits
+from slatemq.errors import Internal
+from slatemq.v1 import assignment_pb2, queue_pb2
+from tests.integration.client.ingest import refuse
+from tests.integration.router.peers import MemoryBroker, Running, ShardMemory
+from tests.integration.router.stack import Stack, peers
+from tests.integration.waiting import eventually
+
+SMALL = PieceLimits(messages_max=5, step_max=5, hold_ms=10)
+
+SEVERAL_TURNS = 3 * TURN_PIECES
+"""Entries, each of which is a piece."""
+
+
+class Unable(MemoryBroker):
+    """Ends over what a replay brings to the queue `bad`, until it is repaired."""
+
+    def __init__(self, memory: ShardMemory) -> None:
+        super().__init__(memory)
+        self.replayed: dict[str, list[int]] = {}
+        self.ended_count = 0
+        self.is_repaired = False
+
+    async def Backfill(  # noqa: N802
+        self, request: assignment_pb2.BackfillRequest, context: Any
+    ) -> assignment_pb2.BackfillResponse:
+        if request.queue_id == "bad" and not self.is_repaired:
+            self.ended_count += 1
+            error = Internal("record x cannot be encoded", reason="UNSTORABLE_RECORD")
+            await refuse(context, error)
+        for assignment in request.range.assignments:
+            self.replayed.setdefault(request.queue_id, []).extend(assignment.message_ids)
+        return assignment_pb2.BackfillResponse(applied=True, cursor=request.range.last_sequence)
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    async with peers(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def broker(stack: Stack) -> AsyncIterator[Unable]:
+    """In place of the stack's."""
+    await stack.broker_server.stop()
+    made = Unable(stack.shard)
+    server = Running(stack.directory, made)
+    await server.start()
+    yield made
+    await server.stop()
+
+
+async def replay(stack: Stack, queue_id: str) -> None:
+    """Creates a queue that gets all that was published before."""
+    queue = queue_pb2.Queue(queue_id=queue_id, filter="true")
+    queue.replay.ranges.add(ingest_shard=0, end_sequence=stack.log.end)
+    await stack.shard._change(queue_id, queue_pb2.QueueChange(queue=queue))
+
+
+async def test_a_replay_over_which_a_broker_ends_waits_and_holds_up_no_other(
+    stack: Stack,
+    broker: Unable,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given waits that none of this takes
+    monkeypatch.setattr(calls, "UNSTORABLE_WAIT_S", 3600.0)
+    published: list[int] = []
+    for _ in range(SEVERAL_TURNS):
+        published += await stack.log.publish([{}] * SMALL.messages_max)
+    for queue_id in ("bad", "good"):
+        await replay(stack, queue_id)
+
+    with caplog.at_level(logging.WARNING):
+        async with stack.router(SMALL):
+            # When another queue is replayed, in several turns, then the broker has ended once
+            await eventually(lambda: broker.replayed.get("good") == published)
+    assert broker.ended_count == 1
+    assert "record x cannot be encoded; queue bad waits for up to a minute" in caplog.text
+
+
+async def test_a_replay_over_which_a_broker_ended_goes_again_after_each_wait(
+    stack: Stack, broker: Unable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNSTORABLE_WAIT_S", 0.01)
+    published = await stack.log.publish([{}] * 20)
+    await replay(stack, "bad")
+
+    async with stack.router(SMALL):
+        await eventually(lambda: broker.ended_count > 3)
+        broker.is_repaired = True
+        await eventually(lambda: broker.replayed.get("bad") == published)
