@@ -13,6 +13,7 @@ import grpc
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Topology, TopologyDirectory
+from libs.storage.database.pace import INTERVAL_S_MAX
 from libs.storage.errors import StorageError
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.broker.shard.locations import Locations
@@ -23,8 +24,8 @@ from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 from slatemq.v1.queue_pb2 import GetQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
-ASK_DEADLINE_S = 5.0
-"""A broker that has not answered by then counts as down."""
+ASK_DEADLINE_S = INTERVAL_S_MAX + 5.0
+"""A broker that has not answered by then counts as down: it commits first, and may be slow."""
 
 PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""

@@ -37,6 +37,7 @@ from weakref import WeakValueDictionary
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
+from libs.storage.database.pace import INTERVAL_S_MAX
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.objects.queue_names import UNCLAIMED, NameClaim, QueueNames, named_shards
 from services.broker.shard.owner import ShardOwner
@@ -46,8 +47,8 @@ from slatemq.v1.queue_name_pb2_grpc import QueueNameServiceStub
 
 log = logging.getLogger(__name__)
 
-ASK_DEADLINE_S: Final = 5.0
-"""A broker that has not answered by then counts as down."""
+ASK_DEADLINE_S: Final = INTERVAL_S_MAX + 5.0
+"""A broker that has not answered by then counts as down: it commits first, and may be slow."""
 
 
 @dataclass(eq=False)

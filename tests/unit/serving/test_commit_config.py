@@ -26,6 +26,7 @@ from libs.storage.objects.requests import RequestCounts
 from services.broker.delivery import message_cache
 from services.broker.entries import editor
 from services.broker.moves import targets
+from services.broker.outbox import targets as outbox_targets
 from services.broker.shard import replay_starts, unique_names
 from services.router import backfill, brokers
 from slatemq._rpc import peers, queue_locations
@@ -87,6 +88,11 @@ def test_a_call_that_waits_for_a_commit_of_another_process_outlasts_the_longest_
     longest_s = max(COMMIT_INTERVAL_MS_MAX / 1000, INTERVAL_S_MAX)
 
     assert longest_s + 1 <= min(waits)  # The commit itself takes time, too.
+
+
+def test_a_broker_that_others_ask_about_queues_may_take_seconds_for_its_commit() -> None:
+    for wait_s in (unique_names.ASK_DEADLINE_S, outbox_targets.ASK_DEADLINE_S):
+        assert wait_s >= INTERVAL_S_MAX + 5
 
 
 def test_each_store_has_its_price() -> None:
