@@ -72,9 +72,13 @@ class TaskCarrier(Protocol):
 
     async def dequeue(self) -> WriteTask | None: ...
 
-    async def complete(self, task_id: str) -> None: ...
+    async def complete(self, task_id: str) -> bool:
+        """Returns whether a delivery of the task has ended; if not, the task comes again."""
+        ...
 
-    async def fail(self, task_id: str, error: str) -> None: ...
+    async def fail(self, task_id: str, error: str) -> bool:
+        """Returns as `complete`."""
+        ...
 
     async def retry_all(self) -> int: ...
 
@@ -308,16 +312,18 @@ class QueueBackend(ABC):
         if task is not None:
             self.measures.note_consumed(TASK, task.created_at)
 
-    async def fail_task(self, task_id: str, error: str) -> None:
+    async def fail_task(self, task_id: str, error: str) -> bool:
         """Count a failed attempt of a task that was dequeued.
 
         It comes again after the retry delay, or goes to the dead-letter place with `error` when no
-        retries are left.
+        retries are left. Returns False where its delivery was lost meanwhile: then it comes again
+        as it was, though it may be a dead letter, too.
         """
         with self._translated():
-            await self._tasks.fail(task_id, cut_error(error))
+            has_ended = await self._tasks.fail(task_id, cut_error(error))
         if self._dequeued.pop(task_id, None) is not None:
             self.measures.note_failed(TASK, "consume")
+        return has_ended
 
     async def retry_failed_tasks(self) -> int:
         """Move every task of the dead-letter place back, as if new; returns how many."""

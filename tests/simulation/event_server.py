@@ -75,6 +75,7 @@ class _Delivery:
 
     task: WriteTask
     is_received: bool = False
+    has_ended: bool = False
 
 
 @dataclass
@@ -189,26 +190,30 @@ class EventServer:
         queue.held.append(_Delivery(queue.waiting.popleft()))
         return queue.held[-1]
 
-    def complete(self, place: str, delivery: _Delivery) -> None:
+    def complete(self, place: str, delivery: _Delivery) -> bool:
         queue = self.tasks[place]
         if delivery not in queue.held:
-            return  # Done already, or taken over by another connection.
+            return delivery.has_ended  # Else another connection has taken it over.
         queue.held.remove(delivery)
+        delivery.has_ended = True
         queue.done[delivery.task.task_id] = None
         if self._chance.random() < self.faults.again:
             queue.waiting.append(delivery.task)
+        return True
 
-    def fail(self, place: str, delivery: _Delivery, error: str) -> None:
+    def fail(self, place: str, delivery: _Delivery, error: str) -> bool:
         queue = self.tasks[place]
         if delivery not in queue.held:
-            return
+            return delivery.has_ended
         queue.held.remove(delivery)
+        delivery.has_ended = True
         if delivery.task.has_retries_left:
             task = delivery.task.after_failure()
             queue.delay(task)
             self.loop.call_later(RETRY_S, queue.end_delay, task)
         else:
             queue.dead.append(FailedTask.now(delivery.task, error))
+        return True
 
     def retry_all(self, place: str) -> int:
         queue = self.tasks[place]
@@ -310,19 +315,20 @@ class _Tasks:
             await asyncio.sleep(POLL_S)
         return None
 
-    async def complete(self, task_id: str) -> None:
-        await self._finish(task_id, lambda one: self._server.complete(self._place, one))
+    async def complete(self, task_id: str) -> bool:
+        return await self._finish(task_id, lambda one: self._server.complete(self._place, one))
 
-    async def fail(self, task_id: str, error: str) -> None:
-        await self._finish(task_id, lambda one: self._server.fail(self._place, one, error))
+    async def fail(self, task_id: str, error: str) -> bool:
+        return await self._finish(task_id, lambda one: self._server.fail(self._place, one, error))
 
-    async def _finish(self, task_id: str, end: Callable[[_Delivery], None]) -> None:
+    async def _finish(self, task_id: str, end: Callable[[_Delivery], bool]) -> bool:
         if not (deliveries := self._received.get(task_id)):
-            return
+            return False
         delivery = deliveries[0]
-        await self._server.request(lambda: end(delivery))
+        has_ended = await self._server.request(lambda: end(delivery))
         if delivery in deliveries:
             deliveries.remove(delivery)
+        return has_ended
 
     async def retry_all(self) -> int:
         return await self._server.request(lambda: self._server.retry_all(self._place))

@@ -90,16 +90,18 @@ class Tasks:
             retrying.flow(self._settings.prefetch_count)
         return waiting, retrying
 
-    async def complete(self, task_id: str) -> None:
+    async def complete(self, task_id: str) -> bool:
         message = self._held.first(task_id)
-        if message is not None:
-            self._held.drop(task_id)
-            message.accept()
+        if message is None:
+            return False
+        self._held.drop(task_id)
+        message.accept()
+        return True
 
-    async def fail(self, task_id: str, error: str) -> None:
+    async def fail(self, task_id: str, error: str) -> bool:
         held = self._held.first(task_id)
         if held is None:
-            return
+            return False
         task = decode_task(held.body)
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
@@ -109,7 +111,7 @@ class Tasks:
             failed = FailedTask.now(task, error)
             await self._bury(encode_failed_task(failed), "task", failed.error, task_id)
         # After a crash here it comes again beside its copy: both have one ID.
-        await self.complete(task_id)
+        return await self.complete(task_id)
 
     async def _bury_unreadable(self, message: Received, error: str) -> None:
         await self._bury(message.body, "unreadable", error, message.id)

@@ -58,11 +58,16 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         known = self._partitions.get(partition)
         return known is not None and offset in known.open
 
-    def finish(self, partition: TopicPartition, offset: int) -> None:
-        """A record is finished; one of a partition that went to another consumer is passed over."""
+    def finish(self, partition: TopicPartition, offset: int) -> bool:
+        """A record is finished; finishing it again does nothing.
+
+        Returns False for one whose partition went to another consumer: it comes again, there.
+        """
         known = self._partitions.get(partition)
-        if known is not None:
-            known.open.discard(offset)
+        if known is None or known.next <= offset:  # it may have come back since
+            return False
+        known.open.discard(offset)
+        return True
 
     @property
     def committed(self) -> Mapping[TopicPartition, int]:

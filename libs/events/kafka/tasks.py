@@ -173,18 +173,20 @@ class Tasks:
 
     # --- Their ends ---------------------------------------------------------
 
-    async def complete(self, task_id: str) -> None:
+    async def complete(self, task_id: str) -> bool:
         held_tasks = self._held
         held = held_tasks.first(task_id)
-        if held is not None:
-            self._offsets.finish(*held.place)
-            await self._offsets.commit()
-            held_tasks.drop(task_id)
+        if held is None:
+            return False
+        is_finished = self._offsets.finish(*held.place)
+        is_committed = await self._offsets.commit()
+        held_tasks.drop(task_id)
+        return is_finished and is_committed
 
-    async def fail(self, task_id: str, error: str) -> None:
+    async def fail(self, task_id: str, error: str) -> bool:
         held = self._held.first(task_id)
         if held is None:
-            return
+            return False
         if not held.is_moved:  # else its end was refused, and this is the next try
             try:
                 await self._send_failed(held.task, error)
@@ -194,7 +196,7 @@ class Tasks:
                 await self._dead.add_unreadable(encode_task(held.task), why)
             held.is_moved = True
         # After a crash here it comes again beside its copy: both have one ID.
-        await self.complete(task_id)
+        return await self.complete(task_id)
 
     async def _send_failed(self, task: WriteTask, error: str) -> None:
         if task.has_retries_left:

@@ -81,17 +81,19 @@ class Tasks:
             return None
         return self._held.first(task_id)
 
-    async def complete(self, task_id: str) -> None:
+    async def complete(self, task_id: str) -> bool:
         held = self._held
         message = self._first_held(task_id)
-        if message is not None:
-            await acknowledge(message)
-            held.drop(task_id)
+        if message is None:
+            return False
+        await acknowledge(message)
+        held.drop(task_id)
+        return True
 
-    async def fail(self, task_id: str, error: str) -> None:
+    async def fail(self, task_id: str, error: str) -> bool:
         message = self._first_held(task_id)
         if message is None:
-            return
+            return False
         task = decode_task(message.body)
         if not task.has_retries_left:
             dead = FailedTask.now(task, error)
@@ -107,7 +109,7 @@ class Tasks:
         else:
             await self.enqueue(task.after_failure())
         # After a crash here it comes again beside its copy: both have one ID.
-        await self.complete(task_id)
+        return await self.complete(task_id)
 
     async def _bury_unreadable(self, message: AbstractIncomingMessage, error: str) -> None:
         await self._bury(message.body, "unreadable", error, message.message_id)

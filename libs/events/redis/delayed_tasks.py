@@ -166,21 +166,23 @@ class DelayedTasks(ABC, Generic[D]):
             self._held.add(task.task_id, delivery)
         return task
 
-    async def complete(self, task_id: str) -> None:
+    async def complete(self, task_id: str) -> bool:
         delivery = self._held.first(task_id)
-        if delivery is not None:
-            await self._completions.execute(delivery)
-            self._held.drop(task_id)
+        if delivery is None:
+            return False
+        await self._completions.execute(delivery)
+        self._held.drop(task_id)
+        return True
 
     async def _finish_all(self, deliveries: Sequence[D]) -> None:
         async with self._client.pipeline(transaction=True) as pipeline:
             self._finish(pipeline, deliveries)
             await pipeline.execute()
 
-    async def fail(self, task_id: str, error: str) -> None:
+    async def fail(self, task_id: str, error: str) -> bool:
         delivery = self._held.first(task_id)
         if delivery is None:
-            return
+            return False
         task = decode_task(self._encoded(delivery))
         async with self._client.pipeline(transaction=True) as pipeline:
             if task.has_retries_left:
@@ -192,6 +194,7 @@ class DelayedTasks(ABC, Generic[D]):
             self._finish(pipeline, [delivery])
             await pipeline.execute()
         self._held.drop(task_id)
+        return True
 
     async def _until_next_read(self) -> None:
         await asyncio.sleep(max(0.0, self._read_again_at - time.monotonic()))

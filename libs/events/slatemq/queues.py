@@ -15,6 +15,7 @@ from slatemq.errors import (
     AlreadyExists,
     DeadlineExceeded,
     FailedPrecondition,
+    NotFound,
     ResourceExhausted,
     SlateMQError,
     Unavailable,
@@ -71,12 +72,14 @@ class Queues:
         return False
 
 
-async def finish(finishing: Awaitable[None]) -> None:
-    """Finish a message; one whose lease has ended comes again, to another consumer perhaps."""
+async def finish(finishing: Awaitable[object]) -> bool:
+    """Finish a message; False where its lease has ended: it comes again, to another perhaps."""
     try:
         await finishing
-    except FailedPrecondition as error:
+    except (FailedPrecondition, NotFound) as error:
         log.info("comes again: %s", error)
+        return False
+    return True
 
 
 async def release(messages: Sequence[slatemq.Received]) -> None:

@@ -37,6 +37,17 @@ FAIL_PREFIX = "fail: "
 """What SlateMQ writes before the reason of a message that its consumer gave up."""
 
 
+class _Delivery:
+    """A task that was given out; `failing` makes it a dead letter, however often it is repeated."""
+
+    __slots__ = ("failing", "message", "task")
+
+    def __init__(self, task: WriteTask, message: slatemq.Received) -> None:
+        self.task = task
+        self.message = message
+        self.failing = slatemq.CommandContext()
+
+
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
@@ -44,7 +55,7 @@ class Tasks:
         self._queues = queues
         self._unrouted = Unrouted(queues.client, knows_earlier=not is_sole_consumer)
         self._consumer: slatemq.Consumer | None = None
-        self._held = TaskDeliveries[tuple[WriteTask, slatemq.Received]]()
+        self._held = TaskDeliveries[_Delivery]()
 
     async def enqueue(self, task: WriteTask) -> None:
         headers = {TASKS_HEADER: self._queues.settings.queue_prefix}
@@ -70,25 +81,31 @@ class Tasks:
             await finish(message.fail(task))
             return None
         task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
-        self._held.add(task.task_id, (task, message))
+        self._held.add(task.task_id, _Delivery(task, message))
         return task
 
-    async def complete(self, task_id: str) -> None:
-        held = self._held.first(task_id)
-        if held is not None:
-            await finish(held[1].ack())
-            self._held.drop(task_id)
-
-    async def fail(self, task_id: str, error: str) -> None:
+    async def complete(self, task_id: str) -> bool:
         held = self._held.first(task_id)
         if held is None:
-            return
-        task, message = held
-        if task.has_retries_left:
-            await finish(message.nack(error, self._queues.settings.retry_delay_ms / 1000))
-        else:
-            await finish(message.fail(error))
+            return False
+        has_ended = await finish(held.message.ack())
         self._held.drop(task_id)
+        return has_ended
+
+    async def fail(self, task_id: str, error: str) -> bool:
+        held = self._held.first(task_id)
+        if held is None:
+            return False
+        if held.task.has_retries_left:
+            delay_s = self._queues.settings.retry_delay_ms / 1000
+            has_ended = await finish(held.message.nack(error, delay_s))
+        else:
+            # Not `message.fail`: where that has no answer, the next call cannot know its end.
+            if not held.failing:
+                held.failing.add(slatemq.Fail(held.message, error))
+            has_ended = await finish(self._queues.client.execute(held.failing))
+        self._held.drop(task_id)
+        return has_ended
 
     async def retry_all(self) -> int:
         """Redrive what is a task; what is not would fail again."""
@@ -164,4 +181,4 @@ class Tasks:
                     yield entry.message.payload
 
     async def stop(self) -> None:
-        await release([message for _, message in self._held])
+        await release([held.message for held in self._held])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from libs.events.retrying import Outage
 from libs.events.tasks import WriteTask, cut_error
@@ -71,7 +71,7 @@ class TaskConsumer:
         self._outcomes = outcomes
         self._accept = accept
         self._traces = traces
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[FailedTaskRecord | None]] = {}
         self._since_ms: dict[str, int] = {}
         self._began_ms = clock.now_ms()
         self._newest_ms = 0
@@ -106,9 +106,15 @@ class TaskConsumer:
                     continue
                 # The backend delivers a task again after a long silence, or when it has it twice:
                 # each delivery is finished once the outcome of the first one is known.
+                failed: FailedTaskRecord | None = None
                 while (running := self._running.get(task.task_id)) is not None:
                     await asyncio.wait([running])
-                await self._begin(task)
+                    is_over = not running.cancelled() and running.exception() is None
+                    failed = running.result() if is_over else None
+                if failed is None:
+                    await self._begin(task)
+                else:  # its callers know that: it is not applied after all
+                    await self._end_failed(task.task_id, failed.error)
         finally:
             await self._end()
 
@@ -149,7 +155,7 @@ class TaskConsumer:
         # Let publishes that came meanwhile be accepted first.
         await asyncio.sleep(0)
 
-    def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
+    def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[Any]) -> None:
         del self._running[task_id], self._since_ms[task_id]
         self.held_bytes -= size_bytes
         self._changed.set()
@@ -167,7 +173,8 @@ class TaskConsumer:
         known: TaskRecord | None,
         accepted: Accepted | None,
         error: Exception | None,
-    ) -> None:
+    ) -> FailedTaskRecord | None:
+        """Bring a task to its end; returns what its callers get if it failed for the last time."""
         if isinstance(known, AppliedTask):
             self._outcomes.settle(task.task_id, known)
         else:
@@ -178,12 +185,10 @@ class TaskConsumer:
                 with self._traces.applying(task, accepted):
                     outcome = await self._store(task.task_id, accepted, known)
             except (SlateMQError, StorageError) as refused:
-                await self._fail(task, str(refused))
-                return
+                return await self._fail(task, str(refused))
             except Exception as fault:  # a bug of ours must not bring the task back for ever
                 log.exception("applying task %s failed", task.task_id)
-                await self._fail(task, repr(fault))
-                return
+                return await self._fail(task, repr(fault))
             self._outcomes.settle(task.task_id, outcome)
         async with self._turn:  # A commit ends many at once: let publishes come between them.
             await asyncio.sleep(0)
@@ -192,6 +197,7 @@ class TaskConsumer:
         accepted_at_ms = parse_task_id(task.task_id).accepted_at_ms
         if accepted_at_ms >= self._began_ms + SETTLE_MS:
             self._newest_ms = max(self._newest_ms, accepted_at_ms)
+        return None
 
     async def _store(
         self, task_id: str, accepted: Accepted, known: TaskRecord | None
@@ -211,7 +217,7 @@ class TaskConsumer:
         await self._patiently(self._publisher.commits.durable)
         return outcome
 
-    async def _fail(self, task: WriteTask, error: str) -> None:
+    async def _fail(self, task: WriteTask, error: str) -> FailedTaskRecord | None:
         error = cut_error(error)
         attempt = Attempt(task.attempts + 1, error)
         self._outcomes.note_attempt(task.task_id, attempt)
@@ -221,9 +227,15 @@ class TaskConsumer:
             # No record has a key for an ID that no ingest made: its dead letter says it all.
             if is_task_id(task.task_id):
                 failed = await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
-        await self._backend.until_done(lambda backend: backend.fail_task(task.task_id, error))
+        if not await self._end_failed(task.task_id, error):
+            return None  # it comes again, and is pending until then: it may still be applied
         if failed is not None:  # its dead letter is there for the callers that get the answer
             self._outcomes.settle(task.task_id, failed)
+        return failed
+
+    async def _end_failed(self, task_id: str, error: str) -> bool:
+        """Count an attempt in the backend; False where the delivery was lost before that."""
+        return await self._backend.until_done(lambda backend: backend.fail_task(task_id, error))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the store is down or has no room; raises other errors."""

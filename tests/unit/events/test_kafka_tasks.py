@@ -80,10 +80,28 @@ async def test_a_task_whose_end_is_refused_is_sent_again_once() -> None:
                 with pytest.raises(errors.KafkaTimeoutError):
                     await tasks.fail(TASK_ID, "refused")
             broker.refusal.clear()
-            await tasks.fail(TASK_ID, "refused")
+            assert await tasks.fail(TASK_ID, "refused") is True
 
             # Then there is one copy
             assert len(broker.topics[copies]) == 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_task_whose_partition_went_to_another_consumer_has_not_failed(
+    is_refused: bool,
+) -> None:
+    # Given a task that was given out, and a partition that goes to another consumer
+    broker = Broker()
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        assert await tasks.dequeue() is not None
+        if is_refused:  # the brokers know that first
+            broker.refusal["g.tasks"] = errors.CommitFailedError()
+        else:
+            await tasks._offsets.on_partitions_revoked([TASKS])
+
+        # When its last attempt fails, then that is no end
+        assert await tasks.fail(TASK_ID, "refused") is False
 
 
 async def test_what_is_not_a_task_is_one_dead_letter_though_its_end_is_refused() -> None:

@@ -292,6 +292,25 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     assert await producer.failed_tasks(10) == []
 
 
+async def test_a_task_whose_delivery_was_lost_has_not_failed_and_comes_again(rig: Rig) -> None:
+    # Given a task without retries, and a consumer that has lost it
+    producer, consumer = await rig.backend(), await rig.backend()
+    poison = a_task(max_retries=0)
+    await producer.enqueue_task(poison)
+    assert await next_task(consumer) == poison
+    await consumer.close()
+    await consumer.connect(rig.settings)
+
+    # When its attempt fails, then that is no end: it comes again, as it was
+    assert await consumer.fail_task(poison.task_id, "refused") is False
+    assert await next_task(consumer) == poison
+
+    # And when this one fails, it is
+    assert await consumer.fail_task(poison.task_id, "refused") is True
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 1))
+    assert await consumer.dequeue_task() is None
+
+
 async def test_what_is_not_a_task_is_a_dead_letter_and_long_errors_are_cut(rig: Rig) -> None:
     # Given what other programs have sent, also with an error that quotes more than a header holds,
     # and a task behind it
@@ -466,7 +485,7 @@ async def test_what_cannot_be_sent_is_refused_by_field_and_hinders_nothing(rig: 
     await backend.acknowledge("evt_unknown")
     for task_id in ("task_unknown", ""):
         await backend.complete_task(task_id)
-        await backend.fail_task(task_id, "error")
+        assert await backend.fail_task(task_id, "error") is False
     subscriber = Subscriber(backend)
     await backend.subscribe([], subscriber)
     await backend.publish(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,10 @@ from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
-from libs.events.tasks import WriteTask, encode_task
+from libs.events.tasks import FailedTask, WriteTask, encode_task
+from slatemq._commands import command_calls
+from slatemq._consume import commands
+from slatemq.errors import Unavailable
 from slatemq.events.envelope import encode_event
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
@@ -92,6 +96,51 @@ async def test_a_task_waits_longer_than_messages_of_its_instance_do(rig: Rig) ->
         assert entry.message is not None
         # Over a century, and not for ever: what is done can be removed
         assert entry.message.retention_s > 100 * 366 * 86_400
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_task_whose_lease_has_ended_has_not_failed_and_comes_again(rig: Rig) -> None:
+    backend = await rig.backend()
+    task = a_task(max_retries=0)
+    await backend.enqueue_task(task)
+    assert await next_task(backend) == task
+
+    # Given a lease that ends while the task is worked on
+    tasks: Any = backend._tasks
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        lease_token = tasks._held.first(task.task_id).message.lease_token
+        await client.execute([slatemq.Release(lease_token)])
+
+    # When its attempt fails, then that is no end
+    assert await backend.fail_task(task.task_id, "refused") is False
+    assert await next_task(backend) == task
+    assert await backend.fail_task(task.task_id, "refused") is True
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_task_that_failed_without_an_answer_has_failed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await rig.backend()
+    task = a_task(max_retries=0)
+    await backend.enqueue_task(task)
+    assert await next_task(backend) == task
+
+    async def lose_answer(*arguments: Any) -> list[slatemq.CommandResult]:
+        await commands.execute(*arguments)
+        raise Unavailable("the answer was lost")
+
+    # Given a broker that has made it a dead letter, and whose answer was lost
+    with monkeypatch.context() as patched:
+        patched.setattr(command_calls, "execute", lose_answer)
+        with pytest.raises(Unavailable):
+            await backend.fail_task(task.task_id, "refused")
+
+    # When that is repeated, then it is known that it is one
+    assert await backend.fail_task(task.task_id, "refused") is True
+    (dead,) = await backend.failed_tasks(10)
+    assert isinstance(dead, FailedTask)
+    assert (dead.task.task_id, dead.error) == (task.task_id, "refused")
 
 
 async def test_tasks_that_no_router_has_brought_to_their_queue_are_pending(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import slatemq
-from libs.events.backend import BackendStats
+from libs.events.backend import BackendStats, QueueBackend
 from libs.events.settings import QueueSettings
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.tasks import UnreadableTask, WriteTask
@@ -56,9 +56,14 @@ def backend(
 
 
 class Consuming:
-    """A consumer at work on a shard, and the backend that its tasks come from."""
+    """A consumer at work on a shard, and the backend that its tasks come from.
+
+    Attributes:
+        refusals: How many of the next bodies are refused.
+    """
 
     def __init__(self, settings: QueueSettings, root: Root, shard: Shard) -> None:
+        self.refusals = 0
         self.shard = shard
         self.backend = TaskBackend(settings, 0, Telemetry().meter)
         self.outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
@@ -73,7 +78,8 @@ class Consuming:
         )
 
     def _accept(self, body: bytes) -> Accepted:
-        if body == b"poison":
+        if body == b"poison" or self.refusals:
+            self.refusals = max(0, self.refusals - 1)
             raise InvalidArgument("payload.body", "is poison")
         return wire.accept(PublishRequest.FromString(body), wire.Rules(64 << 20, 3600, 900_000))
 
@@ -157,6 +163,41 @@ async def test_a_task_that_comes_twice_while_it_is_applied_is_stored_once_and_co
         await made.backend.enqueue(again)
         await made.enqueue(b"last")
         await made.until(4)
+
+
+async def test_a_task_that_has_failed_is_not_applied_by_a_delivery_that_came_meanwhile(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, gate = asyncio.Event(), asyncio.Event()
+    fail_task, dequeue_task = QueueBackend.fail_task, QueueBackend.dequeue_task
+    dequeued: list[WriteTask] = []
+
+    async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> bool:
+        reached.set()
+        await gate.wait()
+        return await fail_task(measured, task_id, error)
+
+    async def dequeue_noted(measured: QueueBackend) -> WriteTask | None:
+        task = await dequeue_task(measured)
+        dequeued.extend([] if task is None else [task])
+        return task
+
+    monkeypatch.setattr(QueueBackend, "fail_task", fail_behind_gate)
+    monkeypatch.setattr(QueueBackend, "dequeue_task", dequeue_noted)
+    settings = queue_settings(*backend, max_retries=0)
+    async with consuming(settings, open_root("memory:///")) as made:
+        # Given a task that the backend has twice, which fails when it comes first
+        made.refusals = 1
+        task_id = await made.enqueue(b"x", count=2)
+        waiting = made.outcomes.wait(task_id)
+        await reached.wait()
+        await eventually(lambda: len(dequeued) == 2)
+
+        # When its callers get that it failed, then the other one does not apply it
+        gate.set()
+        await made.until(0, dead_count=2)
+        assert isinstance(await waiting, FailedTaskRecord)
+        assert isinstance(await made.outcomes.find(task_id), FailedTaskRecord)
 
 
 async def test_what_is_counted_of_a_task_is_its_body_in_each_form(

@@ -22,6 +22,7 @@ from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
     enqueue,
     eventually,
+    names_of_shard,
     new_task_id,
     queue_settings,
     queued,
@@ -75,10 +76,10 @@ async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
     reached, gate = asyncio.Event(), asyncio.Event()
     fail_task = QueueBackend.fail_task
 
-    async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> None:
+    async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> bool:
         reached.set()
         await gate.wait()
-        await fail_task(measured, task_id, error)
+        return await fail_task(measured, task_id, error)
 
     monkeypatch.setattr(QueueBackend, "fail_task", fail_behind_gate)
     settings = queue_settings(*backend, max_retries=0)
@@ -98,6 +99,38 @@ async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
         gate.set()
         assert (await waiting).state == FAILED
         assert [one.task_id for one in await ingest.failed()] == [task_id]
+
+
+async def test_a_task_that_is_lost_before_its_last_attempt_fails_is_pending_until_it_is_applied(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Queue[QueueBackend]()
+    gate = asyncio.Event()
+    fail_task = QueueBackend.fail_task
+
+    async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> bool:
+        await reached.put(measured)
+        await gate.wait()
+        return await fail_task(measured, task_id, error)
+
+    monkeypatch.setattr(QueueBackend, "fail_task", fail_behind_gate)
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    async with queued(settings, root) as ingest:
+        # Given a caller that waits for a task, whose last attempt fails
+        task_id = await enqueue_poison(settings)
+        waiting = asyncio.create_task(ingest.wait(task_id))
+        connected = await reached.get()
+
+        # When the connection is lost before the backend knows of that, and the cause is removed
+        await put_bodies(root, task_id)
+        await connected.close()
+        await connected.connect(names_of_shard(settings))
+        gate.set()
+
+        # Then the caller is not told that it failed: it comes again, and is applied
+        assert (await waiting).state == task_pb2.TASK_STATE_APPLIED
+        assert await ingest.stored() == [b"back"]
+        assert await ingest.failed() == []
 
 
 async def enqueue_poison(settings: QueueSettings) -> str:
@@ -165,9 +198,9 @@ async def test_a_task_that_a_crash_kept_from_its_dead_letter_is_pending_when_it_
 ) -> None:
     reached = asyncio.Event()
 
-    async def hang(measured: QueueBackend, task_id: str, error: str) -> None:
+    async def hang(measured: QueueBackend, task_id: str, error: str) -> bool:
         reached.set()
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
     root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
     # Given a task that has failed for the last time, and an ingest that ends before the backend
