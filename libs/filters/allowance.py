@@ -10,6 +10,8 @@ left out of routing until its expressions change.
 Time in which an evaluation did not have the processor costs nothing. The thread's clock, a system
 call, is read only for evaluations that were long by the wall clock, and compared with a reading at
 most `FREE_NS` before the evaluation: a short one costs two reads of the wall clock, 0.1 µs.
+
+What all evaluations of a queue take by the wall clock, short ones too, is added up beside that.
 """
 
 from __future__ import annotations
@@ -55,8 +57,7 @@ class Allowance:
         if began_ns - allowance.mark_ns > FREE_NS:
             allowance.mark(began_ns)
         ...
-        if allowance.now_ns() - began_ns > FREE_NS:
-            allowance.charge(queue_id)
+        allowance.spend(queue_id, allowance.now_ns() - began_ns)
 
     Attributes:
         now_ns: The wall clock.
@@ -76,13 +77,26 @@ class Allowance:
         self.mark_ns = self._mark_cpu_ns = 0
         self._cpu_ns = cpu_ns
         self._debts: dict[str, tuple[float, int]] = {}
+        self._spent_ns: dict[str, int] = {}
 
     def mark(self, now_ns: int) -> None:
         """Read the processor time, from which later evaluations count."""
         self.mark_ns, self._mark_cpu_ns = now_ns, self._cpu_ns()
 
+    def spend(self, queue_id: str, took_ns: int) -> None:
+        """Count an evaluation that took so long by the wall clock. Raises TooSlow."""
+        spent_ns = min(took_ns, CHARGE_MAX_NS)
+        self._spent_ns[queue_id] = self._spent_ns.get(queue_id, 0) + spent_ns
+        if took_ns > FREE_NS:
+            self.charge(queue_id)
+
+    def take_spent(self) -> dict[str, int]:
+        """What the evaluations of each queue took by the wall clock since this was called last."""
+        spent_ns, self._spent_ns = self._spent_ns, {}
+        return spent_ns
+
     def charge(self, queue_id: str) -> None:
-        """Charge an evaluation that took over `FREE_NS` by the wall clock. Raises TooSlow."""
+        """Owe for an evaluation that took over `FREE_NS` by the wall clock. Raises TooSlow."""
         took_ns = self._cpu_ns() - self._mark_cpu_ns
         self.mark_ns = 0
         if took_ns > 2 * FREE_NS:  # Up to FREE_NS of it was before the evaluation.
@@ -91,6 +105,7 @@ class Allowance:
     def forget(self, queue_id: str) -> None:
         """Clear the debt of a queue that has other expressions, or is gone."""
         self._debts.pop(queue_id, None)
+        self._spent_ns.pop(queue_id, None)
 
     def _owe(self, queue_id: str, took_ns: int, now_ns: int) -> None:
         debt_ns, since_ns = self._debts.get(queue_id, (0.0, now_ns))

@@ -280,14 +280,17 @@ class RuleSet:
                 if not needs_filter or rule.filter.matches(message):
                     routed.append((queue_id, self._priority(queue_id, rule, message)))
                 ended_ns = allowance.now_ns()
-                if ended_ns - began_ns > FREE_NS:
-                    allowance.charge(queue_id)
+                allowance.spend(queue_id, ended_ns - began_ns)
                 if ended_ns > until_ns and queue_id != candidates[-1]:
                     left = candidates[bisect_right(candidates, queue_id) :]
                     raise OutOfTime(Rest(left, routed, self.fallbacks.copy()))
         if message is None and rest is None:  # Only headers were read.
             self._seen = (headers, routed)
         return routed
+
+    def take_spent(self) -> dict[str, int]:
+        """See Allowance."""
+        return self._allowance.take_spent()
 
     def has_answer(self, headers: dict[str, str]) -> bool:
         """Whether `route` returns its last result for these headers, for any other fields."""
@@ -316,8 +319,7 @@ class RuleSet:
         if began_ns - allowance.mark_ns > FREE_NS:
             allowance.mark(began_ns)
         priority = self._priority(queue_id, rule, message)
-        if allowance.now_ns() - began_ns > FREE_NS:
-            allowance.charge(queue_id)
+        allowance.spend(queue_id, allowance.now_ns() - began_ns)
         return priority
 
     def explain(self, seen: Facts, queue_ids: Iterable[str] | None = None) -> list[QueueOutcome]:

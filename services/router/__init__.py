@@ -9,6 +9,7 @@ for one another.
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
 `tails`     reading the logs: one shared stream per log, and one for each broker shard that lags
+`shares`    filters that together hold up a log: which are left out
 `backfill`  bringing stored messages into queues that start in the past
 `reserve`   which logs a router routes at once, and which it leaves to another one
 `brokers`   sending to one broker shard and keeping its configs current
@@ -16,6 +17,6 @@ for one another.
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters, lag, spans
 
-Imports go down only: service → servicer → router → brokers → reserve → backfill → tails → wire →
-route → pieces → routing → entries.
+Imports go down only: service → servicer → router → brokers → reserve → backfill → shares → tails →
+wire → route → pieces → routing → entries.
 """

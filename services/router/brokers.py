@@ -45,6 +45,7 @@ from services.router.pieces import Pace, Piece, PieceLimits, Seen
 from services.router.reserve import LOOK_S, Reserve
 from services.router.route import Route
 from services.router.routing import STEP_NS, BrokerRules
+from services.router.shares import FilterShare
 from services.router.tails import Log, Subscriber
 from services.router.wire import (
     apply_changes,
@@ -111,6 +112,7 @@ class BrokerLink:
         self._calls: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
+        self._share = FilterShare({})
         self._has_worked = True
         self._reserve = Reserve(looks_after_loss=math.ceil(UNSTORABLE_WAIT_S / LOOK_S))
         self._suspects: dict[int, bool] = {}  # By log: whether it still waits.
@@ -193,6 +195,7 @@ class BrokerLink:
             subscriber.route.adopt(self._cursors.get(shard, 0))
             log.refresh(subscriber)
             self._look_at(shard)
+        self._begin_share()
 
     async def _learn(
         self, known: int, changes: Sequence[queue_pb2.QueueChange], revision: int
@@ -217,6 +220,8 @@ class BrokerLink:
                 if self._slow is not None:
                     (slow, revision), self._slow = self._slow, None
                     await self.quarantine(slow, revision)
+                if self._share.is_over:
+                    await self._leave_out_costliest()
                 self._send()
                 if self._to_judge:
                     await asyncio.sleep(0)
@@ -242,7 +247,8 @@ class BrokerLink:
     def _judge(self) -> None:
         """Judge a step's worth of messages, and see what is ready to be sent."""
         judged_count, now_ms = 0, _now_ms()
-        until_ns = time.perf_counter_ns() + STEP_NS
+        began_ns = time.perf_counter_ns()
+        until_ns = began_ns + STEP_NS
         while self._to_judge and judged_count < self._pace.limits.step_max:
             shard = next(iter(self._to_judge))
             del self._to_judge[shard]
@@ -265,6 +271,28 @@ class BrokerLink:
         for shard, due_ms in list(self._held.items()):
             if due_ms <= now_ms:
                 self._sort_in(shard, now_ms)
+        self._share.add(time.perf_counter_ns() - began_ns, judged_count)
+
+    async def _leave_out_costliest(self) -> None:
+        """Has the broker leave out queues whose filters together hold up a log, if any do."""
+        revision = self.rules.revision
+        for slow in self._share.too_slow(self.rules.take_spent(), self._waits_ms()):
+            await self.quarantine(slow, revision)
+        self._begin_share()
+
+    def _begin_share(self) -> None:
+        self.rules.take_spent()
+        self._share = FilterShare(self._waits_ms())
+
+    def _waits_ms(self) -> dict[int, int]:
+        """How long the oldest message of each log has waited that this router routes."""
+        now_ms = int(time.time() * 1000)
+        oldest_ms = {
+            shard: subscriber.route.oldest_received_ms
+            for shard, (_, subscriber) in self._lanes.items()
+            if not self._is_in_reserve(shard) and not self._waits(shard)
+        }
+        return {shard: now_ms - at_ms for shard, at_ms in oldest_ms.items() if at_ms is not None}
 
     def _sort_in(self, ingest_shard: int, now_ms: int) -> None:
         """Put a log among those that are ready, or held, or neither."""
@@ -316,10 +344,12 @@ class BrokerLink:
         if self._held:
             wait_ms = min(self._held.values()) - _now_ms()
             until = asyncio.get_running_loop().time() + max(0, wait_ms) / 1000
+        began_ns = time.perf_counter_ns()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         self._wake.clear()
+        self._share.add(time.perf_counter_ns() - began_ns)
 
     async def _call(self, pieces: Pieces) -> None:
         try:

@@ -327,6 +327,10 @@ class BrokerRules:
             return [(direct, queue.fallback_priority)]
         return [(direct, self._rules.priority(direct, headers, fields, delay, sizes[0]))]
 
+    def take_spent(self) -> dict[str, int]:
+        """See Allowance: of what these judged, and those made of them by `only`."""
+        return self._rules.take_spent()
+
     def explain(self, message: Facts, queue_ids: Iterable[str]) -> list[QueueOutcome]:
         """What these queues would do with a message, and why; unknown ones are left out.
 

@@ -195,6 +195,12 @@ class ShardMemory:
         queue = queue_pb2.Queue(queue_id=queue_id, filter=filter_source, priority=priority)
         await self._change(queue_id, queue_pb2.QueueChange(queue=queue))
 
+    async def quarantine(self, queue_id: str, reason: str) -> None:
+        queue = queue_pb2.Queue()
+        queue.CopyFrom(self.changes[queue_id][1].queue)
+        queue.quarantine.reason = reason
+        await self._change(queue_id, queue_pb2.QueueChange(queue=queue))
+
     async def delete_queue(self, queue_id: str) -> None:
         await self._change(queue_id, queue_pb2.QueueChange(deleted_queue_id=queue_id))
 

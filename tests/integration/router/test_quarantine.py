@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import field_mask_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.router import shares
 from slatemq.v1 import (
     assignment_pb2,
     ingest_pb2,
@@ -21,7 +22,10 @@ from slatemq.v1 import (
     queue_pb2_grpc,
 )
 from tests.integration.broker.rig import running as broker
+from tests.integration.router.peers import MemoryBroker, Running, ShardMemory
+from tests.integration.router.stack import peers
 from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
+from tests.integration.waiting import eventually
 
 SLOW = '!headers.kind.matches("^[0-9]") && !headers.kind.matches("\\\\w{46}")'
 """True for all messages here; the library compiles the pattern for each, in ten milliseconds."""
@@ -157,3 +161,47 @@ async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none() -> None
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await rig.assignments.QuarantineQueue(request)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+class Quarantining(MemoryBroker):
+    """Takes queues into quarantine, and notes which, and why."""
+
+    def __init__(self, memory: ShardMemory) -> None:
+        super().__init__(memory)
+        self.asked: list[assignment_pb2.QuarantineQueueRequest] = []
+
+    async def QuarantineQueue(  # noqa: N802
+        self, request: assignment_pb2.QuarantineQueueRequest, context: Any
+    ) -> assignment_pb2.QuarantineQueueResponse:
+        self.asked.append(request)
+        await self.memory.quarantine(request.queue_id, request.reason)
+        return assignment_pb2.QuarantineQueueResponse()
+
+
+async def test_of_filters_that_hold_up_a_log_together_the_costliest_goes_into_quarantine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given bounds that any two filters break together, and messages that wait since long ago
+    monkeypatch.setattr(shares, "WINDOW_NS", 1)
+    monkeypatch.setattr(shares, "SHARE", 0.0)
+    monkeypatch.setattr(shares, "MESSAGE_NS", 0)
+    async with peers(tmp_path) as stack:
+        await stack.broker_server.stop()
+        broker = Quarantining(stack.shard)
+        server = Running(stack.directory, broker)
+        await server.start()
+        await stack.shard.set_queue("plain", 'headers["kind"] == "a"')
+        await stack.shard.set_queue("cheap", "size > 1")
+        turns = ", ".join(["1"] * 60)
+        nest = f"[{turns}].all(x, [{turns}].all(y, x == y))"
+        await stack.shard.set_queue("costly", f"size > 1 && {nest}")
+        published = await stack.log.publish([{"kind": "a", "n": str(n)} for n in range(20)])
+
+        # When they are routed
+        async with stack.router():
+            await eventually(lambda: broker.asked)
+            # Then the costliest is left out, and the others are routed
+            assert broker.asked[0].queue_id == "costly"
+            assert "while a log was behind" in broker.asked[0].reason
+            await eventually(lambda: stack.got("plain") == published)
+        await server.stop()

@@ -1,0 +1,84 @@
+"""Filters that hold up a log together, each within its own bounds: the costliest are left out.
+
+A filter alone has an allowance (`libs/filters/allowance.py`), in which short evaluations are free;
+many of them add up. So the time of each queue is summed up for as long as a window lasts. At its
+end the costliest queues come into quarantine if all of this holds:
+
+- filters took over `SHARE` of the time in which this link had the event loop, or nothing to judge;
+- they took over `MESSAGE_NS` for each message: less is the work of routing much;
+- a log is behind, and no less than at the beginning of the window: it does not catch up.
+
+Those go whose part of the filters' time makes up a `STEP`, and no more before the next window:
+where a little was too much, few lose their place. Replays are judged by rules of their own, at
+times of their own: neither counts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from libs.filters import TooSlow
+
+WINDOW_NS: Final = 10_000_000_000
+
+SHARE: Final = 0.5
+"""Of the time, the part that filters may take while a log waits."""
+
+MESSAGE_NS: Final = 1_000_000
+"""For each message, what filters may take: a router routes some 900 messages a second then."""
+
+BEHIND_MS: Final = 2_000
+"""A message that waits for less is none that a log is behind with: one without matches is held for
+a second."""
+
+STEP: Final = 0.25
+"""The part of the filters' time that the costliest queues must have had to go at once."""
+
+
+class FilterShare:
+    """What the filters of one broker shard's queues take in one window."""
+
+    def __init__(self, waits_ms: Mapping[int, int]) -> None:
+        """Begin with how long the oldest message of each log has waited."""
+        self._waits_ms = dict(waits_ms)
+        self._time_ns = 0
+        self._messages_count = 0
+
+    def add(self, time_ns: int, messages_count: int = 0) -> None:
+        """Count time in which this many messages were judged, or there was nothing to judge."""
+        self._time_ns += time_ns
+        self._messages_count += messages_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this window has ended."""
+        return self._time_ns >= WINDOW_NS
+
+    def too_slow(self, spent_ns: Mapping[str, int], waits_ms: Mapping[int, int]) -> list[TooSlow]:
+        """The queues to leave out, by what each has spent and how long messages wait by now."""
+        filters_ns = sum(spent_ns.values())
+        share, message_ns = filters_ns / self._time_ns, filters_ns / max(self._messages_count, 1)
+        if share <= SHARE or message_ns <= MESSAGE_NS or not self._is_behind(waits_ms):
+            return []
+        costliest, left_ns = [], STEP * filters_ns
+        for queue_id in sorted(spent_ns, key=lambda one: (-spent_ns[one], one)):
+            if left_ns <= 0:
+                break
+            left_ns -= spent_ns[queue_id]
+            part = spent_ns[queue_id] / filters_ns
+            costliest.append(
+                TooSlow(
+                    queue_id,
+                    f"filters and priorities took {message_ns / 1e6:.1f} ms for each message, "
+                    f"{share:.0%} of the router's time, while a log was behind; {part:.0%} of that "
+                    "was this queue's, among the costliest",
+                )
+            )
+        return costliest
+
+    def _is_behind(self, waits_ms: Mapping[int, int]) -> bool:
+        return any(
+            wait_ms > BEHIND_MS and wait_ms >= self._waits_ms.get(log, 0)
+            for log, wait_ms in waits_ms.items()
+        )
