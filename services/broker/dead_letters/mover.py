@@ -161,8 +161,9 @@ class Mover:
         if target is not None:
             return source is not None and not target.settings.accepts(source.settings)
         if not await self.pusher.elsewhere({target_id}):
-            await self.owner.durable()
-            raise self.owner.shard.absence(target_id)
+            absence = self.owner.shard.absence(target_id)
+            await self.owner.confirm(absence)
+            raise absence
         return True
 
 

@@ -156,8 +156,9 @@ class DelayedWatches:
         queue = stream.queue
         require("inspect", queue.queue_id)  # The policy may have changed since the start.
         if not self._owner.owns(queue):
-            await self._owner.durable()
-            raise self._owner.shard.absence(queue.queue_id)
+            absence = self._owner.shard.absence(queue.queue_id)
+            await self._owner.confirm(absence)
+            raise absence
         if split_order(stream.position.order).epoch != queue.waiting.epoch:
             # The queue was purged or re-created: what comes next is at the new epoch's beginning.
             await self._owner.durable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -205,7 +205,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             lambda now_ms: self._owner.shard.leases.ack(tokens, now_ms),
             len(tokens) * FINISHED_BYTES,
         )
-        await self._owner.durable()
+        await self._confirm(done)
         if done.count(Finish.OK) == len(results):
             return encoded(consumer_pb2.AckResponse, _OK_RESULT * len(results))
         return consumer_pb2.AckResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
@@ -232,7 +232,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
         pairs = list(zip(tokens, rows, strict=True))
         done = await self._in_steps(pairs, nack, request.ByteSize())
-        await self._owner.durable()
+        await self._confirm(done)
         return consumer_pb2.NackResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
 
     async def ExtendLease(  # noqa: N802 - the RPC's name
@@ -247,7 +247,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             return self._owner.shard.leases.extend(part, lease_ms, now_ms)
 
         done = await self._in_steps(tokens, extend)
-        await self._owner.durable()
+        await self._confirm([finish for finish, _ in done])
         statuses = merged(results, (_STATUSES[finish] for finish, _ in done))
         ends = iter(deadline_ms for _, deadline_ms in done)
         ends_ms = [next(ends) if refused is None else 0 for refused in results]
@@ -258,6 +258,11 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             for status, end_ms in zip(statuses[step], ends_ms[step], strict=True):
                 answer.results.add(status=status, lease_deadline_ms=end_ms)
         return answer
+
+    async def _confirm(self, done: Collection[Finish]) -> None:
+        """Wait until results may be answered; that a lease is unknown as `ShardOwner.confirm`."""
+        is_unknown = Finish.UNKNOWN in done
+        await (self._owner.commits.prove_ownership() if is_unknown else self._owner.durable())
 
     async def _in_steps(
         self,

@@ -82,9 +82,9 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         await self._owner.durable()
         try:
             return await self._finder.find(queue, handle)
-        except SlateMQError:
+        except SlateMQError as error:
             # What went while this was looked for may not be gone on disk yet.
-            await self._owner.durable()
+            await self._owner.confirm(error)
             raise
 
     # --- One entry changes --------------------------------------------------

@@ -122,7 +122,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.durable()
         stored = await self._database.get(refused_push_key(*place))
         if stored is None:
-            await self._owner.durable()  # it went during the read
+            await self._owner.commits.prove_ownership()  # It went during the read.
             raise NotFound("refused push", push_id)
         return decode_refused_push(stored).outbox
 
@@ -135,13 +135,13 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
 
     async def _place(self, push_id: str) -> PushKey:
-        """Its place; raises NotFound once it is durable that there is none."""
+        """Its place; raises NotFound once it is proven that there is none."""
         found = _ID.fullmatch(push_id)
         if found is not None:
             shard, ingest_shard, number = (int(part, 16) for part in found.groups())
             if shard == self._shard and (ingest_shard, number) in self._owner.shard.outbox.refused:
                 return ingest_shard, number
-        await self._owner.durable()
+        await self._owner.commits.prove_ownership()
         raise NotFound("refused push", push_id)
 
     def _refused_push(self, place: PushKey, push: RefusedPush) -> outbox_pb2.RefusedPush:

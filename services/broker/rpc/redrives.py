@@ -196,7 +196,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         return number
 
     async def _number(self, redrive_id: str, *verbs: Verb) -> int:
-        """Its number; raises NotFound once it is durable that there is none.
+        """Its number; raises NotFound once it is proven that there is none.
 
         And to callers that may do nothing of this in its queue: IDs count up, and an answer of
         another kind would say of each whether it is there.
@@ -205,7 +205,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
         record = self._owner.shard.redrives.get(number)
         if record is None or not may_some(verbs, record.queue_id):
-            await self._owner.durable()
+            await self._owner.commits.prove_ownership()
             raise NotFound("redrive", redrive_id)
         return number
 

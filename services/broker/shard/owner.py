@@ -105,7 +105,7 @@ class ShardOwner:
 
         Its changes are in memory when this returns; await `durable` before you report them.
         `size_bytes` is about what it adds to the next commit. An error of the command is raised
-        when all that it may depend on is durable.
+        once it is confirmed.
         """
         while True:
             try:
@@ -116,9 +116,9 @@ class ShardOwner:
                 self._note_changes(0)
                 await self._loader.answer(need)
                 continue
-            except SlateMQError:
+            except SlateMQError as error:
                 self._note_changes(0)
-                await self.durable()
+                await self.confirm(error)
                 raise
             self._note_changes(size_bytes)
             return result
@@ -161,8 +161,8 @@ class ShardOwner:
                 # Not if a step has failed: what is half applied is never committed.
                 self._is_applying = False
                 return True
-        except SlateMQError:
-            await self.durable()
+        except SlateMQError as error:
+            await self.confirm(error)
             raise
 
     def _step(
@@ -199,6 +199,14 @@ class ShardOwner:
         """Waits for the newest commit that may hold anything seen so far."""
         await self.commits.durable()
 
+    async def confirm(self, error: SlateMQError) -> None:
+        """Wait until an error may be answered: all that it may depend on is durable.
+
+        What is not here may be at a process that has the shard by now: NotFound waits for the proof
+        that there is none, one commit for all that wait for it.
+        """
+        await (self.commits.prove_ownership() if isinstance(error, NotFound) else self.durable())
+
     def admit(self) -> None:
         if self.commits.uncommitted_bytes > self._bytes_max:
             raise ResourceExhausted(
@@ -218,11 +226,12 @@ class ShardOwner:
         return queue
 
     async def find(self, queue_id: str) -> Queue:
-        """The queue of this ID; raises as `queue`, once it is durable that it is not here."""
+        """The queue of this ID; raises as `queue`, once it is confirmed that it is not here."""
         named, queue = named_partition(queue_id), self.shard.queues.get(queue_id)
         if queue is None:
-            await self.durable()
-            raise self.shard.absence(queue_id)
+            absence = self.shard.absence(queue_id)
+            await self.confirm(absence)
+            raise absence
         check_partition(queue, named)
         return queue
 
