@@ -124,11 +124,19 @@ class ShardOwner:
             return result
 
     async def run_alone(self, command: Callable[[int], T]) -> T:
-        """Runs a command while no range is half applied; it must need nothing that is not here."""
-        async with self.commits.hold:
-            result = command(self.clock.now_ms())
+        """Runs a command while no range is half applied; it must need nothing that is not here.
+
+        An error of the command is raised as by `run`.
+        """
+        try:
+            async with self.commits.hold:
+                result = command(self.clock.now_ms())
+                self._note_changes(0)
+                return result
+        except SlateMQError:
             self._note_changes(0)
-            return result
+            await self.durable()
+            raise
 
     async def apply(
         self,

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import NotFound
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.queue_calls import delete, get, swept, update
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
@@ -284,3 +285,24 @@ async def test_a_refusal_that_rests_on_a_deletion_waits_until_that_is_durable() 
         await deleting
         for code, _, _ in await asyncio.gather(*calls):
             assert code == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_command_that_runs_alone_is_refused_once_that_is_durable_on_which_it_rests() -> (
+    None
+):
+    disk = Disk()
+    async with running(memory_root(disk), disk=disk) as rig:
+        await rig.create()
+        disk.free.clear()
+        deleting = asyncio.create_task(delete(rig))
+        while "q" in rig.owner.shard.queues:
+            await asyncio.sleep(0.001)
+        refused = asyncio.create_task(rig.owner.run_alone(lambda _: rig.owner.queue("q")))
+
+        done, _ = await asyncio.wait([deleting, refused], timeout=0.2)
+
+        assert not done
+        disk.free.set()
+        await deleting
+        with pytest.raises(NotFound):
+            await refused
