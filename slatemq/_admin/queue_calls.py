@@ -184,7 +184,9 @@ class QueueCalls(Calls):
             if not index:
                 raise
             found = await self._get_part(request.queue.queue_id, shards[index])
-            if found.partition != mine.queue.partition:
+            # It may be open: a creation may break off while it opens one after the other.
+            is_other = found.partition != mine.queue.partition
+            if is_other or not _is_as_asked(joined([found]), mine.queue):
                 raise
 
     async def _get_part(self, queue_id: str, shard: int) -> queue_pb2.Queue:

@@ -30,7 +30,9 @@ class _NameUseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NameUse.Value
     NAME_USE_QUEUE: _NameUse.ValueType  # 2
     """The queue exists on this shard."""
     NAME_USE_CHANGING: _NameUse.ValueType  # 3
-    """A queue of this name is being created or deleted on this shard: ask again."""
+    """A queue of this name is being created or deleted on this shard, arrives, or has left it and has
+    rows there: ask again.
+    """
 
 class NameUse(_NameUse, metaclass=_NameUseEnumTypeWrapper):
     """A shard's use of a queue's name."""
@@ -42,7 +44,9 @@ NAME_USE_NONE: NameUse.ValueType  # 1
 NAME_USE_QUEUE: NameUse.ValueType  # 2
 """The queue exists on this shard."""
 NAME_USE_CHANGING: NameUse.ValueType  # 3
-"""A queue of this name is being created or deleted on this shard: ask again."""
+"""A queue of this name is being created or deleted on this shard, arrives, or has left it and has
+rows there: ask again.
+"""
 Global___NameUse: _TypeAlias = NameUse  # noqa: Y015
 
 @_typing.final

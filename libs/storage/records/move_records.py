@@ -4,9 +4,9 @@
                 | config: length u32, bytes | state: length u32, bytes | replay: length u32, bytes |
 
 Little-endian. The number is that of the name's claim that put the queue on the shard that it
-leaves. The revision is that at which the queue left; 0 where it arrives. Where it leaves, its
-records stay where they are, and the last three are empty; where it arrives, they are those records
-as they were stored at the source.
+leaves. The revision is that at which the queue left; 0 where it arrives. Where it leaves, or has
+left, its records stay where they are, and the last three are empty; where it arrives, they are
+those records as they were stored at the source.
 """
 
 from enum import IntEnum
@@ -25,6 +25,8 @@ class MoveStage(IntEnum):
     """On the target, while rows come."""
     COPIED = 3
     """On the target, with all rows: it has the queue once the claim of the name says so."""
+    ARRIVED = 4
+    """On the source, from when it knows that the target has the queue, until its rows may go."""
 
 
 class MoveRecord(NamedTuple):
@@ -35,6 +37,11 @@ class MoveRecord(NamedTuple):
     config: bytes = b""
     state: bytes = b""
     replay: bytes = b""
+
+    @property
+    def is_departure(self) -> bool:
+        """Whether it is the record of the source, which has the records of the queue beside it."""
+        return self.stage in (MoveStage.LEAVING, MoveStage.ARRIVED)
 
 
 def encode_move(move: MoveRecord) -> bytes:

@@ -1,6 +1,6 @@
 """The queues that are on their way to another shard, or from one. Pure, like the shard.
 
-    source   leaving ──the claim is the target's, and it has the queue──► deleted, swept
+    source   leaving ──the claim is the target's, and it has the queue──► arrived ──► deleted, swept
                 └──the move is cancelled──► a queue again
     target   copying ──► copied ──the claim is ours──► a queue
                 └──────────┴──the move is cancelled──► deleted, swept
@@ -36,6 +36,11 @@ class Departure(NamedTuple):
     queue: Queue
     record: MoveRecord
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the target has the queue, or had it: here only its rows are left."""
+        return self.record.stage is MoveStage.ARRIVED
+
 
 class Left(NamedTuple):
     """A queue that has left not long ago: as it was, where it is now, and when that was known."""
@@ -55,7 +60,7 @@ class Moves:
 
     def restore(self, queue: Queue | None, queue_id: str, record: MoveRecord) -> None:
         """Takes in a stored record; `queue` is the one that is leaving. Raises CorruptRecord."""
-        if record.stage is not MoveStage.LEAVING:
+        if not record.is_departure:
             self.arrivals[queue_id] = record
         elif queue is None:
             # The commit that deletes its config ends the move, too.
@@ -64,6 +69,15 @@ class Moves:
             self.departures[queue_id] = Departure(queue, record)
 
     def has(self, queue_id: str) -> bool:
+        """Whether the queue is on its way."""
+        return self.is_leaving(queue_id) or queue_id in self.arrivals
+
+    def is_leaving(self, queue_id: str) -> bool:
+        departure = self.departures.get(queue_id)
+        return departure is not None and not departure.has_arrived
+
+    def has_record(self, queue_id: str) -> bool:
+        """Whether it is on its way, or has arrived elsewhere and its rows are still here."""
         return queue_id in self.departures or queue_id in self.arrivals
 
     def leave(self, queue: Queue, record: MoveRecord) -> None:
@@ -83,9 +97,14 @@ class Moves:
         self._changed[queue_id] = None
 
     def arrived_elsewhere(self, queue_id: str, now_ms: int) -> None:
+        """The target has the queue: whatever is claimed from now on is about others."""
         queue, record = self.departures[queue_id]
-        self.end(queue_id)
+        self.leave(queue, record._replace(stage=MoveStage.ARRIVED))
         self._left[queue_id] = Left(queue, record.shard, now_ms)
+
+    def forget_departed(self, queue_id: str) -> None:
+        del self.departures[queue_id]
+        self._changed[queue_id] = None
 
     def arrive(self, queue_id: str, now_ms: int) -> None:
         """The queue is here, now or again."""
@@ -106,7 +125,9 @@ class Moves:
         }
         left = {queue_id: (one.queue, one.shard) for queue_id, one in self._left.items()}
         leaving = {
-            queue_id: (one.queue, one.record.shard) for queue_id, one in self.departures.items()
+            queue_id: (one.queue, one.record.shard)
+            for queue_id, one in self.departures.items()
+            if not one.has_arrived
         }
         return left | leaving
 

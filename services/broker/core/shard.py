@@ -324,13 +324,13 @@ class Shard:
         self.lift_quarantine(queue, queue.settings)
         return True
 
-    def forget_departed(self, queue_id: str, now_ms: int) -> None:
+    def forget_departed(self, queue_id: str) -> None:
         """Leaves the rows of a queue that has arrived on another shard to the sweeper."""
         queue, record = self.moves.departures[queue_id]
         state = deleted_state(queue, record.revision)
         value = storable(f"state of queue {queue_id!r}", encode_queue_state, state)
         self.replays.drop(queue_id)
-        self.moves.arrived_elsewhere(queue_id, now_ms)
+        self.moves.forget_departed(queue_id)
         self._put_deleted(queue_id, state, value)
 
     def drop_arrival(self, queue_id: str, came: Queue) -> None:

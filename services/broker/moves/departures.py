@@ -1,11 +1,12 @@
 """Queues that leave for another shard: what the source does.
 
-    serving ──MoveQueue──► leaving ──rows copied──► the name claimed ──arrived──► deleted, swept
+    serving ──MoveQueue──► leaving ──rows copied──► the name claimed ──► arrived ──► deleted, swept
                               └──────cancelled: the name claimed for this shard──► serving
 
 Once a queue has left, durably, its departure goes on by itself, after a restart too. What it does
 next follows from the claim of the queue's name: that of the move's number, the rows are still to be
-copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive.
+copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive. From
+its arrival on, which is durable, too, no claim matters: only the ingests are to be asked.
 """
 
 from __future__ import annotations
@@ -108,7 +109,11 @@ class Departures:
     def progress(self) -> Mapping[str, Progress]:
         """By queue, the moves under way, and those that were cancelled."""
         departures = self._owner.shard.moves.departures
-        leaving = {queue_id: _begun(one.queue, one.record) for queue_id, one in departures.items()}
+        leaving = {
+            queue_id: _begun(one.queue, one.record)
+            for queue_id, one in departures.items()
+            if not one.has_arrived
+        }
         return dict(sorted((leaving | self._progress).items()))
 
     # --- The beginning ------------------------------------------------------
@@ -116,7 +121,8 @@ class Departures:
     async def begin(self, queue_id: str, target: int) -> Progress:
         """Has a queue leave; returns once it has, durably. Raises what MoveQueue does."""
         departure = self._owner.shard.moves.departures.get(queue_id)
-        if departure is not None and departure.record.shard == target:
+        is_leaving = departure is not None and not departure.has_arrived
+        if departure is not None and is_leaving and departure.record.shard == target:
             check_partition(departure.queue, named_partition(queue_id))
             await self._owner.durable()
             return self.progress()[queue_id]
@@ -228,7 +234,8 @@ class Departures:
                 departures = self._owner.shard.moves.departures
                 for queue_id, (queue, record) in list(departures.items()):
                     if queue_id not in self._tasks and len(self._tasks) < MOVES_AT_ONCE:
-                        self._progress.setdefault(queue_id, _begun(queue, record))
+                        if self._owner.shard.moves.is_leaving(queue_id):
+                            self._progress.setdefault(queue_id, _begun(queue, record))
                         task = asyncio.create_task(self._carry_out(queue_id, record))
                         self._tasks[queue_id] = task
                         task.add_done_callback(lambda _: self._wake.set())
@@ -253,9 +260,10 @@ class Departures:
                 refusal = error
             except (SlateMQError, StorageError) as error:
                 log.warning("the move of queue %s waits: %s", queue_id, error)
-                self._note(queue_id, problem=str(error))
-                if isinstance(error, SlateMQError) and not self._progress[queue_id].is_claimed:
-                    refusal = error  # The target has had the time that it has for a page.
+                if queue_id in self._progress:  # Else it has arrived.
+                    self._note(queue_id, problem=str(error))
+                    if isinstance(error, SlateMQError) and not self._progress[queue_id].is_claimed:
+                        refusal = error  # The target has had the time that it has for a page.
             if refusal is not None:
                 try:
                     await self._cancel(queue_id, record, refusal.message)
@@ -267,14 +275,19 @@ class Departures:
     def _is_under_way(self, queue_id: str, record: MoveRecord) -> bool:
         """Whether this move is not over yet; the queue may be in another one by now."""
         departure = self._owner.shard.moves.departures.get(queue_id)
-        return departure is not None and departure.record is record
+        # Each departure has a revision of its own.
+        return departure is not None and departure.record.revision == record.revision
 
     def _note(self, queue_id: str, **changes: object) -> None:
         self._progress[queue_id] = self._progress[queue_id]._replace(**changes)  # type: ignore[arg-type]
 
     async def _go_on(self, queue_id: str, record: MoveRecord) -> None:
-        """What is next, by the claim of the name."""
-        partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
+        """What is next: until the queue has arrived, by the claim of the name."""
+        departure = self._owner.shard.moves.departures[queue_id]
+        if departure.has_arrived:
+            await self._forget(queue_id)
+            return
+        partition = partition_of(departure.queue)
         claim = await self._names.get(queue_id)
         if claim.place_of(partition).number <= record.number:
             _check_beside(queue_id, claim, record.shard)
@@ -287,19 +300,25 @@ class Departures:
         self._note(queue_id, is_claimed=True, problem="")
         if not await self._targets.arrive(record.shard, queue_id, record.number):
             raise moving(queue_id)
+        # Durable before anything that may take long: what is claimed later is about others.
+        await self._owner.run(partial(self._owner.shard.moves.arrived_elsewhere, queue_id))
+        await self._owner.durable()
+        self._progress.pop(queue_id, None)
+        log.info("queue %s is on broker %d now", queue_id, record.shard)
+
+    async def _forget(self, queue_id: str) -> None:
+        """Gives the rows to the sweeper of a queue that has arrived."""
+        self._progress.pop(queue_id, None)
         # From the arrival to the deletion: one snapshot of the target from before the one, and one
         # of this shard from after the other, would both lack the queue.
         await self._epochs.raise_all()
 
-        def forget(now_ms: int) -> None:
-            if queue_id in self._owner.shard.moves.departures:
-                self._owner.shard.forget_departed(queue_id, now_ms)
-                self._sweeper.deleted(queue_id)
+        def forget(_: int) -> None:
+            self._owner.shard.forget_departed(queue_id)
+            self._sweeper.deleted(queue_id)
 
         await self._owner.run(forget)
         await self._owner.durable()
-        self._progress.pop(queue_id, None)
-        log.info("queue %s is on broker %d now", queue_id, record.shard)
 
     async def _copy(self, queue_id: str, record: MoveRecord) -> None:
         """Sends all rows to the target, from the first on."""

@@ -136,7 +136,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         def check(_: int) -> None:
             self._drain.check_open()
             moves = self._owner.shard.moves
-            if queue_id in self._owner.shard.queues or queue_id in moves.departures:
+            if queue_id in self._owner.shard.queues or moves.is_leaving(queue_id):
                 raise AlreadyExists("queue", queue_id)
             if queue_id in moves.arrivals:
                 raise moving(queue_id)

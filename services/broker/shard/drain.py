@@ -79,9 +79,11 @@ class Drain:
     async def remaining(self) -> Sequence[str]:
         """What has to go before the shard can be removed, for people."""
         shard = self._owner.shard
+        arrived_count = sum(one.has_arrived for one in shard.moves.departures.values())
         counts = {
             "queues": len(shard.queues),
-            "queues that are leaving": len(shard.moves.departures),
+            "queues that are leaving": len(shard.moves.departures) - arrived_count,
+            "queues that have left, until each ingest is up and knows of it": arrived_count,
             "queues that are arriving": len(shard.moves.arrivals),
             "pushes that wait for an ingest": sum(
                 map(shard.outbox.waiting_count, shard.outbox.ingest_shards)

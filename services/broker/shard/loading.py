@@ -57,7 +57,7 @@ from libs.storage.records.execution_records import (
     decode_outbox_counter,
     decode_refused_push,
 )
-from libs.storage.records.move_records import MoveStage, decode_move
+from libs.storage.records.move_records import decode_move
 from libs.storage.records.queues import FailedAttempt, decode_active, decode_attempts
 from libs.storage.records.redrive_records import decode_redrive
 from libs.storage.records.replay_records import decode_replay
@@ -197,7 +197,7 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     shard.redrives = Redrives(redrives)
     states = await _table(database, queue_state_range(), parse_queue_state_key, decode_queue_state)
     moves = await _table(database, move_range(), parse_move_key, decode_move)
-    leaving = {one for one, move in moves.items() if move.stage is MoveStage.LEAVING}
+    leaving = {one for one, move in moves.items() if move.is_departure}
     departed: dict[str, Queue] = {}
     async for key, value in _rows(database, config_range()):
         queue_id = parse_config_key(key)

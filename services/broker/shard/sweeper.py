@@ -74,12 +74,16 @@ class Sweeper:
 
     def ready_for(self, queue_id: str) -> bool:
         """Whether a queue of this name may be created: its attempts records have no epoch."""
-        return queue_id not in self._attempts_left and self._owner.shard.epoch_is_free(queue_id)
+        shard = self._owner.shard
+        is_left = queue_id in self._attempts_left or queue_id in shard.moves.departures
+        return not is_left and shard.epoch_is_free(queue_id)
 
     def is_done_with(self, queue_id: str) -> bool:
         """Whether no row is left of former queues of this name; there must be none now."""
-        state = self._owner.shard.deleted.get(queue_id)
-        return queue_id not in self._attempts_left and (state is None or not state.garbage_epochs)
+        shard = self._owner.shard
+        state = shard.deleted.get(queue_id)
+        is_left = queue_id in self._attempts_left or queue_id in shard.moves.departures
+        return not is_left and (state is None or not state.garbage_epochs)
 
     async def run(self) -> None:
         """Sweeps until cancelled."""

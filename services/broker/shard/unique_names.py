@@ -18,10 +18,11 @@ the queue later, it reads the claim after that, and of two claims of one number 
 A creation always makes a claim of its own, also where the shard has an older one.
 
 A partitioned queue is claimed for the shards of all partitions at once, by the creation of
-partition 0: no other shard of the claim may have such a queue then. The creation of another
-partition makes the same claim once more, and only while partition 0 is there. So of two callers
-that create a queue of one name, the one that creates partition 0 decides which shards it has. Later
-only moves change them, each that of one partition.
+partition 0: no other shard of the claim before may have such a queue then, nor one that it lists,
+which a former queue may have left by a move (decision 0086). The creation of another partition
+makes the same claim once more, and only while partition 0 is there. So of two callers that create a
+queue of one name, the one that creates partition 0 decides which shards it has. Later only moves
+change them, each that of one partition.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class UniqueNames:
 
     def _exists(self, queue_id: str) -> bool:
         shard = self._owner.shard
-        return queue_id in shard.queues or queue_id in shard.moves.departures
+        return queue_id in shard.queues or shard.moves.is_leaving(queue_id)
 
     async def _claim(self, queue_id: str, shards: tuple[int, ...]) -> None:
         try:
@@ -117,9 +118,10 @@ class UniqueNames:
 
     async def _claim_after(self, queue_id: str, shards: tuple[int, ...], claim: NameClaim) -> bool:
         if self._shard == shards[0]:
-            for shard in claim.broker_shards:
-                if shard != self._shard:
-                    await self._check_unused(queue_id, shard)
+            # Where it was never used, no shard has anything of it.
+            listed = () if claim == UNCLAIMED else shards
+            for shard in sorted({*claim.broker_shards, *listed} - {self._shard}):
+                await self._check_unused(queue_id, shard)
         elif claim.broker_shards != shards:
             raise _exists_on(queue_id, claim.broker_shards)
         else:
@@ -185,8 +187,8 @@ class UniqueNames:
     def _use_now(self, queue_id: str) -> NameUse.ValueType:
         if self._exists(queue_id):
             return NameUse.NAME_USE_QUEUE
-        is_creating = queue_id in self._creating or self._owner.shard.moves.has(queue_id)
-        return NameUse.NAME_USE_CHANGING if is_creating else NameUse.NAME_USE_NONE
+        is_changing = queue_id in self._creating or self._owner.shard.moves.has_record(queue_id)
+        return NameUse.NAME_USE_CHANGING if is_changing else NameUse.NAME_USE_NONE
 
     async def free(self, queue_id: str) -> None:
         """Free the name of a queue whose deletion is durable, unless it is used again.

@@ -35,7 +35,7 @@ from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.configs import decode_config, partition_in
-from libs.storage.records.move_records import MoveStage, decode_move
+from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import renumber
@@ -240,13 +240,16 @@ class Restoring:
             yield database
 
     async def _find_queues(self, broker: Database, shard: int) -> None:
-        leaving = await self._find_moves(broker, shard)
+        departures = await self._find_moves(broker, shard)
         async for rows in broker.scan(*config_range()):
             for key, value in rows:
                 queue_id = parse_config_key(key)
+                move = departures.get(queue_id)
+                if move is not None and move.stage is MoveStage.ARRIVED:
+                    continue  # It is on another shard, or has gone on, or is deleted there.
                 index = self._partition(queue_id, value)
-                if queue_id in leaving:
-                    self._note_side(queue_id, index, _Moving(leaving[queue_id], True, shard))
+                if move is not None:
+                    self._note_side(queue_id, index, _Moving(move.number, True, shard))
                     continue
                 shards = self._shards.setdefault(queue_id, {})
                 if index in shards:
@@ -257,19 +260,19 @@ class Restoring:
                     )
                 shards.setdefault(index, shard)
 
-    async def _find_moves(self, broker: Database, shard: int) -> dict[str, int]:
+    async def _find_moves(self, broker: Database, shard: int) -> dict[str, MoveRecord]:
         """Notes the moves that were under way; returns those from the shard, by their queues."""
-        leaving = {}
+        departures = {}
         async for rows in broker.scan(*move_range()):
             for key, value in rows:
                 queue_id, move = parse_move_key(key), decode_move(value)
                 self._moves[queue_id] = max(self._moves.get(queue_id, 0), move.number)
-                if move.stage is MoveStage.LEAVING:
-                    leaving[queue_id] = move.number
+                if move.is_departure:
+                    departures[queue_id] = move
                 elif move.stage is MoveStage.COPIED:
                     index = self._partition(queue_id, move.config)
                     self._note_side(queue_id, index, _Moving(move.number, False, shard))
-        return leaving
+        return departures
 
     def _partition(self, queue_id: str, config: bytes) -> int:
         partition = partition_in(decode_config(config))

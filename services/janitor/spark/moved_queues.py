@@ -13,7 +13,7 @@ from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import move_key, move_range, parse_move_key
 from libs.storage.records.configs import decode_config, partition_in
-from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
+from libs.storage.records.move_records import MoveRecord, decode_move
 from services.janitor.snapshots import SnapshotName, opened
 
 
@@ -25,7 +25,7 @@ async def moved_queues(
         parse_move_key(key): move
         async for rows in reader.scan(*move_range())
         for key, value in rows
-        if (move := decode_move(value)).stage is MoveStage.LEAVING
+        if (move := decode_move(value)).is_departure
     }
     arrived: set[str] = set()
     if leaving:

@@ -22,7 +22,7 @@ from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.configs import QueueConfigRecord, decode_config, partition_in
 from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, decode_outbox
-from libs.storage.records.move_records import MoveRecord, MoveStage
+from libs.storage.records.move_records import MoveRecord
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from libs.storage.records.replay_records import ReplayRange, decode_replay
@@ -92,7 +92,8 @@ class BrokerContents:
     Attributes:
         queues: The queues that exist, by name, with the index of their partition here; 0 for those
             that are not partitioned.
-        leaving: The queues that are moving to other shards: all that they have is still here.
+        leaving: The queues that are moving to other shards, or have: all that they had is still
+            here.
         cursors: By ingest shard, the last message of its log that was routed.
         replays: By queue, the ranges of logs that it replays.
         counters: By ingest shard, where its outbox stands.
@@ -195,7 +196,7 @@ class BrokerCheck:
                 self.contents.counters[row.parsed] = row.value
             case RecordType.CLOCK:
                 self.contents.clock_ms = row.value
-            case RecordType.MOVE if row.value.stage is MoveStage.LEAVING:
+            case RecordType.MOVE if row.value.is_departure:
                 self.contents.leaving.add(row.parsed)
             case RecordType.MOVE:
                 self._arriving[row.parsed] = row.value

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from services.broker.moves.arrivals import Arrivals
 from services.broker.moves.departures import Departures
+from services.broker.moves.targets import PurgeEpochs
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import assignment_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
@@ -169,6 +171,19 @@ def then(owner: object, name: str, action: Callable[[], Awaitable[None]]) -> Non
         return result
 
     setattr(owner, name, calls)
+
+
+def down_ingest(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Has an ingest be down for queues that leave their brokers, until the event is set."""
+    raise_all, up = PurgeEpochs.raise_all, asyncio.Event()
+
+    async def fail(epochs: PurgeEpochs) -> None:
+        if not up.is_set():
+            raise Unavailable("an ingest is down")
+        await raise_all(epochs)
+
+    monkeypatch.setattr(PurgeEpochs, "raise_all", fail)
+    return up
 
 
 class Steps:

@@ -56,6 +56,12 @@ def leaving(number: int, target: int) -> list[tuple[bytes, bytes]]:
     return [(config_key("q"), CONFIG), (move_key("q"), encode_move(move))]
 
 
+def arrived(number: int, target: int) -> list[tuple[bytes, bytes]]:
+    """The rows of a shard that knows that q, which left it by this move, has arrived."""
+    move = MoveRecord(MoveStage.ARRIVED, number, target)
+    return [(config_key("q"), CONFIG), (move_key("q"), encode_move(move))]
+
+
 def copied(number: int, source: int) -> list[tuple[bytes, bytes]]:
     """The rows of a shard that has all of q, and does not know yet whether it is its own."""
     move = MoveRecord(MoveStage.COPIED, number, source, config=CONFIG)
@@ -69,6 +75,8 @@ def copied(number: int, source: int) -> list[tuple[bytes, bytes]]:
         ((leaving(2, 2), leaving(1, 0), []), 0),
         ((leaving(1, 1), leaving(2, 2), copied(2, 1)), 1),
         ((leaving(1, 1), [], copied(2, 1)), 2),
+        ((arrived(2, 1), copied(2, 0), []), 1),
+        ((arrived(1, 1), leaving(2, 2), []), 1),
     ],
 )
 async def test_a_queue_that_has_gone_on_does_not_return_to_a_shard_that_it_left_before(
@@ -82,6 +90,16 @@ async def test_a_queue_that_has_gone_on_does_not_return_to_a_shard_that_it_left_
 
     claim = await claim_in(tmp_path / "fresh")
     assert (claim.number, claim.broker_shards) == (3, (owner,))
+
+
+async def test_a_queue_that_has_arrived_is_not_restored_where_it_was(tmp_path: Path) -> None:
+    # Given a queue that was deleted on the shard to which it moved
+    await store(tmp_path / "root", "broker/0", *arrived(2, 1))
+    await store(tmp_path / "root", "broker/1")
+
+    await restore(tmp_path / "root", tmp_path / "fresh", now_ms=1)
+
+    assert (await claim_in(tmp_path / "fresh")).broker_shards == ()
 
 
 async def test_a_queue_is_restored_whose_first_partition_is_deleted(tmp_path: Path) -> None:

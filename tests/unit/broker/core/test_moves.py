@@ -39,6 +39,7 @@ def test_a_queue_that_has_left_is_listed_for_ten_seconds_more() -> None:
     moves.arrived_elsewhere("orders", START_MS)
 
     assert not moves.has("orders")
+    assert moves.has_record("orders")
     assert moves.departing(START_MS + LISTED_MS - 1) == {
         "orders": (orders, 2),
         "others": (others, 2),
@@ -46,10 +47,22 @@ def test_a_queue_that_has_left_is_listed_for_ten_seconds_more() -> None:
     assert moves.departing(START_MS + LISTED_MS) == {"others": (others, 2)}
 
 
+def test_a_queue_that_has_left_is_listed_for_as_long_though_it_is_forgotten_before() -> None:
+    moves, orders = Moves(), queue()
+    moves.leave(orders, LEAVING)
+    moves.arrived_elsewhere("orders", START_MS)
+    moves.forget_departed("orders")
+
+    assert not moves.has_record("orders")
+    assert moves.departing(START_MS + LISTED_MS - 1) == {"orders": (orders, 2)}
+    assert dict(moves.drain())[move_key("orders")] is None
+
+
 def test_a_queue_that_comes_back_is_down_no_more() -> None:
     moves, orders = Moves(), queue()
     moves.leave(orders, LEAVING)
     moves.arrived_elsewhere("orders", START_MS)
+    moves.forget_departed("orders")
     moves.expect("orders", COPYING)
     moves.end("orders")
 
@@ -83,8 +96,10 @@ def test_a_caller_that_asked_too_early_may_ask_again_until_ten_seconds_after_the
 
 
 def test_a_restarted_shard_knows_the_queues_that_move() -> None:
-    moves, orders = Moves(), queue()
+    moves, orders, others = Moves(), queue(), queue("others")
     moves.leave(orders, LEAVING)
+    moves.leave(others, LEAVING)
+    moves.arrived_elsewhere("others", START_MS)
     moves.expect("copying", COPYING)
     moves.expect("copied", COPYING)
     moves.expect("copied", COPIED)
@@ -96,12 +111,15 @@ def test_a_restarted_shard_knows_the_queues_that_move() -> None:
     assert rows.pop(move_key("cancelled")) is None
 
     restarted = Moves()
-    for queue_id in ("orders", "copying", "copied"):
+    here = {"orders": orders, "others": others}
+    for queue_id in (*here, "copying", "copied"):
         stored = rows.pop(move_key(queue_id))
         assert stored is not None
-        restarted.restore(orders if queue_id == "orders" else None, queue_id, decode_move(stored))
+        restarted.restore(here.get(queue_id), queue_id, decode_move(stored))
     assert not rows
     assert restarted.departing(START_MS) == {"orders": (orders, 2)}
+    assert (restarted.is_leaving("orders"), restarted.is_leaving("others")) == (True, False)
+    assert restarted.has_record("others")
     assert restarted.arrivals == {"copying": COPYING, "copied": COPIED}
     assert restarted.drain() == []
 
@@ -123,7 +141,15 @@ async def test_a_queue_that_departs_moves_until_it_is_there_also_over_restarts()
         rig.commit()
         await rig.restart()
 
-    rig.shard.forget_departed("orders", rig.now_ms)
+    rig.shard.moves.arrived_elsewhere("orders", rig.now_ms)
+    for _ in range(2):
+        assert isinstance(rig.shard.absence("orders"), NotFound)
+        assert rig.shard.gone_since("orders") == left
+        assert rig.shard.moves.departures["orders"].has_arrived
+        rig.commit()
+        await rig.restart()
+
+    rig.shard.forget_departed("orders")
     for _ in range(2):
         assert isinstance(rig.shard.absence("orders"), NotFound)
         assert rig.shard.gone_since("orders") == left

@@ -16,6 +16,7 @@ COPIED = move_records.MoveRecord(
     move_records.MoveStage.COPIED, 7, 2, config=b"\x01", state=b"\x02\x03"
 )
 LEAVING = move_records.MoveRecord(move_records.MoveStage.LEAVING, 7, 2, revision=9)
+ARRIVED = LEAVING._replace(stage=move_records.MoveStage.ARRIVED)
 
 KEYS = [
     Row(
@@ -64,5 +65,13 @@ VALUES = [
         LEAVING,
         "01070000000000000002000900000000000000000000000000000000000000",
         lambda: move_records.encode_move(LEAVING),
+    ),
+    Row(
+        "move that has arrived",
+        "move",
+        move_records.decode_move,
+        ARRIVED,
+        "04070000000000000002000900000000000000000000000000000000000000",
+        lambda: move_records.encode_move(ARRIVED),
     ),
 ]
