@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.placement import least_loaded
 from slatemq._checks import check_callback, check_text, check_whole
 from slatemq._requests import fields_of, message_of
+from slatemq._rpc.peers import CallOptions
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -239,11 +240,12 @@ class ShardCalls(ExaminingCalls):
         """Moves a queue to another broker shard, by default one with little to do; returns which.
 
         Of a queue with several partitions the one of this index moves, to a shard without any of
-        the others. Returns once it is served there: until then other calls about it wait. A call
-        that is cancelled, or fails in between, leaves the move going on; repeat it to wait for its
-        end. Raises FailedPrecondition (MOVE_CANCELLED, with why; REDRIVE_RUNNING, SHARD_DRAINING,
-        SHARD_HAS_PARTITION, NO_OTHER_SHARD), InvalidArgument (`partition`), NotFound (no such queue
-        or shard), Unavailable.
+        the others. Returns once it is served there: until then other calls about it wait. Of many
+        moves from a shard some wait for their turn; their queues are served meanwhile. A call that
+        is cancelled, or fails in between, leaves the move going on; repeat it to wait for its end:
+        without a shard, too, it begins no other one. Raises FailedPrecondition (MOVE_CANCELLED,
+        with why; REDRIVE_RUNNING, SHARD_DRAINING, SHARD_HAS_PARTITION, NO_OTHER_SHARD),
+        InvalidArgument (`partition`), NotFound (no such queue or shard), Unavailable.
         """
         check_text("queue_id", queue_id)
         check_callback("on_progress", on_progress)
@@ -254,13 +256,18 @@ class ShardCalls(ExaminingCalls):
             )
         index = 0 if partition is None else partition
         check_whole("partition", index, 0, len(shards) - 1)
+        move = None
         if broker_shard is None:
-            broker_shard = await least_loaded(self._peers, beside=shards)
+            move = await self._move_under_way(queue_id, index)
+            if move is None:
+                broker_shard = await least_loaded(self._peers, beside=shards)
+            else:
+                broker_shard = move.to_broker_shard
         await self._check_is_shard(broker_shard)
-        if shards[index] != broker_shard:
+        if move is None and shards[index] != broker_shard:
             move = await self._begin_move(queue_id, index, broker_shard)
-            if move is not None:
-                await self._wait_moved(move, on_progress)
+        if move is not None:
+            await self._wait_moved(move, on_progress)
         await self._locations.ask(
             queue_id,
             lambda channel: QueueServiceStub(channel).GetQueue,
@@ -293,6 +300,27 @@ class ShardCalls(ExaminingCalls):
             return None
         return _move_of(response.move)
 
+    async def _move_under_way(self, queue_id: str, partition: int) -> QueueMove | None:
+        """The move of a partition that has begun and is not over.
+
+        The claim does not say which shard it leaves, so all are asked, and one that is down is
+        passed over: it takes no part in the rest of a move.
+        """
+        shards = (await self._peers.fresh_topology()).brokers
+        for moves in await asyncio.gather(*map(self._moves_now, shards)):
+            for one in moves:
+                is_named = (one.queue_id, one.partition or 0) == (queue_id, partition)
+                if is_named and one.state != MoveState.CANCELLED:
+                    return one
+        return None
+
+    async def _moves_now(self, broker_shard: int) -> Sequence[QueueMove]:
+        """As `_moves_from`; none where the broker does not answer within some seconds."""
+        try:
+            return await self._moves_from(broker_shard, call_s=ANSWER_S, attempt_s=ANSWER_S)
+        except (Unavailable, DeadlineExceeded):
+            return ()
+
     async def _shard_of(self, queue_id: str, partition: int) -> int | None:
         """Where a partition is by the claim of the name now; None where there is no such."""
         shards = await self._locations.located(queue_id, fresh=True)
@@ -316,11 +344,14 @@ class ShardCalls(ExaminingCalls):
             subject=queue_id,
         )
 
-    async def _moves_from(self, broker_shard: int) -> Sequence[QueueMove]:
+    async def _moves_from(
+        self, broker_shard: int, **options: Unpack[CallOptions]
+    ) -> Sequence[QueueMove]:
         response = await self._peers.ask_broker(
             broker_shard,
             lambda channel: ShardServiceStub(channel).ListMoves,
             shard_pb2.ListMovesRequest(),
+            **options,
         )
         return [_move_of(move) for move in response.moves]
 

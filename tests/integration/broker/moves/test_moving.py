@@ -688,3 +688,35 @@ async def test_the_client_says_why_a_move_was_cancelled(tmp_path: Path) -> None:
         (found,) = await client.queue_moves(0)
         assert (found.queue_id, found.state, found.to_broker_shard) == ("q", "cancelled", 1)
         assert (await client.get_queue("q")).broker_shard == 0
+
+
+async def test_a_repeat_without_a_shard_waits_for_the_move_that_is_under_way(
+    tmp_path: Path,
+) -> None:
+    async with (
+        two_brokers(tmp_path) as (first, second),
+        running(tmp_path, shard=2) as third,
+        slatemq.connect(first.running.address) as client,
+    ):
+        source, other = first, third
+        for name in ("send", "arrive"):
+            # Given a move that its caller no longer waits for, before and after it is claimed
+            await source.create("q")
+            steps = Steps(1)
+            steps.between(source.broker.departures._targets, name)
+            await begin_move(source, second)
+            await steps.reached.wait()
+
+            progress: list[slatemq.QueueMove] = []
+            repeat = asyncio.create_task(client.move_queue("q", on_progress=progress.append))
+            async with asyncio.timeout(60):
+                while not progress:
+                    await asyncio.sleep(0.01)
+            steps.thawed.set()
+
+            assert await repeat == 1
+            assert await has_queue(second)
+            assert not await has_queue(other)
+            await client.delete_queue("q")
+            await swept(source)
+            await swept(second)
