@@ -30,6 +30,9 @@ ANSWER_S = 5.0
 LOOK_S = 0.2
 """How often a move is asked for."""
 
+MOVES_RUNNING = "MOVES_RUNNING"
+"""The reason where a shard copies as many queues as it does at once."""
+
 
 class ShardState(StrEnum):
     """What a shard is doing.
@@ -290,15 +293,22 @@ class ShardCalls(ExaminingCalls):
     ) -> QueueMove | None:
         """The move as it begins; None where an earlier try has brought the queue there."""
         request = shard_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=broker_shard)
-        try:
-            response = await self._locations.ask(
-                queue_id, lambda channel: ShardServiceStub(channel).MoveQueue, request, partition
-            )
-        except InvalidArgument:
-            if await self._shard_of(queue_id, partition) != broker_shard:
-                raise
-            return None
-        return _move_of(response.move)
+        while True:
+            try:
+                response = await self._locations.ask(
+                    queue_id,
+                    lambda channel: ShardServiceStub(channel).MoveQueue,
+                    request,
+                    partition,
+                )
+                return _move_of(response.move)
+            except InvalidArgument:
+                if await self._shard_of(queue_id, partition) != broker_shard:
+                    raise
+                return None
+            except Unavailable as error:
+                if error.reason != MOVES_RUNNING:
+                    raise
 
     async def _move_under_way(self, queue_id: str, partition: int) -> QueueMove | None:
         """The move of a partition that has begun and is not over.

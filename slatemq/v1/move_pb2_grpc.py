@@ -30,9 +30,10 @@ class ArrivalServiceStub:
     broker, for its shard.
 
     The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
-    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
-    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
-    it begins again with the first page, or, if the name is claimed already, with Arrive.
+    served; ReceiveRows for the queue's header; for each page of its rows, several at a time and in
+    any order; for a last page with `is_last`, once those are stored; then it claims the queue's name
+    for this shard, and calls Arrive. After a crash it begins again with the first page, or, if the
+    name is claimed already, with Arrive.
 
     A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
     and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
@@ -67,9 +68,10 @@ class ArrivalServiceServicer:
     broker, for its shard.
 
     The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
-    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
-    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
-    it begins again with the first page, or, if the name is claimed already, with Arrive.
+    served; ReceiveRows for the queue's header; for each page of its rows, several at a time and in
+    any order; for a last page with `is_last`, once those are stored; then it claims the queue's name
+    for this shard, and calls Arrive. After a crash it begins again with the first page, or, if the
+    name is claimed already, with Arrive.
 
     A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
     and by the number of the claim that put it there: `since` of the claim that it follows. Calls of
@@ -140,9 +142,10 @@ class ArrivalService:
     broker, for its shard.
 
     The shard that the queue leaves calls these in order: CheckArrival, while the queue is still
-    served; ReceiveRows for each page of the queue's rows, in the order of their keys, the last one
-    with `is_last`; then it claims the queue's name for this shard, and calls Arrive. After a crash
-    it begins again with the first page, or, if the name is claimed already, with Arrive.
+    served; ReceiveRows for the queue's header; for each page of its rows, several at a time and in
+    any order; for a last page with `is_last`, once those are stored; then it claims the queue's name
+    for this shard, and calls Arrive. After a crash it begins again with the first page, or, if the
+    name is claimed already, with Arrive.
 
     A move is of a queue, or of one partition of it. It is named by the shard that the queue leaves,
     and by the number of the claim that put it there: `since` of the claim that it follows. Calls of

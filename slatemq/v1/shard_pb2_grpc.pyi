@@ -65,19 +65,20 @@ class ShardServiceStub:
     that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
     there is OK.
 
-    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
-    the queue stays, and ListMoves says why.
+    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
     shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
     claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
     the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
     of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-    from the logs, BROKER_DOWN).
+    from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
+    once, BROKER_DOWN).
     """
     ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
-    """Lists the queues that are leaving this shard, and moves that were cancelled since its process
-    began.
+    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+    last 100 moves that were cancelled since its process began.
 
     Errors: UNAVAILABLE.
     """
@@ -119,19 +120,20 @@ class ShardServiceAsyncStub(ShardServiceStub):
     that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
     there is OK.
 
-    Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
-    the queue stays, and ListMoves says why.
+    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
 
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
     shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
     claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
     the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
     of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-    from the logs, BROKER_DOWN).
+    from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
+    once, BROKER_DOWN).
     """
     ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
-    """Lists the queues that are leaving this shard, and moves that were cancelled since its process
-    began.
+    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+    last 100 moves that were cancelled since its process began.
 
     Errors: UNAVAILABLE.
     """
@@ -194,15 +196,16 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
         there is OK.
 
-        Where the other shard refuses the queue, or does not answer for 30 s, the move is cancelled:
-        the queue stays, and ListMoves says why.
+        Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+        cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
 
         Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
         shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
         claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
         the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
         of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-        from the logs, BROKER_DOWN).
+        from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
+        once, BROKER_DOWN).
         """
 
     @_abc_1.abstractmethod
@@ -211,8 +214,8 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.ListMovesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.ListMovesResponse, _abc.Awaitable[_shard_pb2.ListMovesResponse]]:
-        """Lists the queues that are leaving this shard, and moves that were cancelled since its process
-        began.
+        """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+        last 100 moves that were cancelled since its process began.
 
         Errors: UNAVAILABLE.
         """

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 from libs.serving.requests.partitions import named_partition
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, StorageError
+from libs.storage.errors import CorruptRecord, DamagedStore, StorageError
 from libs.storage.objects.queue_names import NameClaim, QueueNames, named_shards
 from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.states import decode_queue_state
@@ -29,53 +29,26 @@ from services.broker.core.moves import moving
 from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.moves.arrivals import has_partition
-from services.broker.moves.rows import header_of, pages_of
+from services.broker.moves.copies import REFUSALS, RETRY_S, Copy, CopyTurns
+from services.broker.moves.rows import header_of
 from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
 from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner, check_partition
 from services.broker.shard.sweeper import Sweeper
-from slatemq.errors import (
-    Aborted,
-    AlreadyExists,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
-    SlateMQError,
-    Unavailable,
-    Unimplemented,
-)
-from slatemq.v1.move_pb2 import ArrivalHeader, StoredRow
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
 
 LEASES_AT_ONCE: Final = 1000
 """Leases of a queue that is about to leave ended in one go: some milliseconds."""
 
-MOVES_AT_ONCE: Final = 4
-"""Queues copied at the same time; the others wait, without service."""
-
 BEHIND_S: Final = 5.0
 """How long a target has time to get what this shard had from the logs when it was first asked."""
 
 LOOK_S: Final = 0.1
 
-RETRY_S: Final = 0.5
-
-GIVE_UP_S: Final = 30.0
-"""A move whose target has taken no page for so long is cancelled: the queue is without service
-meanwhile. However long all pages take, it goes on as long as one after the other is taken."""
-
-REFUSALS: Final = (
-    Aborted,
-    AlreadyExists,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
-    Unimplemented,
-)
-"""Answers of a target that a repeat would get again."""
+CANCELLED_KEPT: Final = 100
+"""Cancelled moves that are still listed; older ones are forgotten."""
 
 
 class Progress(NamedTuple):
@@ -100,6 +73,7 @@ class Departures:
     _locations: Locations
     _targets: ArrivalTargets
     _epochs: PurgeEpochs
+    _turns: CopyTurns = field(default_factory=CopyTurns, init=False)
     _progress: dict[str, Progress] = field(default_factory=dict, init=False)
     _beginning: set[str] = field(default_factory=set, init=False)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
@@ -136,9 +110,12 @@ class Departures:
             await self._owner.run(lambda _: self._check(queue))
             number = await self._number_of(queue, target)
             await self._check_target(target, queue_id)
+            await self._turns.take_free(queue_id)
             await self._leave(queue, MoveRecord(MoveStage.LEAVING, number, target))
         finally:
             self._beginning.discard(queue_id)
+            if not self._owner.shard.moves.is_leaving(queue_id):
+                self._turns.end(queue_id)
         return self.progress()[queue_id]
 
     def _check(self, queue: Queue) -> None:
@@ -231,9 +208,8 @@ class Departures:
         try:
             while True:
                 self._wake.clear()
-                departures = self._owner.shard.moves.departures
-                for queue_id, (queue, record) in list(departures.items()):
-                    if queue_id not in self._tasks and len(self._tasks) < MOVES_AT_ONCE:
+                for queue_id, (queue, record) in list(self._owner.shard.moves.departures.items()):
+                    if queue_id not in self._tasks:
                         if self._owner.shard.moves.is_leaving(queue_id):
                             self._progress.setdefault(queue_id, _begun(queue, record))
                         task = asyncio.create_task(self._carry_out(queue_id, record))
@@ -251,22 +227,18 @@ class Departures:
     async def _carry_out(self, queue_id: str, record: MoveRecord) -> None:
         """One departure, to its end."""
         await self._owner.durable()  # What is copied must be all, and not change any more.
+        report = partial(self._report_copied, queue_id)
+        copy = Copy(self._database, self._targets, queue_id, record, report)
         while self._is_under_way(queue_id, record):
-            refusal: SlateMQError | None = None
+            why = ""
             try:
-                await self._go_on(queue_id, record)
+                await self._go_on(queue_id, record, copy)
                 continue
-            except REFUSALS as error:
-                refusal = error
             except (SlateMQError, StorageError) as error:
-                log.warning("the move of queue %s waits: %s", queue_id, error)
-                if queue_id in self._progress:  # Else it has arrived.
-                    self._note(queue_id, problem=str(error))
-                    if isinstance(error, SlateMQError) and not self._progress[queue_id].is_claimed:
-                        refusal = error  # The target has had the time that it has for a page.
-            if refusal is not None:
+                why = self._note_failure(queue_id, copy, error)
+            if why:
                 try:
-                    await self._cancel(queue_id, record, refusal.message)
+                    await self._cancel(queue_id, record, why)
                 except (SlateMQError, StorageError) as error:
                     log.warning("the move of queue %s cannot be cancelled: %s", queue_id, error)
             if self._is_under_way(queue_id, record):
@@ -281,7 +253,25 @@ class Departures:
     def _note(self, queue_id: str, **changes: object) -> None:
         self._progress[queue_id] = self._progress[queue_id]._replace(**changes)  # type: ignore[arg-type]
 
-    async def _go_on(self, queue_id: str, record: MoveRecord) -> None:
+    def _report_copied(self, queue_id: str, rows_count: int, problem: str) -> None:
+        self._note(queue_id, copied_rows_count=rows_count, problem=problem)
+
+    def _note_failure(self, queue_id: str, copy: Copy, error: SlateMQError | StorageError) -> str:
+        """Why the move is to be cancelled; empty: it goes on."""
+        text = error.message if isinstance(error, SlateMQError) else str(error)
+        if not isinstance(error, REFUSALS):
+            log.warning("the move of queue %s waits: %s", queue_id, error)
+        progress = self._progress.get(queue_id)
+        if progress is None:
+            return ""  # It has arrived.
+        self._note(queue_id, problem=text)
+        if progress.is_claimed:
+            return ""
+        if isinstance(error, (SlateMQError, CorruptRecord, DamagedStore)) or copy.gives_up():
+            return text  # The target has had the time that it has for a page, or never will.
+        return ""
+
+    async def _go_on(self, queue_id: str, record: MoveRecord, copy: Copy) -> None:
         """What is next: until the queue has arrived, by the claim of the name."""
         departure = self._owner.shard.moves.departures[queue_id]
         if departure.has_arrived:
@@ -291,11 +281,13 @@ class Departures:
         claim = await self._names.get(queue_id)
         if claim.place_of(partition).number <= record.number:
             _check_beside(queue_id, claim, record.shard)
-            await self._copy(queue_id, record)
+            await self._turns.take(queue_id)
+            await copy.run()
             claim = await self._claim(queue_id, record, record.shard)
         if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, "it was cancelled before the broker was started again")
             return
+        self._turns.end(queue_id)
         self._locations.note(queue_id, claim.broker_shards, time.monotonic())
         self._note(queue_id, is_claimed=True, problem="")
         if not await self._targets.arrive(record.shard, queue_id, record.number):
@@ -319,51 +311,6 @@ class Departures:
 
         await self._owner.run(forget)
         await self._owner.durable()
-
-    async def _copy(self, queue_id: str, record: MoveRecord) -> None:
-        """Sends all rows to the target, from the first on."""
-        header = await header_of(self._database, queue_id)
-        send = partial(self._send, queue_id, record)
-        await send((), header=header)
-        copied = 0
-        waiting: list[StoredRow] = []
-        async for page in pages_of(self._database, queue_id, header):
-            if waiting:
-                await send(waiting)
-            waiting = page
-            copied += len(page)
-            self._note(queue_id, copied_rows_count=copied, problem="")
-        await send(waiting, is_last=True)
-
-    async def _send(
-        self,
-        queue_id: str,
-        record: MoveRecord,
-        rows: Sequence[StoredRow],
-        *,
-        header: ArrivalHeader | None = None,
-        is_last: bool = False,
-    ) -> None:
-        """Sends a page until the target has it: those before it are durable there.
-
-        Raises what the target refuses it with, and the last error once GIVE_UP_S are over.
-        """
-        until_s = time.monotonic() + GIVE_UP_S
-        while True:
-            try:
-                await self._targets.send(
-                    record.shard, queue_id, record.number, rows, header=header, is_last=is_last
-                )
-            except REFUSALS:
-                raise
-            except SlateMQError as error:
-                if time.monotonic() > until_s:
-                    raise
-                log.warning("a page of queue %s waits: %s", queue_id, error)
-                self._note(queue_id, problem=str(error))
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""
@@ -399,6 +346,7 @@ class Departures:
         departure = self._owner.shard.moves.departures[queue_id]
         header = await header_of(self._database, queue_id)
         state = decode_queue_state(header.state)
+        self._turns.end(queue_id)  # Before it may begin to move again.
 
         def stay(now_ms: int) -> None:
             shard = self._owner.shard
@@ -406,11 +354,18 @@ class Departures:
                 return
             settings, ranges = departure.queue.settings, shard.replays.of(queue_id)
             shard.settle(shard.admit_moved(queue_id, settings, state, ranges, now_ms))
-            self._note(queue_id, is_cancelled=True, problem=why)
+            self._note_cancelled(queue_id, why)
 
         await self._owner.run(stay)
         await self._owner.durable()
         log.warning("the move of queue %s was cancelled: %s", queue_id, why)
+
+    def _note_cancelled(self, queue_id: str, why: str) -> None:
+        cancelled = self._progress.pop(queue_id)
+        self._progress[queue_id] = cancelled._replace(is_cancelled=True, problem=why)
+        all_cancelled = [one for one, at in self._progress.items() if at.is_cancelled]
+        for one in all_cancelled[:-CANCELLED_KEPT]:
+            del self._progress[one]
 
 
 def _begun(queue: Queue, record: MoveRecord) -> Progress:

@@ -19,7 +19,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.layout.keys import RecordType
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.core.shard import BEING_MOVED
-from services.broker.moves import departures, rows
+from services.broker.moves import copies, rows
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
 from tests.integration.broker.entry_calls import entries
@@ -336,7 +336,7 @@ async def test_a_move_that_its_target_refuses_is_cancelled(tmp_path: Path) -> No
 async def test_a_move_whose_target_is_down_is_cancelled_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "GIVE_UP_S", 0.3)
+    monkeypatch.setattr(copies, "GIVE_UP_S", 0.3)
     async with running(tmp_path, shard=0) as first:
         async with running(tmp_path, shard=1) as second:
             await first.create("q")
@@ -371,20 +371,20 @@ async def test_pages_that_fail_are_repeated_alone_however_long_all_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "PAGE_ROWS_MAX", 1)
-    monkeypatch.setattr(departures, "RETRY_S", 0.01)
+    monkeypatch.setattr(copies, "RETRY_S", 0.01)
     async with two_brokers(tmp_path) as (first, second):
         await first.create("q")
         for last in (10, 20, 30):
             await route_all(first, last)
         await route(second, 30)
 
-        # Given that each page takes 20 s, and that its first answer is lost
+        # Given that each page takes 10 s, two at a time, and that its first answer is lost
         clock, targets = ManualMonotonic(), first.broker.departures._targets
-        monkeypatch.setattr(departures, "time", clock)
+        monkeypatch.setattr(copies, "time", clock)
         send, sent = targets.send, Counter[str]()
 
         async def lose(*args: Any, **options: Any) -> None:
-            clock.passed_s += 20
+            clock.passed_s += 10
             await send(*args, **options)
             page = repr((args, options))
             sent[page] += 1
