@@ -84,7 +84,7 @@ def build_app(config: ConsoleConfig, telemetry: Telemetry) -> Starlette:
     measures = measures_of(telemetry, config)
     watches = Watches(clients, measures.samples)
     measure_viewers(telemetry, lambda: watches.viewers_count, lambda: watches.streams_count)
-    guard = Middleware(Guard, seal=seal, hosts=config.allowed_hosts)
+    guard = Middleware(Guard, seal=seal, hosts=config.allowed_hosts, needs_login=config.needs_login)
     timed = Middleware(Timed, tracer=telemetry.tracer, durations=measures.requests)
     app = Starlette(
         routes=routes(),

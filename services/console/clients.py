@@ -63,7 +63,7 @@ class Clients:
                 self._protected.discard(gone)
                 self._close(oldest)
         self._clients.move_to_end(token)
-        if self._config.is_exposed and not self._config.insecure and token not in self._protected:
+        if self._config.needs_login and token not in self._protected:
             await _require_policy(client)
             self._protected.add(token)
         return client

@@ -35,6 +35,11 @@ class ConsoleConfig(ProcessConfig):
     )
 
     @property
+    def needs_login(self) -> bool:
+        """Whether it shows nothing without one: an instance without a policy has none."""
+        return self.is_exposed and not self.insecure
+
+    @property
     def allowed_hosts(self) -> frozenset[str]:
         """The names that a request may be for; empty: any.
 

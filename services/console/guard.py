@@ -38,7 +38,11 @@ LARGE_BYTES: Final = 16 << 10
 """Of a form: from here on its body takes one of few places. So slow ones hold up no login."""
 
 BODIES_MAX: Final = 16
-"""Large forms at once, from where they are read to their answers."""
+"""Large forms at once of those who are logged in, from where they are read to their answers."""
+
+UNKNOWN_BODIES_MAX: Final = 2
+"""And of those who are not, where there may be an instance without logins. Elsewhere none is read:
+no form of theirs is larger than a login's."""
 
 FIELDS_MAX: Final = 2_000
 
@@ -76,12 +80,19 @@ class Refusal(Exception):
 class Guard:
     """An ASGI middleware. Pages find `session`, `form` and `form_token` in the request's state."""
 
-    def __init__(self, app: ASGIApp, seal: SessionSeal, hosts: frozenset[str]) -> None:
-        """`hosts`: the names that a request may be for; empty: any."""
+    def __init__(
+        self, app: ASGIApp, seal: SessionSeal, hosts: frozenset[str], *, needs_login: bool = False
+    ) -> None:
+        """`hosts`: the names that a request may be for; empty: any.
+
+        `needs_login`: nothing is shown without a login.
+        """
         self._app = app
         self._seal = seal
         self._hosts = hosts
+        self._needs_login = needs_login
         self._bodies = asyncio.Semaphore(BODIES_MAX)
+        self._unknown_bodies = asyncio.Semaphore(UNKNOWN_BODIES_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,7 +130,8 @@ class Guard:
                 )
                 if scope["method"] == "POST":
                     request = Request(scope, receive)
-                    take_place = partial(place.enter_async_context, self._bodies)
+                    bodies = self._bodies if session.token else self._unknown_bodies
+                    take_place = partial(place.enter_async_context, bodies)
                     scope["state"]["form"] = await self._form(request, session, take_place)
                 is_act = scope["method"] == "POST" and bool(session.token)
                 with _trace_of_act(scope) if is_act else nullcontext():
@@ -137,7 +149,8 @@ class Guard:
     async def _form(
         self, request: Request, session: Session, take_place: Callable[[], Awaitable[object]]
     ) -> dict[str, list[str]]:
-        form = await _form(request, take_place)
+        is_small = self._needs_login and not session.token
+        form = await _form(request, take_place, LARGE_BYTES if is_small else BODY_BYTES_MAX)
         if not self._seal.is_form_token(session, form.get(FORM_TOKEN, [""])[0]):
             raise Refusal(403, "This form is too old. Go back, load the page again, retry.")
         return form
@@ -203,7 +216,7 @@ def host_name(host: str) -> str:
 
 
 async def _form(
-    request: Request, take_place: Callable[[], Awaitable[object]]
+    request: Request, take_place: Callable[[], Awaitable[object]], bytes_max: int
 ) -> dict[str, list[str]]:
     """The fields of a form. Raises Refusal for a form that is not ours, or too large or slow.
 
@@ -218,18 +231,20 @@ async def _form(
     kind = headers.get("content-type", "").partition(";")[0]
     if kind != "application/x-www-form-urlencoded":
         raise Refusal(415, "A form is application/x-www-form-urlencoded.")
-    return _fields(await _body(request, take_place))
+    return _fields(await _body(request, take_place, bytes_max))
 
 
-async def _body(request: Request, take_place: Callable[[], Awaitable[object]]) -> bytes:
+async def _body(
+    request: Request, take_place: Callable[[], Awaitable[object]], bytes_max: int
+) -> bytes:
     body = b""
     is_large = False
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 body += part
-                if len(body) > BODY_BYTES_MAX:
-                    raise Refusal(413, f"A form has at most {BODY_BYTES_MAX >> 20} MiB.")
+                if len(body) > bytes_max:
+                    raise Refusal(413, f"A form has at most {bytes_max >> 10:,} KiB.")
                 if len(body) > LARGE_BYTES and not is_large:
                     is_large = True
                     await take_place()

@@ -83,9 +83,10 @@ async def show_message(request: Request) -> Response:
 
 async def download_payload(request: Request) -> Response:
     """The payload as a file."""
+    found = await found_entry(request)
     async with AsyncExitStack() as place:
         await place.enter_async_context(console_of(request).payloads.place_of_download())
-        async with full_entry(request) as entry:
+        async with _with_content(request, found) as entry:
             if entry.message is None:
                 raise NotFound(
                     "message", str(entry.message_id), "the message is not stored any more"
@@ -111,13 +112,24 @@ async def deliver_now(request: Request) -> Response:
 
 @asynccontextmanager
 async def full_entry(request: Request) -> AsyncIterator[Entry]:
-    """The entry whose handle the request names, with its content; of an archived one, too.
+    """The entry whose handle the request names, with its content; of an archived one, too."""
+    async with _with_content(request, await found_entry(request)) as entry:
+        yield entry
 
-    A place is taken by those alone who may see it, and find it.
+
+async def found_entry(request: Request) -> Entry:
+    """The entry whose handle the request names, for those alone who may see it.
+
+    Places are taken after that: they are few.
     """
+    client = await client_of(request)
+    return await client.get_entry(field_of(request, "handle"), view=EntryView.HEADERS)
+
+
+@asynccontextmanager
+async def _with_content(request: Request, entry: Entry) -> AsyncIterator[Entry]:
     handle = field_of(request, "handle")
     client = await client_of(request)
-    entry = await client.get_entry(handle, view=EntryView.HEADERS)
     async with console_of(request).payloads.place_to_read():
         if entry.archived is None:
             yield await client.get_entry(handle)

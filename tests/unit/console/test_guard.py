@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -100,12 +101,18 @@ def test_a_form_of_a_page_of_ours_arrives_with_the_persons_token() -> None:
     assert "'queue': ['a b']" in answer.text
 
 
-async def test_slow_large_forms_hold_up_no_small_one() -> None:
-    guard = Guard(page, SEAL, LOOPBACK_NAMES)
-    form = urlencode({FORM_TOKEN: SEAL.form_token(SESSION)}).encode()
-    cookie = f"slatemq={SEAL.seal(SESSION)}"
+LARGE = b"&x=" + b"y" * LARGE_BYTES
 
-    async def send_form(*parts: bytes, is_whole: bool) -> list[Message]:
+
+def sender_of(
+    guard: Guard, session: Session, *, is_whole: bool = True
+) -> Callable[..., Coroutine[Any, Any, int]]:
+    """Sends the parts of a form of a session, and returns the status of its answer."""
+    cookie = f"slatemq={SEAL.seal(session)}"
+    form = urlencode({FORM_TOKEN: SEAL.form_token(session)}).encode()
+
+    async def send_form(*more: bytes) -> int:
+        parts = [form, *more]
         incoming = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
         answers: list[Message] = []
 
@@ -120,27 +127,57 @@ async def test_slow_large_forms_hold_up_no_small_one() -> None:
             answers.append(message)
 
         await guard(scope_of("POST", cookie=cookie, **FORM), receive, send)
-        return answers
+        return int(answers[0]["status"])
+
+    return send_form
+
+
+async def test_slow_large_forms_hold_up_no_small_one() -> None:
+    guard = Guard(page, SEAL, LOOPBACK_NAMES)
+    send, stall = sender_of(guard, SESSION), sender_of(guard, SESSION, is_whole=False)
 
     # Given more forms that stall than there are places for large ones
-    large = b"&x=" + b"y" * LARGE_BYTES
-    stalled = [
-        asyncio.create_task(send_form(form, large, is_whole=False)) for _ in range(BODIES_MAX + 1)
-    ]
+    stalled = [asyncio.create_task(stall(LARGE)) for _ in range(BODIES_MAX + 1)]
     await asyncio.sleep(0)
 
     # Then a small one is read at once, and a large one waits
-    answers = await asyncio.wait_for(send_form(form, is_whole=True), 60)
-    assert answers[0]["status"] == 200
-    waiting = asyncio.create_task(send_form(form, large, is_whole=True))
+    assert await asyncio.wait_for(send(), 60) == 200
+    waiting = asyncio.create_task(send(LARGE))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     stalled[0].cancel()
     stalled[-1].cancel()
-    assert (await asyncio.wait_for(waiting, 60))[0]["status"] == 200
+    assert await asyncio.wait_for(waiting, 60) == 200
     for task in stalled:
         task.cancel()
     await asyncio.gather(*stalled, return_exceptions=True)
+
+
+async def test_large_forms_without_a_login_hold_up_none_with_one() -> None:
+    guard = Guard(page, SEAL, LOOPBACK_NAMES)
+    unknown = sender_of(guard, Session(), is_whole=False)
+    stalled = [asyncio.create_task(unknown(LARGE)) for _ in range(BODIES_MAX + 1)]
+    await asyncio.sleep(0)
+
+    assert await asyncio.wait_for(sender_of(guard, SESSION)(LARGE), 60) == 200
+
+    for task in stalled:
+        task.cancel()
+    await asyncio.gather(*stalled, return_exceptions=True)
+
+
+async def test_where_nothing_is_shown_without_a_login_no_large_form_is_read_without_one() -> None:
+    guard = Guard(page, SEAL, LOOPBACK_NAMES, needs_login=True)
+
+    # It does not wait for the rest, which never comes
+    assert await sender_of(guard, Session(), is_whole=False)(LARGE) == 413
+
+    assert await sender_of(guard, Session())() == 200
+    assert await sender_of(guard, SESSION)(LARGE) == 200
+    exposed = ConsoleConfig(host="0.0.0.0")
+    assert exposed.needs_login
+    assert not replace(exposed, insecure=True).needs_login
+    assert not ConsoleConfig().needs_login
 
 
 async def test_a_large_form_keeps_its_place_until_its_answer() -> None:

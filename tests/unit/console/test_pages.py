@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import ModuleType
+from contextlib import AsyncExitStack
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console.pages import events, processes
+from services.console.pages import events, messages, processes
+from services.console.payloads import DOWNLOADS_MAX, Payloads
+from slatemq.errors import Unauthenticated
 
 PARTS = 3
 WAIT_S = 60.0
@@ -67,3 +70,27 @@ async def test_a_page_asks_for_all_of_its_parts_at_once(
 
     assert "status" in values.values()
     assert not values["problem"]
+
+
+class ClosedInstance:
+    """The client of a caller who may see nothing."""
+
+    async def get_entry(self, handle: str, view: object = None) -> None:
+        raise Unauthenticated("this call needs a token")
+
+
+async def test_who_may_not_see_a_message_takes_no_place_of_its_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def client_of(_: Request) -> ClosedInstance:
+        return ClosedInstance()
+
+    places = Payloads()
+    monkeypatch.setattr(messages, "client_of", client_of)
+    monkeypatch.setattr(messages, "console_of", lambda _: SimpleNamespace(payloads=places))
+    async with AsyncExitStack() as taken:
+        for _ in range(DOWNLOADS_MAX):
+            await taken.enter_async_context(places.place_of_download())
+
+        with pytest.raises(Unauthenticated):
+            await messages.download_payload(REQUEST)
