@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,13 +58,14 @@ def _add(file: Path, made: NewToken) -> None:
     if not is_list or re.search(r"^[^ -]", rest, re.MULTILINE):
         raise ValueError("must be the line `tokens:` with a list below: add the entry by hand")
     indent = item[1] if item is not None else "  "
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    # In a folder that others write to: a name that cannot be guessed, of a file that is new.
+    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        beside.touch(0o600)
-        if file.exists():
-            beside.chmod(file.stat().st_mode & 0o777)
-        ended = text if text.endswith("\n") else f"{text}\n"
-        with beside.open("w", encoding="utf-8") as opened:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            if file.exists():
+                os.fchmod(descriptor, file.stat().st_mode & 0o777)
+            ended = text if text.endswith("\n") else f"{text}\n"
             opened.write(f"{ended}{entry_lines(made, indent)}\n")
             opened.flush()
             os.fsync(opened.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import threading
 from pathlib import Path
 
@@ -68,6 +69,24 @@ def test_a_token_is_for_its_user_alone_and_printed_nowhere(
     assert (tmp_path / "shop").stat().st_mode & 0o777 == 0o600
     assert json.loads(said)["token_file"] == str(tmp_path / "shop")
     assert token not in said
+
+
+def test_nothing_is_written_where_links_in_its_folder_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, precious = tmp_path / "tokens.yaml", tmp_path / "precious"
+    precious.write_text("precious")
+    drawn = iter(["11", "22"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(drawn))
+    for guessed in (str(os.getpid()), "11"):
+        (tmp_path / f".tokens.yaml.{guessed}").symlink_to(precious)
+
+    with pytest.raises(FileExistsError):
+        add_entry(tokens, new_token("shop"))
+    add_entry(tokens, new_token("shop"))
+
+    assert precious.read_text() == "precious"
+    assert len(TokenFile(Document.read(tokens))) == 1
 
 
 @pytest.mark.parametrize("text", ["tokens: []\n", "- a\n", "tokens:\n  - a\nmore: 1\n", "{"])
