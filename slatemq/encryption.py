@@ -6,12 +6,15 @@
                 1        12                     32 + 16                     12   length + 16 bytes
 
 Each client has a data key of its own, at random, and encrypts it with the current key of its ring;
-both by AES-256-GCM (NIST SP 800-38D). Nonces of a data key count up, so none comes twice; those of
-the ring's keys are random, and a key of the ring encrypts a data key for each client, not for each
-message, so the bound of 2^32 random nonces (section 8.3) is far.
+both by AES-256-GCM (NIST SP 800-38D). A request with a request ID has another one, made of the ID
+and its payloads, so that its repeat has the same bytes. Nonces of a data key count up, so none
+comes twice; those of the ring's keys are random, or made of the data key. A key of the ring
+encrypts one data key for each client and for each such request: rotate it before these are 2^32
+(section 8.3).
 
 The header `slatemq-key` names the key of the ring. It is authenticated with the payload; the other
-headers are not, and the server reads them, for filters. Needs the package cryptography.
+headers are not, and the server reads them, for filters. Nor is the message that a payload is of: in
+the place of another one, it is decrypted. Needs the package cryptography.
 """
 
 from __future__ import annotations
