@@ -22,7 +22,7 @@ from libs.events.tasks import (
     encode_task,
     read_task,
 )
-from slatemq.errors import InvalidArgument, NotFound, Unavailable
+from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0
@@ -74,6 +74,10 @@ class Tasks:
             if self._consumer.outage is not None:
                 raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
             return None
+        except SlateMQError:  # which this consumer would raise for ever
+            consumer, self._consumer = self._consumer, None
+            await consumer.close()
+            raise
         if not await self._queues.takes(message, TASKS_HEADER):
             return None
         task = read_task(message.payload)

@@ -17,7 +17,7 @@ from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.events.tasks import FailedTask, WriteTask, encode_task
 from slatemq._commands import command_calls
 from slatemq._consume import commands
-from slatemq.errors import Unavailable
+from slatemq.errors import NotFound, Unavailable
 from slatemq.events.envelope import encode_event
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
@@ -141,6 +141,23 @@ async def test_a_task_that_failed_without_an_answer_has_failed(
     (dead,) = await backend.failed_tasks(10)
     assert isinstance(dead, FailedTask)
     assert (dead.task.task_id, dead.error) == (task.task_id, "refused")
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_consumer_that_was_refused_goes_on_once_the_cause_is_removed(rig: Rig) -> None:
+    # Given a consumer whose queue an operator has deleted
+    consumer = await rig.backend()
+    assert await consumer.dequeue_task() is None
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        await client.delete_queue(f"{rig.settings.queue_prefix}.tasks")
+    with pytest.raises(NotFound):
+        await next_task(consumer)
+
+    # When there is a queue again, then its tasks come
+    producer = await rig.backend()
+    task = a_task()
+    await producer.enqueue_task(task)
+    assert await next_task(consumer) == task
 
 
 async def test_tasks_that_no_router_has_brought_to_their_queue_are_pending(tmp_path: Path) -> None:
