@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
@@ -104,10 +104,15 @@ def tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
 
 
 class Connection:
-    """The producer, and the topics that are known to exist."""
+    """The producer, and the topics that are known to exist.
+
+    Attributes:
+        written: The offset behind the newest record that was sent, by partition.
+    """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
+        self.written: dict[TopicPartition, int] = {}
         # What each connection begins with.
         self._reach: dict[str, Any] = {"bootstrap_servers": list(settings.brokers)}
         self._producer: Any = None
@@ -158,7 +163,10 @@ class Connection:
         """Send records in order, each as the arguments of the producer; waits for all."""
         async with asyncio.timeout(OPERATION_S):
             sent = [await self._producer.send(**record) for record in records]
-            await asyncio.gather(*sent)
+            for one in await asyncio.gather(*sent):
+                if one is not None:  # with acks=0 no broker answers
+                    place, end = one.topic_partition, one.offset + 1
+                    self.written[place] = max(self.written.get(place, 0), end)
 
     async def send_strange(
         self, topic: str, value: bytes | None, headers: Mapping[str, bytes], error: str

@@ -114,15 +114,20 @@ class TopicReader:
     """Looks at topics without taking part in a group, and without moving it.
 
     One consumer for each group reads offsets, and no record; records have readers of their own.
+    Some servers list the end of a partition late, but never with a fetch.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[str, Any] = {}
+        self._ends: dict[TopicPartition, int] = {}
         self._turn = asyncio.Lock()
 
     async def ranges(self, topic: str, group: str) -> dict[TopicPartition, tuple[int, int]]:
-        """For each partition what the group has committed, or its beginning, and its end."""
+        """For each partition what the group has committed, or its beginning, and its end.
+
+        That is the end which the server lists, unless this process knows a later one.
+        """
         async with self._turn:
             try:
                 async with asyncio.timeout(OPERATION_S):
@@ -134,7 +139,7 @@ class TopicReader:
     @asynccontextmanager
     async def reader(self, group: str) -> AsyncIterator[Any]:
         """A consumer that can be assigned any partition."""
-        consumer = self._connection.consumer(group)
+        consumer = self._connection.consumer(group, fetch_max_wait_ms=LOOK_MS)
         try:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.start()
@@ -143,21 +148,21 @@ class TopicReader:
             await consumer.stop()
 
     async def read(self, consumer: Any, topic: str, group: str) -> AsyncGenerator[Any, None]:
-        """The records behind what a group has committed; one partition after another."""
-        for partition, (begin, end) in (await self.ranges(topic, group)).items():
+        """The records behind what a group has committed; one partition after another.
+
+        Each up to the end that comes with its first fetch.
+        """
+        for partition, (begin, _) in (await self.ranges(topic, group)).items():
             consumer.assign([partition])
             consumer.seek(partition, begin)
-            position = begin
-            is_first = True
-            while position < end:
+            position, end = begin, None
+            while end is None or position < end:
                 async with asyncio.timeout(OPERATION_S):
                     records: list[Any] = []
-                    while not records:
+                    while not records and (end is None or position < end):
                         fetched = await consumer.getmany(timeout_ms=LOOK_MS)
                         records = fetched.get(partition, [])
-                if is_first:  # some servers report the end late, but never with a fetch
-                    end = max(end, consumer.highwater(partition) or 0)
-                    is_first = False
+                        end = consumer.highwater(partition) if end is None else end
                 for record in records:
                     position = record.offset + 1
                     yield record
@@ -173,7 +178,11 @@ class TopicReader:
         begins = await consumer.beginning_offsets(partitions)
         ends = await consumer.end_offsets(partitions)
         committed = {one: await consumer.committed(one) for one in partitions}
-        return {one: (max(begins[one], committed[one] or 0), ends[one]) for one in partitions}
+        written = self._connection.written
+        for one in partitions:
+            known = max(self._ends.get(one, 0), written.get(one, 0))
+            self._ends[one] = max(ends[one], known)
+        return {one: (max(begins[one], committed[one] or 0), self._ends[one]) for one in partitions}
 
     async def _consumer(self, group: str) -> Any:
         if group not in self._consumers:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.structs import RecordMetadata
 
 from libs.events.kafka.connection import Connection
 from libs.events.kafka.tasks import Tasks
@@ -41,6 +42,7 @@ class Broker:
         partitions: Of each topic.
         refusal: What the next commits of a group raise.
         deleted: Before which offsets records were deleted.
+        listed_count: How many records of each topic it lists at most, since it is late.
     """
 
     topics: dict[str, list[Record]] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Broker:
     commits: list[tuple[str, dict[TopicPartition, int]]] = field(default_factory=list)
     refusal: dict[str, errors.KafkaError] = field(default_factory=dict)
     deleted: dict[TopicPartition, int] = field(default_factory=dict)
+    listed_count: int | None = None
     partitions: int = 1
 
     def add(
@@ -57,11 +60,12 @@ class Broker:
         *headers: tuple[str, bytes],
         key: bytes | None = None,
         partition: int = 0,
-    ) -> None:
+    ) -> Record:
         """Append a record."""
         assert partition in range(self.partitions)
         records = self.topics.setdefault(topic, [])
         records.append(Record(topic, len(records), value, list(headers), partition, key=key))
+        return records[-1]
 
 
 class BrokerConnection(Connection):
@@ -72,21 +76,7 @@ class BrokerConnection(Connection):
         super().__init__(settings)
         self._topics.update(topics)
         self._broker = broker
-
-    async def send(self, records: Iterable[dict[str, Any]]) -> None:
-        for record in records:
-            key, value = record.get("key"), record["value"]
-            headers = record.get("headers", [])
-            size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
-            if size_bytes > RECORD_BYTES_MAX:
-                raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")
-            self._broker.add(
-                record["topic"],
-                value,
-                *headers,
-                key=key,
-                partition=record.get("partition", 0),
-            )
+        self._producer = Producer(broker)
 
     async def partitions(self, topic: str) -> list[int]:
         return list(range(self._broker.partitions))
@@ -96,6 +86,30 @@ class BrokerConnection(Connection):
 
     async def delete_records(self, before: Mapping[Any, int]) -> None:
         self._broker.deleted.update(before)
+
+
+class Producer:
+    """Appends what fits into a record."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        partition: int = 0,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> asyncio.Future[RecordMetadata]:
+        size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, [*headers])
+        if size_bytes > RECORD_BYTES_MAX:
+            raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")
+        record = self._broker.add(topic, value, *headers, key=key, partition=partition)
+        place = TopicPartition(topic, partition)
+        sent: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        sent.set_result(RecordMetadata(topic, partition, place, record.offset, None, 0, None))
+        return sent
 
 
 class Consumer:
@@ -159,7 +173,11 @@ class Consumer:
         return {one: self._broker.deleted.get(one, 0) for one in partitions}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {one: self.highwater(one) for one in partitions}
+        listed_count = self._broker.listed_count
+        ends = {one: self.highwater(one) for one in partitions}
+        if listed_count is None:
+            return ends
+        return {one: min(end, listed_count) for one, end in ends.items()}
 
 
 @asynccontextmanager

@@ -161,3 +161,41 @@ async def test_dead_letters_that_were_retried_are_committed_again_and_removed() 
         assert ("g.dead-letter", {DEAD: 1}) in broker.commits[before:]
         assert broker.deleted == {TASKS: 2, TopicPartition("t.tasks.retry", 0): 0, DEAD: 1}
         assert len(await tasks.failed(10)) == 1
+
+
+async def test_dead_letters_are_listed_and_retried_though_the_brokers_list_the_end_late() -> None:
+    # Given a dead letter that another process has made, and brokers that do not list its end yet
+    broker = Broker(listed_count=0)
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        assert await tasks.dequeue() is not None
+        await tasks.fail(TASK_ID, "refused")
+
+    # When it is asked for, then it is there, and it can be retried
+    async with tasks_of(broker) as tasks:
+        assert [dead.name for dead in await tasks.failed(10)] == [TASK_ID]
+        assert await tasks.retry_all() == 1
+        assert await tasks.failed(10) == []
+        assert await tasks.retry_all() == 0
+
+
+async def test_what_was_sent_or_seen_counts_though_the_brokers_list_the_end_late() -> None:
+    # Given two tasks, of which the brokers list none
+    broker = Broker(listed_count=0)
+    async with tasks_of(broker) as tasks:
+        for _ in range(2):
+            await tasks.enqueue(task())
+        # Then both count
+        assert await tasks.counts() == (2, 0)
+
+        # And so does the dead letter that one of them becomes
+        assert await tasks.dequeue() is not None
+        await tasks.fail(TASK_ID, "refused")
+        assert await tasks.counts() == (1, 1)
+
+        # And what was listed once, though another server lists less
+        broker.add("t.tasks", encode_task(task()))
+        broker.listed_count = None
+        assert await tasks.counts() == (2, 1)
+        broker.listed_count = 1
+        assert await tasks.counts() == (2, 1)
