@@ -8,7 +8,7 @@ letter of them. Only waiting calls, and the last errors of tasks to be tried aga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from libs.events.tasks import cut_error
@@ -161,22 +161,45 @@ class TaskOutcomes:
         """Whether the backend may still have a task to apply whose record says that it failed."""
         return task_id in self._failing
 
-    async def forget(self, task_ids: Iterable[str]) -> None:
-        """Make failed tasks wait again; durable on return. One call at a time.
+    async def forget(self, task_ids: Iterable[str]) -> dict[str, FailedTaskRecord]:
+        """Make failed tasks wait again; durable on return. Returns the records of those, by ID.
 
         Applied tasks keep their records: a dead letter of one is then only completed. Pass no task
-        that runs: its outcome may be on its way to the disk, which this reads.
+        that runs: its outcome may be on its way to the disk, which this reads. One call at a time
+        of this and `remember`.
         """
+        known = await self._find_all(task_ids)
+        waiting = WaitingTask(self._clock.now_ms(), has_failed=True)
+        await self._put_all(
+            {one: waiting for one, record in known.items() if not isinstance(record, AppliedTask)}
+        )
+        return {
+            one: record for one, record in known.items() if isinstance(record, FailedTaskRecord)
+        }
+
+    async def remember(self, failed: Mapping[str, FailedTaskRecord]) -> None:
+        """Undo `forget` for tasks that may not have been retried after all, as it does them.
+
+        One that was is pending once the backend gives it out.
+        """
+        known = await self._find_all(failed)
+        await self._put_all(
+            {one: failed[one] for one, record in known.items() if isinstance(record, WaitingTask)}
+        )
+
+    async def _find_all(self, task_ids: Iterable[str]) -> dict[str, TaskRecord | None]:
+        """The records of tasks, for `_put_all`, which passes over those that change from now on."""
         self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
-        looked = list(self._unchanged)
-        wait = [one for one in looked if not isinstance(await self.find(one), AppliedTask)]
-        for place, task_id in enumerate(wait, 1):
+        return {task_id: await self.find(task_id) for task_id in list(self._unchanged)}
+
+    async def _put_all(self, records: Mapping[str, TaskRecord]) -> None:
+        for place, (task_id, record) in enumerate(records.items(), 1):
             if task_id in self._unchanged:  # it got no outcome since it was read
-                self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
+                self._put(task_id, record)
             if place % FORGOTTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._unchanged.clear()
-        if wait:
+        if records:
             await self._publisher.commits.durable()
 
     def _put(self, task_id: str, record: TaskRecord) -> None:

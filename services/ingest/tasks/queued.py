@@ -268,8 +268,17 @@ class Tasks:
             # First, so that no call that waits from now on gets the earlier failure. Those that the
             # backend does not list have it until they are given out.
             names = (one.task.task_id for one in dead if isinstance(one, FailedTask))
-            await self._outcomes.forget(one for one in names if not self._consumer.is_running(one))
-            return await backend.retry_failed_tasks()
+            failed = await self._outcomes.forget(
+                one for one in names if not self._consumer.is_running(one)
+            )
+            try:
+                return await backend.retry_failed_tasks()
+            except BaseException:
+                running = self._consumer.is_running
+                await self._outcomes.remember(
+                    {one: record for one, record in failed.items() if not running(one)}
+                )
+                raise
 
     def _check(self, task_id: str) -> Any:
         named = parse_task_id(task_id)

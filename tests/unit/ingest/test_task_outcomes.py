@@ -163,6 +163,30 @@ async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
         assert await outcomes.find(task_id) == WaitingTask(START_MS, has_failed=True)
 
 
+async def test_what_was_forgotten_has_failed_again_unless_it_got_another_outcome() -> None:
+    async with opened(open_root("memory:///"), ManualClock(START_MS)) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        left, applied, noted = (ids.make(START_MS) for _ in range(3))
+        known = {one: await outcomes.fail(one, Attempt(4, one)) for one in (left, applied, noted)}
+
+        # Given tasks that were to be retried, one of which is applied since
+        assert await outcomes.forget(known) == known
+        await apply(shard, outcomes, applied, await outcomes.find(applied))
+
+        # When that did not come about, and another one is applied meanwhile
+        remembering = asyncio.ensure_future(outcomes.remember(known))
+        await asyncio.sleep(0)
+        assert not remembering.done()
+        outcomes.note(noted, Answered(1, 1, received_at_ms=START_MS))
+        await remembering
+        await shard.publisher.commits.durable()
+
+        # Then what is left is as it was
+        assert await outcomes.find(left) == known[left]
+        for one in (applied, noted):
+            assert isinstance(await outcomes.find(one), AppliedTask)
+
+
 async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
     async with opened(clock=ManualClock(START_MS)) as shard:
         outcomes, ids = outcomes_of(shard), TaskIds(0)

@@ -17,6 +17,7 @@ from libs.storage.database.roots import open_root
 from services.ingest.tasks import queued as queued_tasks
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
+from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
@@ -191,6 +192,32 @@ async def test_a_retried_task_is_pending_though_no_list_of_dead_letters_has_it(
         gate.open.set()
         for one in both:
             await ingest.applied(one)
+
+
+async def test_dead_letters_that_cannot_be_retried_now_have_failed_as_before(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose_connection(measured: QueueBackend) -> int:
+        raise Unavailable("the backend went down", reason="BACKEND_DOWN")
+
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    async with queued(settings, root) as ingest:
+        # Given a dead letter, and a backend that goes down while it is to be retried
+        task_id = await enqueue_poison(settings)
+        failed = await ingest.wait(task_id)
+        assert failed.state == FAILED
+        with monkeypatch.context() as patched:
+            patched.setattr(QueueBackend, "retry_failed_tasks", lose_connection)
+            with pytest.raises(Unavailable):
+                await ingest.retry()
+
+        # Then it has failed, as before
+        assert await ingest.task(task_id) == failed
+
+        # And it can be retried later
+        await put_bodies(root, task_id)
+        assert await ingest.retry() == 1
+        await ingest.applied(task_id)
 
 
 async def test_a_task_that_a_crash_kept_from_its_dead_letter_is_pending_when_it_comes_again(
