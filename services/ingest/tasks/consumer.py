@@ -8,7 +8,8 @@
                     └────────────────────────────────────────────────────────────────▶ complete
 
 A kill between any two of these leads back to the beginning with the same task. The consumer waits
-for a store or a backend that is down; that costs no attempt.
+for a store or a backend that is down; that costs no attempt, and neither does a shard that is lost.
+A task whose commit cannot be encoded does cost one, though the process ends (decision 0056).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
 from typing import Any, Final, TypeVar
 
 from libs.events.retrying import Outage
 from libs.events.tasks import WriteTask, cut_error
 from libs.storage.database.clocks import Clock
-from libs.storage.errors import StorageError, StoreUnavailable
+from libs.storage.errors import StorageError, StoreFailed, StoreUnavailable, Unstorable
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, TaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.tasks.backend import TaskBackend
@@ -46,6 +48,9 @@ AT_ONCE_MAX: Final = 256
 
 SETTLE_MS: Final = 15 * 60_000
 """How long after the start of this process tasks of an earlier one may take to come again."""
+
+UNSTORABLE_END_S: Final = 5.0
+"""How long the end of the consumer waits for the backend to count attempts that ended it."""
 
 BYTES_MAX: Final = 64 << 20
 """Memory of the tasks being applied, unless one alone needs more."""
@@ -72,6 +77,7 @@ class TaskConsumer:
         self._accept = accept
         self._traces = traces
         self._running: dict[str, asyncio.Task[FailedTaskRecord | None]] = {}
+        self._unstorable: set[str] = set()
         self._since_ms: dict[str, int] = {}
         self._began_ms = clock.now_ms()
         self._newest_ms = 0
@@ -79,6 +85,7 @@ class TaskConsumer:
         self.held_bytes = 0  # of the tasks being applied
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._again = asyncio.Lock()
 
     @property
     def finished_ms(self) -> int:
@@ -102,6 +109,7 @@ class TaskConsumer:
             while True:
                 await self._wait_for_capacity(0)
                 task = await self._backend.until_done(lambda backend: backend.dequeue_task())
+                await self._check_running()
                 if task is None:
                     continue
                 # The backend delivers a task again after a long silence, or when it has it twice:
@@ -119,6 +127,9 @@ class TaskConsumer:
             await self._end()
 
     async def _end(self) -> None:
+        unstorable = [self._running[task_id] for task_id in self._unstorable]
+        if unstorable:
+            await asyncio.wait(unstorable, timeout=UNSTORABLE_END_S)
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -157,6 +168,7 @@ class TaskConsumer:
 
     def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[Any]) -> None:
         del self._running[task_id], self._since_ms[task_id]
+        self._unstorable.discard(task_id)
         self.held_bytes -= size_bytes
         self._changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -183,8 +195,10 @@ class TaskConsumer:
                     assert error is not None, "neither a body nor why not"
                     raise error
                 with self._traces.applying(task, accepted):
-                    outcome = await self._store(task.task_id, accepted, known)
+                    outcome = await self._store(task, accepted, known)
             except (SlateMQError, StorageError) as refused:
+                if isinstance(refused, Unstorable):
+                    self._unstorable.add(task.task_id)
                 return await self._fail(task, str(refused))
             except Exception as fault:  # a bug of ours must not bring the task back for ever
                 log.exception("applying task %s failed", task.task_id)
@@ -200,8 +214,10 @@ class TaskConsumer:
         return None
 
     async def _store(
-        self, task_id: str, accepted: Accepted, known: TaskRecord | None
+        self, task: WriteTask, accepted: Accepted, known: TaskRecord | None
     ) -> AppliedTask:
+        task_id = task.task_id
+
         async def publish() -> tuple[Answered, AppliedTask | None]:
             # New for each try: a refusal, and the time its blobs were begun, belong to one try.
             one_try = self._traces.of_one_try(accepted)
@@ -209,7 +225,10 @@ class TaskConsumer:
             answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
             return answered, waiting.outcome
 
-        answered, applied = await self._patiently(publish)
+        # Of tasks that failed before, one at a time: where its commit cannot be encoded, no other
+        # one of them is in it, so only that one fails each time.
+        async with self._again if task.attempts else nullcontext():
+            answered, applied = await self._patiently(publish)
         if applied is not None:
             return applied
         # Another publish of the same request ID came first: its messages are this task's.
@@ -225,7 +244,7 @@ class TaskConsumer:
         if not task.has_retries_left:
             log.warning("task %s failed for the last time: %s", task.task_id, error)
             # No record has a key for an ID that no ingest made: its dead letter says it all.
-            if is_task_id(task.task_id):
+            if is_task_id(task.task_id) and task.task_id not in self._unstorable:
                 failed = await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
         if not await self._end_failed(task.task_id, error):
             return None  # it comes again, and is pending until then: it may still be applied
@@ -248,7 +267,12 @@ class TaskConsumer:
                 if isinstance(error, ResourceExhausted) and error.reason == SHARD_FULL:
                     raise
                 await outage.wait(error)
-            except StorageError:
+            except Unstorable:
+                raise
+            except StorageError as error:
+                if isinstance(error, StoreFailed):  # a read may know first that the shard is lost
+                    with suppress(StorageError):
+                        await self._publisher.commits.prove_ownership()
                 await self._check_running()
                 raise
             else:
@@ -256,7 +280,7 @@ class TaskConsumer:
                 return done
 
     async def _check_running(self) -> None:
-        """After a failed commit, wait: the process is about to end."""
+        """After a failed commit, wait: the process is about to end, and this with it."""
         if self._publisher.commits.failed is not None:
             await asyncio.Event().wait()
 

@@ -16,6 +16,7 @@ from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.tasks import UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
+from libs.storage.errors import Unstorable
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest import wire
 from services.ingest.batches import Accepted
@@ -36,6 +37,9 @@ from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, opened, sequences
 
 pytestmark = pytest.mark.slow  # Real servers.
+
+UNSTORABLE = b"unstorable"
+"""A payload whose message cannot be encoded."""
 
 BLOB = bytes(65_536)
 """A payload that is stored as an object: it waits at the gate."""
@@ -81,7 +85,11 @@ class Consuming:
         if body == b"poison" or self.refusals:
             self.refusals = max(0, self.refusals - 1)
             raise InvalidArgument("payload.body", "is poison")
-        return wire.accept(PublishRequest.FromString(body), wire.Rules(64 << 20, 3600, 900_000))
+        rules = wire.Rules(64 << 20, 3600, 900_000)
+        accepted = wire.accept(PublishRequest.FromString(body), rules)
+        if accepted.payloads == [UNSTORABLE]:
+            accepted.columns.retention_s = [1 << 32]  # which has 32 bits on disk
+        return accepted
 
     async def enqueue(self, payload: bytes, count: int = 1) -> str:
         """A task with one message, enqueued as often; poison is no request."""
@@ -254,6 +262,49 @@ async def test_a_task_that_is_refused_permanently_says_so_and_is_tried_no_more(
         await made.until(2, 1)
         assert await made.outcomes.find(task_id) == known
         assert made.consumer.is_idle
+
+
+async def test_a_task_that_cannot_be_encoded_ends_processes_until_it_is_a_dead_letter(
+    backend: tuple[str, Server],
+) -> None:
+    root = open_root("memory:///")
+    settings = queue_settings(*backend, max_retries=1, retry_delay_ms=100)
+    # Given a task that cannot be encoded, among others: two processes end by it
+    good: list[str] = []
+    for attempt in range(2):
+        async with consuming(settings, root) as made:
+            if not attempt:
+                good = [await made.enqueue(b"good %d" % number) for number in range(5)]
+                await made.enqueue(UNSTORABLE)
+            await eventually(lambda: made.shard.publisher.commits.failed)
+            assert isinstance(made.shard.publisher.commits.failed, Unstorable)
+
+    # Then it is a dead letter that says why, and the others are applied
+    async with consuming(settings, root) as made:
+        async with asyncio.timeout(60):
+            while await made.backend.connected.stats() != BackendStats(0, 1):
+                await asyncio.sleep(0.05)
+        (dead,) = await made.backend.connected.failed_tasks(10)
+        assert "log entry" in dead.error
+        for task_id in good:
+            assert isinstance(await made.outcomes.find(task_id), AppliedTask)
+
+
+async def test_a_read_of_a_shard_that_is_lost_costs_no_attempt(
+    backend: tuple[str, Server],
+) -> None:
+    root = open_root("memory:///")
+    settings = queue_settings(*backend, max_retries=0)
+    async with consuming(settings, root) as made:
+        # Given a task whose record cannot be read any more
+        await made.shard.database.close()
+        task_id = await made.enqueue(b"good")
+        await eventually(lambda: made.shard.publisher.commits.failed)
+        assert made.outcomes.last_attempt(task_id) is None
+
+    # Then the next process applies it
+    async with consuming(settings, root) as made:
+        await made.until(1)
 
 
 @pytest.mark.stack
