@@ -2,6 +2,7 @@
 
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ down: the same again, later, without end
+      │                              │ ended over a record: one row at a time, much later
       │                              │ refuses a row permanently: it is set aside
       ├──────────────────────────────┤ has other numbers: nothing is sent until an operator resumes
       └──────────────────────────────┘ was removed: they are numbered again, for another ingest
@@ -18,7 +19,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth
+from libs.serving.peers.calls import (
+    Backoff,
+    PeerFailed,
+    PeerHealth,
+    PeerUnstorable,
+    unstorable_wait_s,
+)
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout.own_keys import outbox_range, parse_outbox_key
@@ -138,8 +145,11 @@ class _Line:
                     await self._halt(error, halted.next_seconds())
             except (PeerFailed, StorageError) as error:
                 health.mark_down(error)
+                wait_s = backoff.next_seconds()
+                if isinstance(error, PeerUnstorable):  # the ingest ended, and would again
+                    self._rows_max, wait_s = 1, unstorable_wait_s()
                 if not await self._has_left():
-                    await asyncio.sleep(backoff.next_seconds())
+                    await asyncio.sleep(wait_s)
             else:
                 health.mark_up()
                 backoff.reset()

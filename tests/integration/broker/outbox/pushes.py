@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from libs.serving.peers.calls import PeerFailed
+from libs.serving.peers.calls import PeerFailed, PeerUnstorable
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
@@ -15,6 +15,7 @@ class Pushes:
 
     Attributes:
         down: Every call fails.
+        unstorable: Every call ends the ingest over a record.
         lose_answers: How many of the next calls are done, and lose their answers.
         slow: While it is not set, calls wait before anything happens.
         numbers: The last number of each broker shard and ingest shard.
@@ -27,6 +28,7 @@ class Pushes:
 
     def __init__(self, ingest_shard: int = 0) -> None:
         self.down = False
+        self.unstorable = False
         self.limit: int | None = None
         self.lose_answers = 0
         self.slow = asyncio.Event()
@@ -53,6 +55,8 @@ class Pushes:
         await self.slow.wait()
         if self.down or ingest_shard in self.removed:
             raise PeerFailed("down")
+        if self.unstorable:
+            raise PeerUnstorable("UNSTORABLE_RECORD: log entry 7")
         self.calls.append(len(request.messages))
         place = (request.broker_shard, ingest_shard)
         last = self.numbers.get(place, 0)

@@ -89,6 +89,30 @@ async def test_an_ingest_that_is_down_for_hours_costs_no_memory_and_loses_nothin
         assert rig.owner.shard.outbox.oldest_ms(0) is None
 
 
+async def test_pushes_over_which_an_ingest_ended_wait_long_and_go_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pushes = Pushes()
+    waits: list[str] = []
+
+    def wait_s() -> float:
+        waits.append("long")
+        pushes.unstorable = len(waits) < 3
+        return 0.0
+
+    # Given an ingest that ends three times over what is pushed to it
+    monkeypatch.setattr(outbox_sender, "unstorable_wait_s", wait_s)
+    pushes.unstorable = True
+    async with running(pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, push(payload=b"first"), push(payload=b"second"))
+
+        # Then each try waits as long as what may end it again, and the first push goes alone
+        await eventually(lambda: pushes.payloads() == [b"first", b"second"])
+        assert waits == ["long"] * 3
+        assert pushes.calls == [1, 1]
+
+
 async def test_a_full_outbox_refuses_pushes_until_ingest_is_back() -> None:
     pushes = Pushes()
     pushes.down = True
