@@ -5,8 +5,8 @@ In reading order:
 `tasks`          a write on its way to the store
 `settings`       the YAML section `queue`
 `cancellations`  those that client libraries lose
-`deliveries`     giving events to handlers
 `retrying`       waiting for a backend that is down
+`deliveries`     giving events to handlers
 `tls_faults`     whether it is TLS that keeps a server from answering
 `measures`       counters of a backend
 `backend`        what a system must do

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
+from libs.events.retrying import Outage
 from libs.events.tasks import cut_error
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.events.envelope import Event, decode_event
 
 log = logging.getLogger(__name__)
@@ -162,9 +163,14 @@ class GroupEvents(ABC, Generic[D]):
                 await run_handler(handler, event)
             if self._is_done(event, delivery):
                 return
-        with self._translated():
-            await self._bury(delivery, NOT_ACKNOWLEDGED)
-        self._held.pop(event.id, None)
+        outage = Outage(log, self._place)
+        while not self._is_done(event, delivery):
+            try:
+                with self._translated():
+                    await self._bury(delivery, NOT_ACKNOWLEDGED)
+                self._held.pop(event.id, None)
+            except SlateMQError as error:  # the server may not deliver it again by itself
+                await outage.wait(error)
 
     def _is_done(self, event: Event, delivery: D) -> bool:
         return event.id not in self._held or not self._is_open(delivery)
