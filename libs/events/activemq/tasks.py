@@ -7,7 +7,7 @@ same, so the first task is the next one that is due: a consumer holds it until t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Set
 from itertools import chain
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
@@ -163,22 +163,25 @@ class Tasks:
         names, limit = set[str](), BROWSED_MAX
         while True:
             async with self._looking:
-                seen, moved = await self._retry(limit)
+                seen, moved = await self._retry(limit, names)
             names |= moved  # a task may be there more than once
             if seen < limit:
                 return len(names)
             if not moved:
                 limit *= 2  # only what is not retried, which came back: look behind it
 
-    async def _retry(self, limit: int) -> tuple[int, set[str]]:
-        """Look at dead letters; returns how many there were, and which tasks moved back."""
+    async def _retry(self, limit: int, retried: Set[str]) -> tuple[int, set[str]]:
+        """Look at dead letters; returns how many there were, and which tasks moved back.
+
+        Those that were retried before have failed since, and may for ever: they stay.
+        """
         receiver = await self._connection.receive(self._addresses.dead)
         moved = set[str]()
         try:
             found = await self._drain(receiver, limit)
             for message in found:
                 dead = self._read(message, 0)
-                if isinstance(dead, FailedTask):
+                if isinstance(dead, FailedTask) and dead.name not in retried:
                     await self.enqueue(dead.task.renewed())
                     message.accept()
                     moved.add(dead.name)
