@@ -30,8 +30,8 @@ RETENTION_S = (1 << 32) - 1
 """The longest that ends, 136 years: a publish that was answered waits however long that takes. One
 without end would stay stored when it is done."""
 
-REDRIVEN_MAX = 10_000
-"""IDs of one redrive, at most."""
+REDRIVEN_MAX = 1_000
+"""Dead letters that are read before they are redriven: each comes with its payload."""
 
 FAIL_PREFIX = "fail: "
 """What SlateMQ writes before the reason of a message that its consumer gave up."""
@@ -112,14 +112,26 @@ class Tasks:
         return has_ended
 
     async def retry_all(self) -> int:
-        """Redrive what is a task; what is not would fail again."""
-        ids = [
-            entry.message_id
-            async for entry, dead in self._dead_letters()
-            if isinstance(dead, FailedTask)
-        ]
-        parts = [ids[at : at + REDRIVEN_MAX] for at in range(0, len(ids), REDRIVEN_MAX)]
-        return sum([await self._redrive(part) for part in parts])
+        """Redrive what is a task, and failed before this; what is not would fail again."""
+        count, ids, last_ms = 0, list[int](), await self._last_failed_ms()
+        async with aclosing(self._dead_letters()) as dead_letters:
+            async for entry, dead in dead_letters:
+                if entry.finished_at_ms > last_ms:
+                    break
+                if isinstance(dead, FailedTask):
+                    ids.append(entry.message_id)
+                if len(ids) == REDRIVEN_MAX:
+                    count += await self._redrive(ids)
+                    ids.clear()
+        return count + (await self._redrive(ids) if ids else 0)
+
+    async def _last_failed_ms(self) -> int:
+        """When the newest dead letter failed, by the clock of its broker; 0 without one."""
+        async for entry in self._queues.client.list_entries(
+            self._queues.tasks, slatemq.EntryState.FAILED, newest_first=True
+        ):
+            return entry.finished_at_ms
+        return 0
 
     async def _redrive(self, message_ids: Sequence[int]) -> int:
         client, queue = self._queues.client, self._queues.tasks

@@ -13,12 +13,14 @@ import slatemq
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import SlatemqSettings
+from libs.events.slatemq import tasks as slatemq_tasks
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
-from libs.events.tasks import FailedTask, WriteTask, encode_task
+from libs.events.slatemq.tasks import Tasks
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from slatemq._commands import command_calls
 from slatemq._consume import commands
 from slatemq.errors import NotFound, Unavailable
-from slatemq.events.envelope import encode_event
+from slatemq.events.envelope import encode_event, make_task_id
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
@@ -158,6 +160,39 @@ async def test_a_consumer_that_was_refused_goes_on_once_the_cause_is_removed(rig
     task = a_task()
     await producer.enqueue_task(task)
     assert await next_task(consumer) == task
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_dead_letters_are_retried_as_they_are_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given five dead letters, of which two are read at a time
+    backend = await rig.backend()
+    tasks = [a_task(task_id=make_task_id(number), max_retries=0) for number in range(5)]
+    for task in tasks:
+        await backend.enqueue_task(task)
+    for _ in tasks:
+        await backend.fail_task((await next_task(backend)).task_id, "refused")
+    monkeypatch.setattr(slatemq_tasks, "REDRIVEN_MAX", 2)
+    redrive, read_one = Tasks._redrive, Tasks._failed_task
+    read: list[str] = []
+    read_counts: list[int] = []
+
+    def read_noted(*arguments: Any) -> FailedTask | UnreadableTask:
+        dead = read_one(*arguments)
+        read.append(dead.name)
+        return dead
+
+    async def redrive_noted(*arguments: Any) -> int:
+        read_counts.append(len(read))
+        return await redrive(*arguments)
+
+    # When they are retried, then each two go before others are read, and all come
+    monkeypatch.setattr(Tasks, "_failed_task", read_noted)
+    monkeypatch.setattr(Tasks, "_redrive", redrive_noted)
+    assert await backend.retry_failed_tasks() == 5
+    assert read_counts == [2, 4, 5]
+    assert {(await next_task(backend)).task_id for _ in tasks} == {one.task_id for one in tasks}
 
 
 async def test_tasks_that_no_router_has_brought_to_their_queue_are_pending(tmp_path: Path) -> None:
