@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +22,7 @@ from slatemq.errors import Unavailable
 log = logging.getLogger(__name__)
 
 WAIT_S: Final = 2.0
-"""How long the other logs of a call wait for one whose ingest is slow to answer."""
+"""How long a call that has nothing else to do waits for ingests that it is the first to ask."""
 
 
 @dataclass(eq=False)
@@ -38,12 +39,19 @@ class Introductions:
     _asking: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def known(self, logs: Iterable[int]) -> Set[int]:
-        """The logs, of these, whose ingests know of this shard by now."""
+        """The logs, of these, whose ingests know of this shard; the others are asked.
+
+        Waits only where none of them is known, and some were not asked before, for the first.
+        """
         logs = set(logs)
-        unknown = {one for one in logs if not self._is_known(one)}
-        if unknown:
-            await asyncio.wait([self._ask(one) for one in unknown], timeout=WAIT_S)
-        return {one for one in logs if self._is_known(one)}
+        new = {
+            self._ask(one) for one in logs if not self._is_known(one) and one not in self._asking
+        }
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while new and not any(map(self._is_known, logs)):
+                    _, new = await asyncio.wait(new, return_when=asyncio.FIRST_COMPLETED)
+        return set(filter(self._is_known, logs))
 
     async def close(self) -> None:
         asking = list(self._asking.values())
@@ -55,9 +63,7 @@ class Introductions:
         return ingest_shard in self._known or ingest_shard in self._owner.shard.cursors
 
     def _ask(self, ingest_shard: int) -> asyncio.Task[None]:
-        task = self._asking.get(ingest_shard)
-        if task is None:
-            task = self._asking[ingest_shard] = asyncio.create_task(self._introduce(ingest_shard))
+        task = self._asking[ingest_shard] = asyncio.create_task(self._introduce(ingest_shard))
         return task
 
     async def _introduce(self, ingest_shard: int) -> None:

@@ -98,17 +98,41 @@ async def test_an_ingest_that_is_down_holds_up_no_first_queue_and_no_log_but_its
         assert await rig.counts("a") == {"available": 2}
 
 
-async def test_an_ingest_that_hangs_holds_the_other_logs_of_a_call_up_for_a_moment_only(
-    monkeypatch: pytest.MonkeyPatch,
+class Hanging(StandIn):
+    """Ingest 5 answers no introduction."""
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        self.raised.append(shard)
+        if shard == 5:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_an_ingest_that_hangs_does_not_hold_up_the_other_logs_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    monkeypatch.setattr(introductions, "WAIT_S", 0.01)
-
-    class Hanging(StandIn):
-        async def raise_purge_epoch(self, shard: int) -> None:
-            if shard == 5:
-                await asyncio.Event().wait()
-
+    monkeypatch.setattr(introductions, "WAIT_S", 1_000.0)
     async with running(ingest=Hanging()) as rig:
         await rig.create("a")
-        other, hanging = await assigned(rig, 0, 5)
-        assert (other.applied, hanging.retry_later) == (True, True)
+        if is_known:
+            (other,) = await assigned(rig, 0)
+            assert other.applied
+        async with asyncio.timeout(60):
+            for shift in range(is_known, 3):
+                other, hanging = await assigned(rig, 0, 5, shift=shift)
+                assert (other.applied, hanging.retry_later) == (True, True)
+
+
+async def test_a_log_whose_ingest_is_being_asked_is_to_be_sent_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ingest = Hanging()
+    async with running(ingest=ingest) as rig:
+        await rig.create("a")
+        monkeypatch.setattr(introductions, "WAIT_S", 0.01)
+        (first,) = await assigned(rig, 5)
+        monkeypatch.setattr(introductions, "WAIT_S", 1_000.0)
+        async with asyncio.timeout(60):
+            (second,) = await assigned(rig, 5)
+        assert (first.retry_later, second.retry_later) == (True, True)
+        assert ingest.raised == [5]
