@@ -122,7 +122,17 @@ class Store(Protocol):
 async def read_attempts(
     database: Store, keys: Iterable[AttemptsKey]
 ) -> dict[AttemptsKey, list[FailedAttempt]]:
-    """The records of these keys; empty where there is none.
+    """The records of these keys; empty where there is none."""
+    records: dict[AttemptsKey, list[FailedAttempt]] = {}
+    async for part in read_attempts_in_parts(database, keys):
+        records.update(part)
+    return records
+
+
+async def read_attempts_in_parts(
+    database: Store, keys: Iterable[AttemptsKey]
+) -> AsyncIterator[dict[AttemptsKey, list[FailedAttempt]]]:
+    """The records of these keys, some at a time; empty where there is none.
 
     Most commands that need many records are about messages that came together and never failed:
     reading a record that does not exist costs as much as reading one that does.
@@ -130,16 +140,14 @@ async def read_attempts(
     by_queue: dict[tuple[str, int], set[AttemptsKey]] = {}
     for key in keys:
         by_queue.setdefault(key[:2], set()).add(key)
-    values: dict[AttemptsKey, bytes | None] = {}
     for wanted in map(sorted, by_queue.values()):
         for start in range(0, len(wanted), READ_AT_ONCE):
             part = wanted[start : start + READ_AT_ONCE]
-            if len(part) > FEW:
-                values.update(await _scanned(database, part))
-                part = [key for key in part if key not in values]
+            values = await _scanned(database, part) if len(part) > FEW else {}
+            part = [key for key in part if key not in values]
             got = await asyncio.gather(*(database.get(_row_key(key)) for key in part))
             values.update(zip(part, got, strict=True))
-    return {key: decode_attempts(value) if value else [] for key, value in values.items()}
+            yield {key: decode_attempts(value) if value else [] for key, value in values.items()}
 
 
 async def _scanned(database: Store, part: Sequence[AttemptsKey]) -> dict[AttemptsKey, bytes | None]:
@@ -271,21 +279,23 @@ class Loader:
         if isinstance(need, NeedsLane):
             await self._load_lane(need)
             return
-        # Offered together, so that nothing can happen between the first and the last.
-        self._shard.attempts.begin_read(need.attempts)
+        attempts = self._shard.attempts
+        attempts.begin_read(need.attempts)
         for slot in need.slots:
             slot.lane.begin_read(slot.first_order, slot.last_order)
         try:
             found = await _in_turns(self._buckets, need.slots)
-            records = await read_attempts(self._database, need.attempts)
+            # What was read stays, also if this is cancelled: a repeat needs only the rest.
+            async for records in read_attempts_in_parts(self._database, need.attempts):
+                for key, record in records.items():
+                    attempts.offer(key, record)
         finally:
-            self._shard.attempts.end_read(need.attempts)
+            attempts.end_read(need.attempts)
             for slot in need.slots:
                 slot.lane.end_read(slot.first_order, slot.last_order)
+        # Offered together, so that nothing can happen between the first and the last.
         for slot, (rows, through) in zip(need.slots, found, strict=True):
             slot.offer(rows, through)
-        for key, record in records.items():
-            self._shard.attempts.offer(key, record)
 
     async def _load_lane(self, need: NeedsLane) -> None:
         task = self._lanes.get(need.lane)

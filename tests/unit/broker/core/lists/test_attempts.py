@@ -192,3 +192,35 @@ async def test_many_that_are_moved_take_their_histories_along_in_few_reads(other
         assert one == FailedAttempt("c", message_id, queue="orders")
     if not others:
         assert rig.store.reads <= 2 * len(ids) // READ_AT_ONCE
+
+
+async def test_a_command_that_is_cancelled_while_it_reads_leaves_what_was_read_to_the_next() -> (
+    None
+):
+    # Given a thousand messages that failed, and a nack of all of them that reads their attempts
+    ids = range(1, 1_001)
+    rig = await rig_with_history(ids, other_every=1_000)
+    tokens = [lease.token for lease in await rig.claim(len(ids))]
+
+    def nack() -> None:
+        rig.shard.leases.nack([Nack(token, "again") for token in tokens], rig.now_ms)
+
+    reads = rig.store.reads
+    rig.store.slow = True
+    first = asyncio.create_task(rig.run(nack))
+    while rig.store.reads < reads + 5:
+        rig.store.open_gates()
+        await asyncio.sleep(0)
+
+    # When its caller has no more patience, and sends it again
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    rig.store.slow = False
+    with pytest.raises(Needs) as raised:
+        nack()
+
+    # Then only the rest is read
+    assert 0 < len(raised.value.attempts) <= len(ids) - 4 * READ_AT_ONCE
+    await rig.run(nack)
+    rig.commit()
+    assert [len(stored_attempts(rig.store.rows, "orders", one)) for one in ids] == [2] * len(ids)
