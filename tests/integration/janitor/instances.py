@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import slatemq
+from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import QueueNames
 from libs.storage.records.metadata import decode_log_entry
 from services.janitor.jobs.contract import JobOptions
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc
@@ -53,8 +55,18 @@ class Instance:
 
     def age_objects(self, by_s: int = 2 * 24 * 3600) -> None:
         """Let the store date them so far back."""
-        for path in self.objects:
-            os.utime(self.data / path, (time.time() - by_s,) * 2)
+        self.age((self.data / path for path in self.objects), by_s)
+
+    @staticmethod
+    def age(paths: Iterable[Path], by_s: int = 2 * 24 * 3600) -> None:
+        for path in paths:
+            os.utime(path, (time.time() - by_s,) * 2)
+
+    async def names(self) -> set[str]:
+        """The queues whose names are claimed."""
+        names = QueueNames(open_root(self.url).objects)
+        found = [one async for _, _, one in names.valid()]
+        return {one[0] for one in found if isinstance(one, tuple) and one[1].broker_shards}
 
     async def stored(self, ids: Iterable[int]) -> set[int]:
         """Those of the messages whose payloads the ingest has."""

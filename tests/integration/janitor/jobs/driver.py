@@ -11,7 +11,8 @@ import os
 import sys
 from dataclasses import replace
 
-from services.janitor.jobs.contract import Progress
+from services.janitor.jobs import verifying
+from services.janitor.jobs.contract import VERIFYING, Progress
 from services.janitor.jobs.run import run_job
 from tests.integration.janitor.conftest import SMALL
 from tests.integration.janitor.instances import OPTIONS
@@ -31,4 +32,5 @@ if __name__ == "__main__":
     # One task at a time: what is killed within one leaves nothing that goes on.
     spark = {**SMALL, **DAEMON}
     options = replace(OPTIONS, master="local[1]", memory="512m", spark=spark, now_ms=now_ms)
-    run_job(job, root, options, report)
+    do = verifying.run_job if job in VERIFYING else run_job
+    do(job, root, options, report)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from libs.storage.database.blobs import Blobs
+from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.archive import DayFolder
 from services.janitor.jobs.owners import Owners
@@ -44,12 +45,19 @@ def _named(end: str) -> Callable[[Sequence[Any]], bool]:
     return lambda arguments: str(arguments[0]).endswith(end)
 
 
+def _below(folder: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda arguments: str(arguments[0]).startswith(folder)
+
+
 PLACES = {
     "before-call": Place(Owners, "call", after=False),
     "after-call": Place(Owners, "call", after=True),
     "after-part": Place(Objects, "put_if_absent", after=True),
     "before-emptying": Place(DayFolder, "_empty", after=False, counts=lambda value: bool(value[0])),
     "after-object": Place(Blobs, "delete", after=True),
+    "after-removal": Place(Objects, "delete", after=True, counts=_below("blobs/")),
+    "before-freeing": Place(QueueNames, "free", after=False),
+    "after-freeing": Place(QueueNames, "free", after=True),
     "after-parquet": Place(Objects, "put", after=True, counts=_named("/report.parquet")),
     "after-page": Place(Objects, "put", after=True, counts=_named("/report.html")),
 }
@@ -79,8 +87,11 @@ def arm() -> None:
 
         @functools.wraps(method)
         async def awaited(self: Any, *arguments: Any, **rest: Any) -> Any:
+            it = is_it(arguments)
+            if it and not place.after:
+                kill()
             result = await method(self, *arguments, **rest)
-            if is_it(arguments):
+            if it and place.after:
                 kill()
             return result
 

@@ -20,7 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from services.janitor.jobs.contract import JobCancelled, Progress
+from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from services.janitor.jobs import verifying
+from services.janitor.jobs.contract import VERIFYING, JobCancelled, JobOptions, Progress, Report
 from services.janitor.jobs.run import PHASES, run_on
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.instances import OPTIONS, Instance
@@ -57,6 +60,13 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     ),
     "report": ("after-parquet 1", "report", "after-page 1", "taking snapshots", "starting Spark"),
     "unreferenced": ("after-object 1", "messages", "after-call 1", "objects", "after-object 2"),
+    "repair": (
+        "before-freeing 1",
+        "after-removal 1",
+        "repairing",
+        "after-freeing 1",
+        "before-freeing 2",
+    ),
 }
 """Where each job is killed: a phase of it as it begins, or a place of `killing` and which time."""
 
@@ -72,6 +82,8 @@ class Filled:
     unwanted: set[int] = field(default_factory=set)
     dead_letters: dict[str, set[int]] = field(default_factory=dict)
     young: Path = Path()
+    left_objects: set[str] = field(default_factory=set)
+    left_names: set[str] = field(default_factory=set)
 
 
 async def wave(
@@ -83,6 +95,8 @@ async def wave(
         await _done(spark, made, "dead-letters")  # what the killed run's parts are to absorb
         await fail_letters(made, filled)
     for job, stage in stages.items():
+        if job == "repair":
+            await leave_over(made, filled)
         await _cancelled(spark, made, job, stage)
         await killed(made, job, stage, folder)
         await asyncio.gather(*(_done(spark, made, job) for _ in range(2)))
@@ -129,20 +143,39 @@ async def killed(
 
 
 async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:
-    """The job, cancelled when its last phase begins; its first, to leave all calls to be made."""
+    """The job, cancelled when its last phase begins; its first, to leave all calls to be made.
+
+    Those that read row by row end as they read.
+    """
     options = replace(OPTIONS, cancelled=threading.Event())
-    phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
+    phase = verifying.SNAPSHOTS
+    if job in PHASES:
+        phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
 
     def report(progress: Progress) -> None:
         if progress.phase == phase:
             options.cancelled.set()
 
     with pytest.raises(JobCancelled):
-        await asyncio.to_thread(run_on, spark, job, made.url, options, report)
+        await run(spark, made, job, options, report)
 
 
 async def _done(spark: SparkSession, made: Instance, job: str) -> None:
-    await asyncio.to_thread(run_on, spark, job, made.url, OPTIONS)
+    await run(spark, made, job, OPTIONS)
+
+
+async def run(
+    spark: SparkSession,
+    made: Instance,
+    job: str,
+    options: JobOptions,
+    report: Report = lambda _: None,
+) -> None:
+    """Do a job in a thread of its own, with Spark where it needs that."""
+    if job in VERIFYING:
+        await asyncio.to_thread(verifying.run_job, job, made.url, options, report)
+    else:
+        await asyncio.to_thread(run_on, spark, job, made.url, options, report)
 
 
 # --- What is there, and what is to become of it -----------------------------
@@ -186,6 +219,17 @@ async def fail_letters(made: Instance, filled: Filled) -> None:
         for message in await made.claim(queue, dead_letters):
             await message.nack("boom")
         ids |= dead_letters
+
+
+async def leave_over(made: Instance, filled: Filled) -> None:
+    """Objects and claims of names that nothing needs, as processes that were killed leave them."""
+    filled.left_objects = {str(_upload(made).relative_to(made.data)) for _ in range(3)}
+    filled.left_names = {f"left-{filled.tag}-{number}" for number in range(2)}
+    names = QueueNames(open_root(made.url).objects)
+    for queue in filled.left_names:
+        assert await names.claim(queue, (0,), UNCLAIMED)
+    made.age(made.data / path for path in filled.left_objects)
+    made.age((made.data / "queue-names").rglob("*.json"))
 
 
 def _upload(made: Instance) -> Path:
@@ -253,6 +297,14 @@ async def _after_unreferenced(made: Instance, filled: Filled) -> None:
     assert filled.young.exists()
 
 
+async def _after_repair(made: Instance, filled: Filled) -> None:
+    assert not made.objects & filled.left_objects
+    assert filled.young.exists()
+    names = await made.names()
+    assert not names & filled.left_names
+    assert names >= {f"orders-{filled.tag}", *LETTERS}
+
+
 CHECKS: Mapping[str, Callable[[Instance, Filled], Awaitable[None]]] = {
     "retention": _after_retention,
     "done": _after_done,
@@ -260,4 +312,5 @@ CHECKS: Mapping[str, Callable[[Instance, Filled], Awaitable[None]]] = {
     "restore": _after_restore,
     "report": _after_report,
     "unreferenced": _after_unreferenced,
+    "repair": _after_repair,
 }

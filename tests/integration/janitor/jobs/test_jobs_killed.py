@@ -1,7 +1,7 @@
 """Drivers that are killed in the middle of a job, and janitors that run it at the same time.
 
 `make proofs` kills each job at one stage, and `python -m tests.faults janitor` each at every one;
-the short form, in `make test`, kills the one that has least to do.
+the short form, in `make test`, kills the ones that have least to do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one
 @pytest.mark.parametrize(
     "jobs",
     [
-        ("done",),
+        ("done", "repair"),
         proof(("retention", "done", "report")),
-        proof(("dead-letters", "restore", "unreferenced")),
+        proof(("dead-letters", "restore", "unreferenced", "repair")),
     ],
 )
 async def test_what_a_killed_driver_leaves_two_at_once_bring_to_the_same_end(

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from services.janitor.jobs.run import PHASES, STARTING, run_on
+from services.janitor.jobs.run import PHASES, STARTING
 from tests.integration.janitor.instances import OPTIONS, Instance, instance
 from tests.integration.janitor.jobs.killing import JAVA
 from tests.integration.janitor.jobs.kills import (
@@ -33,6 +33,8 @@ from tests.integration.janitor.jobs.kills import (
     fail_letters,
     fill,
     killed,
+    leave_over,
+    run,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]  # An instance, and Spark twice, for each kill.
@@ -46,6 +48,7 @@ JAVA_STAGES = {
         if stage != STARTING
     )
     for job, stages in STAGES.items()
+    if job in PHASES
 }
 """Where Spark's Java is killed, and its driver is not: its workers may go on for a moment."""
 
@@ -65,6 +68,7 @@ async def _outcome(made: Instance, ids: set[int], expiring: set[int]) -> Mapping
         "stored": await made.stored(ids),
         "logged": Counter(one if one in ids else NEW for one in await made.logged()),
         "objects": len(made.objects),
+        "names": await made.names(),
     }
     for queue in QUEUES:
         for state in STATES:
@@ -93,8 +97,7 @@ async def _settled(made: Instance, job: str, filled: Filled) -> None:
 
 
 async def _ran(spark: SparkSession, made: Instance, job: str, now_ms: int) -> None:
-    options = replace(OPTIONS, now_ms=now_ms)
-    await asyncio.to_thread(run_on, spark, job, made.url, options)
+    await run(spark, made, job, replace(OPTIONS, now_ms=now_ms))
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,11 @@ async def _undisturbed(spark: SparkSession, folder: Path, job: str) -> Undisturb
         expiring = await made.publish("orders-0", 300, retention_s=EXPIRING_S)
         await made.routed()
         if job in ("dead-letters", "restore"):  # what is archived, and what parts can absorb
-            await asyncio.to_thread(run_on, spark, "dead-letters", made.url, OPTIONS)
+            await run(spark, made, "dead-letters", OPTIONS)
         if job == "dead-letters":
             await fail_letters(made, filled)
+        if job == "repair":
+            await leave_over(made, filled)
         now_ms = int(time.time() * 1000)
     await asyncio.to_thread(shutil.copytree, folder / "data", folder / "copy")
     ids = filled.waiting | filled.over | filled.printed | filled.unwanted | expiring
@@ -143,7 +148,11 @@ def known() -> dict[str, Undisturbed]:
 
 @pytest.mark.parametrize(
     ("job", "stage"),
-    [(job, stage) for job, stages in STAGES.items() for stage in (*stages, *JAVA_STAGES[job])],
+    [
+        (job, stage)
+        for job, stages in STAGES.items()
+        for stage in (*stages, *JAVA_STAGES.get(job, ()))
+    ],
 )
 async def test_a_job_that_was_killed_and_run_again_ends_as_one_that_was_not(
     spark: SparkSession,
