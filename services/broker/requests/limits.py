@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from math import inf
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from libs.access.current import may
 from slatemq.errors import InvalidArgument
 
 LEASE_MS_MIN = 1000
 REASON_BYTES_MAX = 1024
 KNOWN_AWAITED_MAX = 1000
 """The most ingests that an instance is planned for; 10,000 waiting claims may each list them."""
+
+JUDGED_QUEUES: Final = 500
+"""Judged by the caller's rules in one step: a few milliseconds, in which nothing else runs."""
 
 
 N = TypeVar("N", int, float)
@@ -53,3 +59,16 @@ def lease_ms_of(field: str, asked_ms: int) -> int:
             field, f"must be 0 or at least {LEASE_MS_MIN}, not {asked_ms}", reason="OUT_OF_RANGE"
         )
     return asked_ms
+
+
+async def inspectable(queue_ids: Iterable[str], most: int | None = None) -> list[str]:
+    """The queues that the caller may inspect, the first ones, in their order. Judged in steps."""
+    found: list[str] = []
+    for number, queue_id in enumerate(queue_ids, 1):
+        if may("inspect", queue_id):
+            found.append(queue_id)
+            if len(found) == most:
+                break
+        if number % JUDGED_QUEUES == 0:
+            await asyncio.sleep(0)
+    return found

@@ -27,7 +27,7 @@ from services.broker.entries.finder import SKEW_MS, EntryFinder, EntryLocation, 
 from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.entries.lister import EntryLister
-from services.broker.requests.limits import not_negative, within_count
+from services.broker.requests.limits import inspectable, not_negative, within_count
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner, check_partition
 from slatemq.errors import (
@@ -171,7 +171,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         shard = self._owner.shard
         departing = shard.moves.departing(self._owner.clock.now_ms())
         every = dict.fromkeys((*shard.queues, *departing))
-        ids = list(dict.fromkeys(named)) or [one for one in every if may("inspect", one)]
+        ids = list(dict.fromkeys(named)) or await inspectable(every)
         await self._owner.durable()
         since_ms = await self._received_ms(request.message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))

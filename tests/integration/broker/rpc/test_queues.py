@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from libs.access.current import may
+from libs.access.verbs import Verb
+from services.broker.requests import limits
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import NotFound
 from slatemq.v1 import queue_pb2
@@ -229,6 +232,25 @@ async def test_queues_are_listed_in_pages_and_by_prefix() -> None:
         assert await all_ids(rig, size=6) == [names]
         assert await all_ids(rig, size=1, prefix="a.") == [["a.1"], ["a.2"]]
         assert await all_ids(rig, prefix="ä") == [[]]
+
+
+async def test_a_page_judges_no_more_queues_than_it_lists_and_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[str] = []
+
+    def noted(verb: Verb, queue: str) -> bool:
+        judged.append(queue)
+        return may(verb, queue)
+
+    monkeypatch.setattr(limits, "may", noted)
+    async with running() as rig:
+        names = sorted(f"queue-{number}" for number in range(12))
+        for name in names:
+            await rig.create(name)
+
+        assert await all_ids(rig, size=5) == [names[:5], names[5:10], names[10:]]
+        assert judged == [*names[:6], *names[5:11], *names[10:]]
 
 
 async def test_a_forged_page_token_is_refused() -> None:
