@@ -100,7 +100,8 @@ class IngestProcess(Service[IngestConfig]):
 
     @property
     def held_bytes(self) -> int:
-        return 0 if self._servicer is None else self._servicer.held_bytes
+        posted = 0 if self._s3_events is None else self._s3_events.held_bytes
+        return posted + (0 if self._servicer is None else self._servicer.held_bytes)
 
     @property
     def log_end(self) -> int | None:

@@ -28,7 +28,7 @@ from slatemq._secrets import read_secret
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import WRONG_SHARD, InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
-from slatemq.events.s3 import read_subscription
+from slatemq.events.s3 import Notifications, read_subscription
 from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
@@ -92,11 +92,18 @@ def token_of(text: str, file: str) -> Callable[[], str]:
     return lambda: newest.value
 
 
+def _read(body: bytes) -> tuple[Notifications, list[OutgoingMessage]]:
+    """What a document says, and the messages to publish."""
+    notifications = read_notifications(body)
+    return notifications, [message_of(event) for event in notifications.events]
+
+
 class S3Events:
     """The path, and the calls behind it.
 
     Attributes:
         post: For the HTTP port.
+        held_bytes: Of the documents in work.
     """
 
     def __init__(
@@ -106,6 +113,8 @@ class S3Events:
         self._directory = directory
         self._channels = channels
         self._token = token
+        self._reading = asyncio.Lock()
+        self.held_bytes = 0
         self.post = HttpPost(S3_EVENTS_PATH, BODY_BYTES_MAX, self._answer, self._check)
 
     def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
@@ -116,7 +125,16 @@ class S3Events:
         return None if is_right else _REFUSED
 
     async def _answer(self, body: bytes) -> HttpReply:
-        notifications = read_notifications(body)
+        self.held_bytes += len(body)
+        try:
+            return await self._answer_to(body)
+        finally:
+            self.held_bytes -= len(body)
+
+    async def _answer_to(self, body: bytes) -> HttpReply:
+        # Thousands of records take long: in a thread, and one document at a time.
+        async with self._reading:
+            notifications, messages = await asyncio.to_thread(_read, body)
         subscription = None if notifications.events else read_subscription(body)
         if subscription is not None:
             # This process opens no address that a request names, and a log shows none with a token.
@@ -125,7 +143,6 @@ class S3Events:
                 "aws sns confirm-subscription --topic-arn %s --token %s",
                 *subscription,
             )
-        messages = [message_of(event) for event in notifications.events]
         answers = await self._publish(messages) if messages else []
         task_ids = [answer.task_id for answer in answers if answer.task_id]
         duplicates = sum(len(answer.duplicates) for answer in answers)
