@@ -262,6 +262,7 @@ async def test_calls_beyond_the_limit_wait_for_their_turns_and_hold_up_no_other(
 ) -> None:
     async with limited(tmp_path, calls_per_s=5) as made:
         await made.ops.create("q")
+        await made.shop.get("q")  # proves its token, which few calls at once may wait for
         mine = [asyncio.create_task(made.shop.get("q")) for _ in range(100)]
         for _ in range(20):
             await made.ops.get("q")
