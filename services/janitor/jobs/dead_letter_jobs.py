@@ -271,8 +271,8 @@ class DeadLetterRestore:
                     counts["dead_letters_without_payload"] += len(rows) - len(pushable)
                     if pushable:
                         counts += self._push(owners, table, pushable)
+                counts.update(_damaged(folder))
                 counts["dead_letters_missing"] += table.num_rows - found
-                counts += _damaged(folder)
         yield counts_batch(counts)
 
     def _push(
