@@ -83,7 +83,9 @@ async def fill(client: slatemq.Client) -> Contents:
         ("pushed", {"with_queue": "done"}),
         ("redriven", {"max_attempts": 1}),
     ):
-        await client.create_queue(queue, backoff=slatemq.Backoff.none(), **more)
+        await client.create_queue(
+            queue, backoff=slatemq.Backoff.none(), done_retention=0, failed_retention=0, **more
+        )
         texts = [f"{queue} {n}" for n in range(5)] if queue != "pushed" else []
         if queue == "waiting":
             texts.append(LARGE)
