@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -183,10 +184,11 @@ async def measure_broker(folder: Path, count: int) -> None:
     lists = list_readers(database)
     directory = TopologyDirectory(root.objects)
     channels = Channels(directory, payload_bytes_max=PAYLOAD_BYTES_MAX)
+    locations = Locations(QueueNames(root.objects), partial(channels.is_removed, "broker"))
     pusher = Pusher(
         owner,
         IngestPushes(channels, directory, 0),
-        OtherBrokers(channels, Locations(QueueNames(root.objects)), 0),
+        OtherBrokers(channels, locations, 0),
         Blobs(root),
         PushLimits(PAYLOAD_BYTES_MAX, HOUR_MS),
     )

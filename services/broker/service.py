@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,8 +128,8 @@ class Broker:
         target = peers.make_target(channels, directory, shard)
         names = QueueNames(root.objects)
         drain = Drain(owner, database, RemovedShards(root.objects))
-        self.placement = Placement(Locations(names), ShardLoad(owner.shard.queues), drain)
-        locations = self.placement.locations
+        locations = Locations(names, partial(channels.is_removed, "broker"))
+        self.placement = Placement(locations, ShardLoad(owner.shard.queues), drain)
         pusher = Pusher(owner, target, OtherBrokers(channels, locations, shard), blobs, limits)
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)

@@ -1,7 +1,8 @@
 """On which broker shards a queue is: what the claim of its name says, and some of that remembered.
 
 A claim may be older or newer than the queue: what it says is where to ask, not that the queue is
-there. So may what is remembered: who was sent to the wrong shard asks again, for a fresh answer.
+there. So may what is remembered: who was sent to the wrong shard asks again, for a fresh answer. A
+claim whose shards were all removed is left of a queue that was deleted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -43,13 +44,18 @@ class _Remembered(NamedTuple):
 
 @dataclass(eq=False)
 class Locations:
+    """`_is_removed` says of a broker shard whether it was removed for ever."""
+
     _names: QueueNames
+    _is_removed: Callable[[int], Awaitable[bool]]
     _clock: Callable[[], float] = time.monotonic
     _known: dict[str, _Remembered] = field(default_factory=dict, init=False)
     _reading: dict[str, asyncio.Future[tuple[int, ...]]] = field(default_factory=dict, init=False)
 
     async def of(self, queue_id: str, *, fresh: bool = False) -> tuple[int, ...]:
-        """The shards that the queue's name is claimed for, by partition; none if it is free.
+        """The shards that the queue's name is claimed for, by partition.
+
+        None if it is free, or if all of them were removed.
 
         A remembered answer may be a minute old; that a name is free, a second. `fresh` reads the
         claim. Raises StoreUnavailable where nothing is remembered, CorruptRecord.
@@ -76,6 +82,8 @@ class Locations:
     async def _read(self, queue_id: str) -> tuple[int, ...]:
         read_at = self._clock()
         shards = (await self._names.get(queue_id)).broker_shards
+        if all(await asyncio.gather(*map(self._is_removed, shards))):
+            shards = ()
         self.note(queue_id, shards, read_at)
         return shards
 

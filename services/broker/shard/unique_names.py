@@ -15,7 +15,8 @@
 A crash between any two steps leaves a claim without a queue: its shard, once asked, says NONE. The
 order makes that answer safe. A shard that says NONE has no note at that moment; should it create
 the queue later, it reads the claim after that, and of two claims of one number the store takes one.
-A creation always makes a claim of its own, also where the shard has an older one.
+A creation always makes a claim of its own, also where the shard has an older one. A shard that was
+removed has no queue, and needs no name.
 
 A partitioned queue is claimed for the shards of all partitions at once, by the creation of
 partition 0: no other shard of the claim before may have such a queue then, nor one that it lists,
@@ -153,7 +154,10 @@ class UniqueNames:
         _check_settled(queue_id, shard, answer)
 
     async def _ask_use(self, queue_id: str, shard: int) -> GetNameUseResponse:
-        """That shard's use of the name. Raises Unavailable."""
+        """That shard's use of the name; one that was removed has none.
+
+        Raises Unavailable, StoreUnavailable.
+        """
         try:
             with peer_failures():
                 stub = QueueNameServiceStub(await self._channels.to("broker", shard))
@@ -162,6 +166,8 @@ class UniqueNames:
                 if answer.broker_shard != shard:
                     raise PeerFailed(f"broker {answer.broker_shard} answers at its address")
         except PeerFailed as error:
+            if await self._channels.is_removed("broker", shard):
+                return GetNameUseResponse(use=NameUse.NAME_USE_NONE, broker_shard=shard)
             raise Unavailable(
                 f"queue {queue_id!r} may exist on broker {shard}, which cannot be asked: {error}",
                 reason="BROKER_DOWN",
@@ -209,7 +215,7 @@ class UniqueNames:
                 log.warning("the name of deleted queue %s is still claimed: %s", queue_id, error)
 
     async def _is_used_beside(self, queue_id: str, claim: NameClaim) -> bool:
-        """Whether another shard of the claim uses the name. Raises Unavailable."""
+        """Whether another shard of the claim uses the name. Raises as `_ask_use`."""
         for shard in claim.broker_shards:
             if shard != self._shard:
                 answer = await self._ask_use(queue_id, shard)

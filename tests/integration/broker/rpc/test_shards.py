@@ -16,6 +16,7 @@ from libs.serving.process.exits import ExitCause
 from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
@@ -137,6 +138,31 @@ async def test_a_removal_that_was_cut_off_is_finished_by_the_next_start(tmp_path
 
     assert cause.code == 2
     assert not await has_files(tmp_path)
+
+
+async def test_a_claim_that_a_removed_shard_has_left_holds_up_no_name(tmp_path: Path) -> None:
+    names = QueueNames(open_root(tmp_path.as_uri()).objects)
+    async with (
+        running(tmp_path, shard=0) as first,
+        running(tmp_path, shard=1) as removed,
+        running(tmp_path, shard=2) as other,
+        slatemq.connect(first.running.address) as client,
+    ):
+        # Given a process that was killed once the deletion of a queue was durable
+        assert await names.claim("q", (1,), UNCLAIMED)
+        await client.drain_shard(1)
+        await client.remove_shard(1)
+        async with asyncio.timeout(60):
+            await removed.ended
+        for rig in (first, other):
+            await rig.service.directory.read(max_age_ms=0)
+
+        # Then there is no such queue, and each shard may have one
+        with pytest.raises(NotFound):
+            await client.get_queue("q")
+        with pytest.raises(NotFound):
+            await client.execute([slatemq.Push("q", b"x")])
+        assert (await client.create_queue("q", shard=2)).broker_shard == 2
 
 
 REMOVAL = shard_pb2.RemoveShardRequest(database="broker/1")

@@ -28,6 +28,10 @@ def names(objects: Objects) -> QueueNames:
     return QueueNames(objects)
 
 
+async def stays(shard: int) -> bool:
+    return False
+
+
 async def move(names: QueueNames, *shards: int) -> None:
     assert await names.claim("q", shards, await names.get("q"))
 
@@ -35,7 +39,7 @@ async def move(names: QueueNames, *shards: int) -> None:
 async def test_an_answer_is_remembered_for_a_minute_unless_a_fresh_one_is_wanted(
     names: QueueNames, clock: ManualSeconds
 ) -> None:
-    known = Locations(names, clock)
+    known = Locations(names, stays, clock)
     assert await names.claim("q", (3,), UNCLAIMED)
     assert await known.of("q") == (3,)
     await move(names, 4, 5)
@@ -53,7 +57,7 @@ async def test_an_answer_is_remembered_for_a_minute_unless_a_fresh_one_is_wanted
 async def test_that_a_name_is_free_is_remembered_for_a_second(
     names: QueueNames, objects: Objects, clock: ManualSeconds
 ) -> None:
-    known = Locations(names, clock)
+    known = Locations(names, stays, clock)
     for _ in range(10):
         assert await known.of("q") == ()
     assert objects.counts.requests["list"] == 1
@@ -67,7 +71,7 @@ async def test_that_a_name_is_free_is_remembered_for_a_second(
 async def test_a_store_that_is_down_leaves_what_is_remembered(
     names: QueueNames, objects: Objects, clock: ManualSeconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Locations(names, clock)
+    known = Locations(names, stays, clock)
     assert await names.claim("q", (3,), UNCLAIMED)
     assert await known.of("q") == (3,)
     clock.now_s = 2 * REMEMBERED_S
@@ -84,11 +88,26 @@ async def test_a_store_that_is_down_leaves_what_is_remembered(
         await known.of("another")
 
 
+async def test_a_name_that_is_claimed_for_removed_shards_alone_is_free(names: QueueNames) -> None:
+    removed = {3}
+
+    async def is_removed(shard: int) -> bool:
+        return shard in removed
+
+    known = Locations(names, is_removed)
+    assert await names.claim("q", (3, 4), UNCLAIMED)
+    assert await known.of("q") == (3, 4)
+
+    removed.add(4)
+
+    assert await known.of("q", fresh=True) == ()
+
+
 async def test_the_names_remembered_are_bounded(
     names: QueueNames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locations, "NAMES_MAX", 10)
-    known = Locations(names)
+    known = Locations(names, stays)
 
     for number in range(30):
         await known.of(f"q-{number}")
