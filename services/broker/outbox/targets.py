@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
@@ -126,11 +127,26 @@ class OtherBrokers:
         return fresh != shards and await self._has(queue_id, fresh)
 
     async def _has(self, queue_id: str, shards: Sequence[int]) -> bool:
-        """Whether the first of these shards, another one, has the queue. Raises Unavailable."""
+        """Whether these shards, none of them this one, have the queue. Raises Unavailable.
+
+        Partition 0 decides. While its broker is down, another one that has a partition will do.
+        """
         if not shards or self._shard in shards:
             return False
-        shard = shards[0]
         try:
+            return await self._is_on(queue_id, shards[0])
+        except Unavailable:
+            for shard in shards[1:]:
+                with suppress(Unavailable):
+                    if await self._is_on(queue_id, shard):
+                        return True
+            raise
+
+    async def _is_on(self, queue_id: str, shard: int) -> bool:
+        """Whether that shard has the queue, or a partition of it. Raises Unavailable."""
+        try:
+            if await self._channels.is_removed("broker", shard):
+                return False
             stub = QueueServiceStub(await self._channels.to("broker", shard))
             await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
         except grpc.RpcError as error:

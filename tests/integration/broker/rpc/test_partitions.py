@@ -56,6 +56,27 @@ async def claim_of(folder: Path) -> tuple[int, ...]:
     return (await QueueNames(open_root(folder.as_uri()).objects).get("q")).broker_shards
 
 
+async def test_a_push_to_a_queue_elsewhere_needs_one_broker_that_has_a_partition(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path, 3) as (third, *own):
+        for index, one in enumerate(own):
+            await create(one.rig, index, (1, 2))
+
+        # When the broker of partition 0 is down, then another one says that there is the queue
+        own[0].rig.signals.first.set()
+        await own[0].rig.ended
+        push = consumer_pb2.PushCommand(queue_id="q", payload=b"x")
+        request = consumer_pb2.ExecuteRequest(commands=[consumer_pb2.Command(push=push)])
+        await third.rig.consumers.Execute(request)
+
+        # And when all are, it is not known
+        own[1].rig.signals.first.set()
+        await own[1].rig.ended
+        _, reason, _ = await refusal(third.rig.consumers.Execute(request))
+        assert reason == "BROKER_DOWN"
+
+
 async def test_partitions_get_nothing_until_each_is_there_and_then_what_came_meanwhile(
     tmp_path: Path,
 ) -> None:
