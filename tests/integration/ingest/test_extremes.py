@@ -22,6 +22,7 @@ DAY_S: Final = 86_400
 
 READING: Final = {
     "BatchGetMessages",
+    "GetMessageMetadata",
     "TailLog",
     "GetLogStatus",
     "FindLogPosition",

@@ -291,9 +291,9 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
         ),
         (
             move_records.decode_move,
-            "04" + "00" * 30,
+            "05" + "00" * 30,
             "move",
-            "unknown stage 4",
+            "unknown stage 5",
         ),
         (
             replay_records.decode_replay,
