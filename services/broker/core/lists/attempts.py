@@ -111,11 +111,14 @@ class Attempts:
         self._changed.add(key)
 
     def drain(self) -> Iterator[tuple[AttemptsKey, Row]]:
+        # Messages that were claimed and nacked together have equal records.
+        values: dict[tuple[FailedAttempt, ...], bytes | None] = {(): None}
         for key in self._changed:
             queue_id, _, message_id = key
-            record = self._records[key]
-            value = encode_attempts(record) if record else None
-            yield key, (attempts_key(queue_id, message_id), value)
+            record = tuple(self._records[key])
+            if record not in values:
+                values[record] = encode_attempts(record)
+            yield key, (attempts_key(queue_id, message_id), values[record])
         self._changed = set()
 
     def shrink(self, undurable: Set[AttemptsKey]) -> None:
