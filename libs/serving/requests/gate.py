@@ -54,12 +54,7 @@ class Gate:
         self.calls_count += 1
         self._idle.clear()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.calls_count -= 1
         if not self.calls_count:
             self._idle.set()

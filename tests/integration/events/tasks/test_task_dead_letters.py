@@ -128,7 +128,7 @@ async def test_a_task_that_is_lost_before_its_last_attempt_fails_is_pending_unti
         await connected.connect(names_of_shard(settings))
         gate.set()
 
-        # Then the caller is not told that it failed: it comes again, and is applied
+        # Then its caller does not learn of a failure: it comes again, and is applied
         assert (await waiting).state == task_pb2.TASK_STATE_APPLIED
         assert await ingest.stored() == [b"back"]
         assert await ingest.failed() == []
