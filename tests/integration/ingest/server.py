@@ -21,6 +21,7 @@ from libs.serving.process.exits import EXIT_USAGE
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import Root, open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.ingest.config import IngestConfig
@@ -146,6 +147,11 @@ class Server:
     def servicer(self) -> IngestServicer:
         assert self.service._servicer is not None
         return self.service._servicer
+
+    @property
+    def commits(self) -> GroupCommit:
+        assert self.service._shard is not None
+        return self.service._shard.publisher.commits
 
     async def stop(self) -> None:
         await self.service.drain()

@@ -217,14 +217,16 @@ async def test_keys_and_large_payloads_go_beside_plain_messages(tmp_path: Path) 
 
 
 async def test_too_much_at_once_is_refused_request_by_request() -> None:
-    # Given room for about two of them, and commits that take a while
-    async with serving(uncommitted_bytes_max=30_000, commit_interval_ms="200") as ingest:
+    # Given room for about two of them, and a commit that takes a while
+    async with server(uncommitted_bytes_max=30_000) as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
-        for n in range(10):
-            await stream.send(message(b"%d" % n * 10_000), request_id=f"r{n}")
-        answers = await stream.answers(10)
+        async with running.commits.hold:
+            for n in range(10):
+                await stream.send(message(b"%d" % n * 10_000), request_id=f"r{n}")
+            answers = await stream.answers(1)
+        answers |= await stream.answers(9)
         refused = {at: one for at, one in answers.items() if isinstance(one, SlateMQError)}
         assert refused
         assert len(refused) < 10
@@ -241,17 +243,17 @@ async def test_too_much_at_once_is_refused_request_by_request() -> None:
 
 
 async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connection() -> None:
-    # Given commits that wait for a second
-    async with server(commit_interval_ms="1000") as (running, ingest):
+    async with server() as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
 
-        # When four times as many requests come as may be without an answer
+        # When four times as many requests come, during a commit, as may be without an answer
         count = 4 * servicer.UNANSWERED_MAX
-        sending = asyncio.create_task(send_many(stream, count))
-        (served,) = running.servicer._streams
-        await eventually(lambda: served._unanswered == servicer.UNANSWERED_MAX)
+        async with running.commits.hold:
+            sending = asyncio.create_task(send_many(stream, count))
+            (served,) = running.servicer._streams
+            await eventually(lambda: served._unanswered == servicer.UNANSWERED_MAX)
         seen = list[int]()
 
         async def watch() -> None:
@@ -274,16 +276,17 @@ async def send_many(stream: Stream, count: int) -> None:
 
 
 async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
-    async with server(commit_interval_ms="500") as (running, ingest):
+    async with server() as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
-        number = await stream.send(message(b"read"))
-        (served,) = running.servicer._streams
-        await eventually(lambda: served._unanswered == 1)
+        async with running.commits.hold:
+            number = await stream.send(message(b"read"))
+            (served,) = running.servicer._streams
+            await eventually(lambda: served._unanswered == 1)
 
-        # When it drains
-        await running.service.drain()
+            # When it drains
+            await running.service.drain()
 
         # Then what it has read is answered, the stream ends, and none begins
         assert list(await stream.ids(1)) == [number]
@@ -295,17 +298,18 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
 
 
 async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
-    async with server(commit_interval_ms="300") as (running, ingest):
+    async with server() as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
-        await stream.send(message(b"on its way"))
-        await stream.send(PublishRun(payloads=[b"with a key"], dedupe_keys=["k"]))
         servicer_of = running.servicer
         (served,) = servicer_of._streams
-        await eventually(lambda: served._unanswered == 2)
+        async with running.commits.hold:
+            await stream.send(message(b"on its way"))
+            await stream.send(PublishRun(payloads=[b"with a key"], dedupe_keys=["k"]))
+            await eventually(lambda: served._unanswered == 2)
 
-        stream.cancel()
+            stream.cancel()
 
         await eventually(lambda: not servicer_of._streams and running.gate.calls_count == 0)
         # What was on its way may be stored; its answer has no one to go to, and nothing breaks.
