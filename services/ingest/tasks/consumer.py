@@ -222,7 +222,12 @@ class TaskConsumer:
             # New for each try: a refusal, and the time its blobs were begun, belong to one try.
             one_try = self._traces.of_one_try(accepted)
             waiting = TaskWaiting(one_try, task_id, self._outcomes, known)
-            answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
+            try:
+                answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
+            except Unstorable:
+                if not waiting.was_handed_over:  # it was in no commit: it costs no attempt
+                    await self._check_running()
+                raise
             return answered, waiting.outcome
 
         # Of tasks that failed before, one at a time: where its commit cannot be encoded, no other

@@ -249,8 +249,10 @@ class Publisher:
             if waiting.duplicates is not None:
                 waiting.duplicates.release()
             raise
-        self._enqueue(waiting)
         try:
+            self.commits.newest()  # raises where there is no further commit
+            self._enqueue(waiting)
+            waiting.was_handed_over = True
             await self.commits.durable()
         except StorageError:
             self._requests.forget(accepted.request_id)

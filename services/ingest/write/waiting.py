@@ -32,6 +32,8 @@ class Waiting:
         first_id: The first of the messages' IDs, once they are taken.
         answered: What it gets once its commit is durable.
         refusal: Or this.
+        was_handed_over: Whether it waited for a commit before any had failed: it may be in the one
+            that did.
     """
 
     accepted: Accepted
@@ -44,6 +46,7 @@ class Waiting:
     first_id: int = 0
     answered: Answered = _NOTHING
     refusal: SlateMQError | None = None
+    was_handed_over: bool = False
 
     def skip(self, count: int) -> None:
         if self.push is not None and count > 0:
