@@ -9,7 +9,7 @@ refused because another router had been faster.
 
 A broker may have ended over the messages of a log, and the router that sent them waits then, for a
 minute at most, before it sends them again. So a router that lost the broker while a log stood still
-leaves that log alone for as long.
+leaves that log alone for as long, once: further losses meanwhile may be over other logs.
 
     first router of the log ─────────────────────────────► judges and sends at once
     another ── in reserve ──no move in 3 looks──► steps in ──refused for its place──► in reserve
@@ -50,6 +50,7 @@ class Reserve:
         self._looks_after_loss = looks_after_loss
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
+        self._after_loss = set[int]()
 
     def has(self, ingest_shard: int) -> bool:
         """Whether a log that has another first router is left to it."""
@@ -58,24 +59,33 @@ class Reserve:
     def moved(self, ingest_shard: int) -> None:
         """Another router gets on with the log."""
         self._stepped_in.discard(ingest_shard)
-        self._standing.pop(ingest_shard, None)
+        self._forget(ingest_shard)
 
     def stands(self, ingest_shard: int) -> bool:
         """The log has entries, and a look found no move. Returns whether to step in."""
         self._standing[ingest_shard] += 1
         if self._standing[ingest_shard] < LOOKS:
             return False
-        del self._standing[ingest_shard]
+        self._forget(ingest_shard)
         self._stepped_in.add(ingest_shard)
         return True
 
     def link_lost(self) -> None:
-        """The broker is down, perhaps over a log that stood still."""
-        for shard in self._standing:
+        """The broker is down, perhaps over a log that stood still.
+
+        One that waits for an earlier loss waits no longer for this one: its first router may be
+        gone, and the broker lost over other logs again and again.
+        """
+        for shard in self._standing.keys() - self._after_loss:
             self._standing[shard] = -self._looks_after_loss
+            self._after_loss.add(shard)
 
     def step_back(self, ingest_shard: int) -> None:
         """The broker ended over this log, perhaps: leave it to its first router."""
         if ingest_shard in self._stepped_in:
             self._stepped_in.discard(ingest_shard)
             self._standing[ingest_shard] = 0
+
+    def _forget(self, ingest_shard: int) -> None:
+        self._standing.pop(ingest_shard, None)
+        self._after_loss.discard(ingest_shard)

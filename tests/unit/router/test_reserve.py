@@ -56,15 +56,30 @@ def test_a_log_that_stood_still_when_the_broker_was_lost_is_left_alone_for_longe
 
     # Given a log that has stood still for one look, and another one for none
     reserve.stands(0)
-    for _ in range(3):
-        # When the broker is lost, then the first one has to stand still for longer, each time
-        reserve.link_lost()
-        assert [reserve.stands(0) for _ in waiting] == waiting
+    # When the broker is lost, then the first one has to stand still for longer
+    reserve.link_lost()
+    assert [reserve.stands(0) for _ in waiting] == waiting
     assert [reserve.stands(1) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
 
     # And a move makes it like any other
     reserve.moved(0)
     assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+
+
+def test_a_router_steps_in_although_the_broker_is_lost_again_and_again() -> None:
+    reserve = Reserve(looks_after_loss=20)
+
+    # Given a log without a first router, and a broker that is lost more often than others wait
+    looks_count = 1
+    assert not reserve.stands(0)
+    while reserve.has(0) and looks_count < 1_000:
+        if looks_count % 10 == 1:
+            reserve.link_lost()
+        looks_count += 1
+        reserve.stands(0)
+
+    # Then it waits once for all of these losses
+    assert looks_count == 1 + 20 + LOOKS
 
 
 def test_a_router_that_steps_back_from_a_log_steps_in_again_later() -> None:
