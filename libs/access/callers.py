@@ -29,7 +29,8 @@ from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.errors import InvalidArgument, PermissionDenied, Unauthenticated
 
 KEPT_MAX: Final = 10_000
-"""Callers by certificate, and quotas: how many are kept for those who come again."""
+"""Callers by certificate, and quotas: how many are kept for those who come again. Of quotas, at most
+twice as many as are in use, where that is more."""
 
 NAMED_MAX: Final = 10_000
 """Queues that one request names, as often as it names them. All are judged in one step of the event
@@ -219,6 +220,7 @@ class Callers:
         self._policy = policy
         self._certified: OrderedDict[str, Proof[Caller]] = OrderedDict()
         self._quotas: dict[str, PrincipalQuota] = {}
+        self._left_count = 0  # of quotas, by the last look for idle ones
         self.usage = Usage()
         self._anonymous = Proof(self._caller(ANONYMOUS), math.inf)
 
@@ -290,8 +292,10 @@ class Callers:
         if quota is not None:
             quota.set_limits(limits)
             return quota
-        if len(self._quotas) >= KEPT_MAX:
+        # Twice as many: where all of them are held, each new one would cost a pass else.
+        if len(self._quotas) >= max(KEPT_MAX, 2 * self._left_count):
             self._forget_idle()
+            self._left_count = len(self._quotas)
         made = PrincipalQuota(principal.name, limits, usage=self.usage)
         self._quotas[principal.name] = made
         return made

@@ -319,6 +319,31 @@ async def test_a_principal_keeps_its_limit_for_as_long_as_one_of_its_callers_is_
     assert len(rig.callers._quotas) <= 4  # Of whom callers are known, and the last.
 
 
+async def test_quotas_that_stay_cost_new_ones_few_passes_over_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers_module, "KEPT_MAX", 3)
+    passes = 0
+    forget_idle = rig.callers._forget_idle
+
+    def counted() -> None:
+        nonlocal passes
+        passes += 1
+        forget_idle()
+
+    monkeypatch.setattr(rig.callers, "_forget_idle", counted)
+    # Given more callers that are known than idle quotas are kept
+    known = [rig.callers._caller(Principal(f"known-{number}", "jwt")) for number in range(4)]
+
+    for number in range(100):
+        rig.callers._caller(Principal(f"other-{number}", "jwt"))
+
+    assert 0 < passes <= 25  # Each for as many new ones as stay, at least.
+    assert len(rig.callers._quotas) <= 3 * len(known)
+    for caller in known:
+        assert rig.callers._caller(caller.principal).quota is caller.quota
+
+
 async def test_a_new_policy_holds_for_callers_that_are_known(rig: Rig) -> None:
     before = await rig.find(rig.worker)
 
