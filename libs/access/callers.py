@@ -29,8 +29,8 @@ from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.errors import InvalidArgument, PermissionDenied, Unauthenticated
 
 KEPT_MAX: Final = 10_000
-"""Callers by certificate, and quotas: how many are kept for those who come again. Of quotas, at most
-twice as many as are in use, where that is more."""
+"""Callers by certificate, and quotas: how many are kept for those who come again. Of quotas, twice
+as many as are in use, where that is more."""
 
 NAMED_MAX: Final = 10_000
 """Queues that one request names, as often as it names them. All are judged in one step of the event

@@ -180,6 +180,7 @@ class IssuerKeys:
         self._keys: dict[str | None, Key] = {}
         self._fetched_s = self._tried_s = -KEYS_OUTAGE_S_MAX
         self._fetching: asyncio.Lock | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._waiting_count = 0
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshing_s = 0.0
@@ -247,6 +248,8 @@ class IssuerKeys:
         if self._fetching is None:
             self._fetching = asyncio.Lock()
         async with self._fetching:
+            if self._reading is not None:  # left by a call that ended before it
+                await asyncio.wait([self._reading])
             since_s = time.monotonic() - self._tried_s
             has_failed = self._tried_s > self._fetched_s
             if self._tried_s >= asked_s or (has_failed and since_s < RETRY_S):
@@ -255,12 +258,17 @@ class IssuerKeys:
                 # Refused at once, a good token would be called forged: its key may be a second old.
                 await asyncio.sleep(FETCH_AGAIN_S - since_s)
             self._tried_s = time.monotonic()
-            try:
-                keys = await self._read_keys()
-            except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:
-                log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
-                return
-            self._keys, self._fetched_s = keys, time.monotonic()
+            # Of its own: what a call that is cancelled began would else count as failed.
+            self._reading = asyncio.create_task(self._take_keys())
+            await asyncio.shield(self._reading)
+
+    async def _take_keys(self) -> None:
+        try:
+            keys = await self._read_keys()
+        except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:
+            log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
+            return
+        self._keys, self._fetched_s = keys, time.monotonic()
 
     async def _read_keys(self) -> dict[str | None, Key]:
         """As `fetch_keys`, but raises TimeoutError where that takes too long.

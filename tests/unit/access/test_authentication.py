@@ -33,6 +33,7 @@ from libs.access.token_file import TokenEntry, TokenFile
 from libs.documents import Document
 from slatemq._tokens import NewToken, hash_token, new_token
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
+from tests.integration.waiting import eventually
 
 
 class Files:
@@ -527,6 +528,25 @@ async def test_an_issuer_that_hangs_delays_no_token_whose_key_is_known(
             assert (await authenticator.prove(token)).made.name == name
     assert len(issuer.requests) == requests_count + 1
     issuer.answers.set()
+
+
+async def test_a_caller_that_goes_while_keys_are_fetched_leaves_the_fetch_to_others(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    authenticator = accepting(files, issuer)
+    issuer.answers.clear()
+    unknown = bearer(issuer.sign(headers={"kid": "other"}))
+    first = asyncio.create_task(authenticator.prove(unknown))
+    await eventually(lambda: issuer.requests)
+    first.cancel()
+    await asyncio.wait([first])
+
+    good = asyncio.create_task(authenticator.prove(bearer(issuer.sign())))
+    await asyncio.sleep(0)
+    issuer.answers.set()
+
+    assert (await good).made.name == "pod-1"
 
 
 async def test_an_answer_that_takes_too_long_is_none_and_is_asked_for_by_one_thread(
