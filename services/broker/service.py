@@ -54,6 +54,7 @@ from services.broker.entries.lister import EntryLister
 from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.metrics import claim_waits, measure, measure_in_flight, measure_outbox
 from services.broker.moves.arrivals import Arrivals
+from services.broker.moves.arrived import ArrivedQueues
 from services.broker.moves.departures import Departures
 from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
 from services.broker.outbox.executor import Executor
@@ -125,8 +126,7 @@ class Broker:
         others = Invalidator(channels, directory, shard)
         self.editor = MessageEditor(owner, delivery, payloads, ingests, others)
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
-        target = peers.make_target(channels, directory, shard)
-        names = QueueNames(root.objects)
+        target, names = peers.make_target(channels, directory, shard), QueueNames(root.objects)
         drain = Drain(owner, database, RemovedShards(root.objects))
         locations = Locations(names, partial(channels.is_removed, "broker"))
         self.placement = Placement(locations, ShardLoad(owner.shard.queues), drain)
@@ -140,10 +140,11 @@ class Broker:
         self.removed_ingests = RemovedIngests(owner, directory)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         unique = UniqueNames(owner, names, channels, shard)
-        epochs, targets = PurgeEpochs(directory, ingests), ArrivalTargets(channels, shard)
+        self.arrived = ArrivedQueues(owner, sweeper, PurgeEpochs(directory, ingests))
+        targets = ArrivalTargets(channels, shard)
         self.arrivals = Arrivals(shard, owner, sweeper, drain, names, locations)
         self.departures = Departures(
-            shard, owner, database, delivery, sweeper, names, locations, targets, epochs
+            shard, owner, database, delivery, names, locations, targets, self.arrived
         )
         self.queues = QueueServicer(
             config, owner, delivery, sweeper, starts, unique, self.placement
@@ -183,6 +184,7 @@ class Broker:
             self.placement.load.run(),
             self.arrivals.run(),
             self.departures.run(),
+            self.arrived.run(),
             self.removed_ingests.run(),
         ]
 

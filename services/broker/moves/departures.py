@@ -29,12 +29,12 @@ from services.broker.core.moves import moving
 from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.moves.arrivals import has_partition
+from services.broker.moves.arrived import ArrivedQueues
 from services.broker.moves.copies import REFUSALS, RETRY_S, Copy, CopyTurns
 from services.broker.moves.rows import header_of
-from services.broker.moves.targets import ArrivalTargets, PurgeEpochs
+from services.broker.moves.targets import ArrivalTargets
 from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner, check_partition
-from services.broker.shard.sweeper import Sweeper
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,10 @@ class Departures:
     _owner: ShardOwner
     _database: Database
     _delivery: Dispatcher
-    _sweeper: Sweeper
     _names: QueueNames
     _locations: Locations
     _targets: ArrivalTargets
-    _epochs: PurgeEpochs
+    _arrived: ArrivedQueues
     _turns: CopyTurns = field(default_factory=CopyTurns, init=False)
     _progress: dict[str, Progress] = field(default_factory=dict, init=False)
     _beginning: set[str] = field(default_factory=set, init=False)
@@ -204,14 +203,14 @@ class Departures:
     # --- What follows -------------------------------------------------------
 
     async def run(self) -> None:
-        """Carries departures out; runs until cancelled."""
+        """Carries departures out up to their arrivals; runs until cancelled."""
         try:
             while True:
                 self._wake.clear()
-                for queue_id, (queue, record) in list(self._owner.shard.moves.departures.items()):
-                    if queue_id not in self._tasks:
-                        if self._owner.shard.moves.is_leaving(queue_id):
-                            self._progress.setdefault(queue_id, _begun(queue, record))
+                for queue_id, one in list(self._owner.shard.moves.departures.items()):
+                    if queue_id not in self._tasks and not one.has_arrived:
+                        queue, record = one
+                        self._progress.setdefault(queue_id, _begun(queue, record))
                         task = asyncio.create_task(self._carry_out(queue_id, record))
                         self._tasks[queue_id] = task
                         task.add_done_callback(lambda _: self._wake.set())
@@ -225,7 +224,7 @@ class Departures:
                 task.cancel()
 
     async def _carry_out(self, queue_id: str, record: MoveRecord) -> None:
-        """One departure, to its end."""
+        """One departure, until the queue has arrived or stays."""
         await self._owner.durable()  # What is copied must be all, and not change any more.
         report = partial(self._report_copied, queue_id)
         copy = Copy(self._database, self._targets, queue_id, record, report)
@@ -247,8 +246,9 @@ class Departures:
     def _is_under_way(self, queue_id: str, record: MoveRecord) -> bool:
         """Whether this move is not over yet; the queue may be in another one by now."""
         departure = self._owner.shard.moves.departures.get(queue_id)
-        # Each departure has a revision of its own.
-        return departure is not None and departure.record.revision == record.revision
+        if departure is None or departure.has_arrived:
+            return False
+        return departure.record.revision == record.revision  # Each has one of its own.
 
     def _note(self, queue_id: str, **changes: object) -> None:
         self._progress[queue_id] = self._progress[queue_id]._replace(**changes)  # type: ignore[arg-type]
@@ -274,9 +274,6 @@ class Departures:
     async def _go_on(self, queue_id: str, record: MoveRecord, copy: Copy) -> None:
         """What is next: until the queue has arrived, by the claim of the name."""
         departure = self._owner.shard.moves.departures[queue_id]
-        if departure.has_arrived:
-            await self._forget(queue_id)
-            return
         partition = partition_of(departure.queue)
         claim = await self._names.get(queue_id)
         if claim.place_of(partition).number <= record.number:
@@ -296,21 +293,8 @@ class Departures:
         await self._owner.run(partial(self._owner.shard.moves.arrived_elsewhere, queue_id))
         await self._owner.durable()
         self._progress.pop(queue_id, None)
+        self._arrived.came()
         log.info("queue %s is on broker %d now", queue_id, record.shard)
-
-    async def _forget(self, queue_id: str) -> None:
-        """Gives the rows to the sweeper of a queue that has arrived."""
-        self._progress.pop(queue_id, None)
-        # From the arrival to the deletion: one snapshot of the target from before the one, and one
-        # of this shard from after the other, would both lack the queue.
-        await self._epochs.raise_all()
-
-        def forget(_: int) -> None:
-            self._owner.shard.forget_departed(queue_id)
-            self._sweeper.deleted(queue_id)
-
-        await self._owner.run(forget)
-        await self._owner.durable()
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
+from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.formats import FORMAT
@@ -26,6 +28,8 @@ from slatemq.v1.move_pb2 import (
     ReceiveRowsRequest,
     StoredRow,
 )
+
+log = logging.getLogger(__name__)
 
 CALL_S: Final = 10.0
 """A broker that has not answered by then counts as down."""
@@ -105,10 +109,26 @@ class PurgeEpochs:
     _directory: TopologyDirectory
     _ingests: Ingests
 
-    async def raise_all(self) -> None:
-        """Has the ingests refuse purges that were decided before. Raises Unavailable."""
+    async def raise_all(self, raised: Collection[set[int]]) -> Set[int]:
+        """Has each ingest that one of these sets lacks refuse purges that were decided before.
+
+        Adds it to all of them; what a set lacks then of those returned, all ingests, is down.
+        Raises Unavailable.
+        """
         try:
-            topology = await self._directory.read(max_age_ms=0)
+            ingests = (await self._directory.read(max_age_ms=0)).ingests.keys()
         except StorageError as error:
             raise Unavailable(f"the topology cannot be read: {error}") from error
-        await asyncio.gather(*map(self._ingests.raise_purge_epoch, topology.ingests))
+        lacking = [shard for shard in ingests if any(shard not in one for one in raised)]
+        await asyncio.gather(*(self._raise(shard, raised) for shard in lacking))
+        return ingests
+
+    async def _raise(self, shard: int, raised: Collection[set[int]]) -> None:
+        try:
+            with peer_failures():
+                await self._ingests.raise_purge_epoch(shard)
+        except PeerFailed as failed:
+            log.warning("queues that have left wait for ingest %d: %s", shard, failed)
+            return
+        for one in raised:
+            one.add(shard)

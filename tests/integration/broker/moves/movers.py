@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -177,10 +177,10 @@ def down_ingest(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Has an ingest be down for queues that leave their brokers, until the event is set."""
     raise_all, up = PurgeEpochs.raise_all, asyncio.Event()
 
-    async def fail(epochs: PurgeEpochs) -> None:
+    async def fail(epochs: PurgeEpochs, raised: Collection[set[int]]) -> Set[int]:
         if not up.is_set():
             raise Unavailable("an ingest is down")
-        await raise_all(epochs)
+        return await raise_all(epochs, raised)
 
     monkeypatch.setattr(PurgeEpochs, "raise_all", fail)
     return up
@@ -224,7 +224,7 @@ class Steps:
     def of_source(self, departures: Departures) -> None:
         self.between(departures._targets, "check", "send", "arrive")
         self.between(departures._names, "get", "place")
-        self.between(departures._epochs, "raise_all")
+        self.between(departures._arrived._epochs, "raise_all")
         self.between(departures._owner, "run_alone")
 
     def of_target(self, arrivals: Arrivals) -> None:

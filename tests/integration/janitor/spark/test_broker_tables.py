@@ -124,7 +124,7 @@ async def test_a_partition_that_moves_is_read_on_one_shard(tmp_path: Path) -> No
         for source, target in ((first, second), (second, third)):
             held = [Steps(1), Steps(1)]
             held[0].between(source.broker.departures._targets, "arrive")
-            held[1].between(source.broker.departures._epochs, "raise_all")
+            held[1].between(source.broker.arrived._epochs, "raise_all")
             await begin_move(source, target)
             await held[0].reached.wait()
             assert await shards() == [shard_of(source), 3]
