@@ -3,8 +3,8 @@
 ::
 
     bind ── start ──────────── serving ──────────── drain ─────── stop ── exit 0
-     │      NOT_SERVING        SERVING,             NOT_SERVING,    │
-     │      calls: STARTING    ready file written   calls: DRAINING │
+     │      NOT_SERVING        SERVING,             NOT_SERVING:    │
+     │      calls: STARTING    ready file written   calls, too      │
      └─ start fails, or a fatal cause at any time ──────────────────┴── exit 1, or 77 when fenced
 
 A standby waits before its start until its shard's owner is silent. Meanwhile it says NOT_SERVING,
@@ -349,7 +349,7 @@ class RunningService:
     async def _drain(self, signals: Signals) -> None:
         """End the calls in flight: by themselves within the grace, then by force."""
         log.info("draining", extra={"calls": self.gate.calls_count, "signal": signals.name})
-        self._close_gates("DRAINING")
+        self._close_gates("NOT_SERVING")
         grace = self._config.drain_ms / 1000
         drained = asyncio.ensure_future(self._drain_calls(grace))
         impatient = asyncio.ensure_future(signals.second.wait())

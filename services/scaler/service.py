@@ -166,7 +166,7 @@ async def _serve(
         log.info("serving", extra=facts)
         write_ready_file(config.ready_file, facts)
         await stopping.wait()
-        gate.close("DRAINING", "the scaler is stopping")
+        gate.close("NOT_SERVING", "the scaler is stopping")
         await health.not_serving("the scaler is stopping")
         scaler.stop_streams()
     finally:

@@ -86,8 +86,12 @@ PEER_SILENT = "PEER_SILENT"
 SILENCE_S = PING_S + PING_ANSWER_S
 """From the last sign of life of a server to the end of an idle connection to it."""
 
-NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
-"""Reasons of calls that cannot have taken effect."""
+NOT_REACHED = frozenset({NOT_CONNECTED, WRONG_SERVICE})
+"""Reasons of calls that did not get to a process of the service."""
+
+NOT_TAKEN = NOT_REACHED | {"STARTING", "STANDBY", "NOT_SERVING"}
+"""Reasons of calls that cannot have taken effect: also those that a process gives which lets no
+calls in. What ends calls that it has let in has others (DRAINING, STOPPING)."""
 
 PROOF_RENEWED = "PROOF_RENEWED"
 """The reason of a call's end where the client has another token or certificate by now."""
@@ -343,7 +347,7 @@ class Peers:
                     raise
             if left < attempt_s and said is not None and isinstance(problem, DeadlineExceeded):
                 raise said
-            if isinstance(problem, Unavailable) and problem.reason not in NOT_TAKEN:
+            if isinstance(problem, Unavailable) and problem.reason not in NOT_REACHED:
                 said = problem
             if on_failure is not None:
                 on_failure(problem)

@@ -34,7 +34,11 @@ class Gate:
         self._closed = None
 
     def close(self, reason: str, message: str) -> None:
-        """Refuse new calls with UNAVAILABLE and this reason; calls in flight go on."""
+        """Refuse new calls with UNAVAILABLE and this reason; calls in flight go on.
+
+        Clients take the reason as a proof that nothing was done (`NOT_TAKEN` of `_rpc.peers`), so
+        use none that calls in flight may end with.
+        """
         self._closed = (reason, message)
 
     async def idle(self) -> None:

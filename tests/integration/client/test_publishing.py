@@ -60,6 +60,27 @@ async def test_a_repeat_stays_on_its_shard(instance: Instance) -> None:
     assert sorted(instance.ingest.stored + other.stored) == [b"%d" % n for n in range(10)]
 
 
+@pytest.mark.parametrize("reason", ["STARTING", "STANDBY", "NOT_SERVING"])
+async def test_what_an_ingest_lets_in_no_more_is_stored_by_another_at_once(
+    instance: Instance, reason: str
+) -> None:
+    # Given two shards, one of which has closed its gate
+    other = Ingest(shard=1)
+    await instance.serve(ingest=other)
+    instance.ingest.before.extend([Unavailable("its gate is closed", reason=reason)] * 100)
+
+    async with slatemq.connect(instance.endpoint) as client:
+        for n in range(4):
+            await client.publish_batch([OutgoingMessage(b"%d" % n)])
+            await client.publish(b"%d" % n)
+
+    # Then what it refused is not sent there again
+    assert instance.ingest.stored == []
+    assert sorted(other.stored) == sorted([b"0", b"1", b"2", b"3"] * 2)
+    refused = [call[1] for call in instance.ingest.calls]
+    assert len(refused) == len({*refused}) >= 1
+
+
 async def test_an_ingest_that_moves_is_found(instance: Instance) -> None:
     async with slatemq.connect(instance.endpoint) as client:
         await client.publish(b"before")

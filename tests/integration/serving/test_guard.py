@@ -263,12 +263,12 @@ async def test_calls_over_the_bound_must_wait(
 
 
 async def test_a_closed_gate_says_why(channel: grpc.aio.Channel, gate: Gate) -> None:
-    gate.close("DRAINING", "the service is stopping")
+    gate.close("NOT_SERVING", "the service is stopping")
 
     with pytest.raises(errors.Unavailable) as caught:
         await call(channel, "uu", word("hello"))
 
-    assert caught.value.reason == "DRAINING"
+    assert caught.value.reason == "NOT_SERVING"
 
 
 async def test_the_largest_payload_passes(channel: grpc.aio.Channel) -> None:

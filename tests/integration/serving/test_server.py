@@ -118,7 +118,7 @@ async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_not_begin() -> N
         # Then a new call is refused with the reason, the old one is answered, and the end is clean
         with pytest.raises(Unavailable) as caught:
             await stack.echo("hello")
-        assert caught.value.reason == "DRAINING"
+        assert caught.value.reason == "NOT_SERVING"
         assert not stack.run.done()
         service.servicer.release.set()
         assert await call == "wait"
