@@ -247,7 +247,7 @@ class BrokerLink:
     def _judge(self) -> None:
         """Judge a step's worth of messages, and see what is ready to be sent."""
         judged_count, now_ms = 0, _now_ms()
-        began_ns = time.perf_counter_ns()
+        began_ns, processor_ns = time.perf_counter_ns(), time.thread_time_ns()
         until_ns = began_ns + STEP_NS
         while self._to_judge and judged_count < self._pace.limits.step_max:
             shard = next(iter(self._to_judge))
@@ -271,7 +271,8 @@ class BrokerLink:
         for shard, due_ms in list(self._held.items()):
             if due_ms <= now_ms:
                 self._sort_in(shard, now_ms)
-        self._share.add(time.perf_counter_ns() - began_ns, judged_count)
+        processor_ns = time.thread_time_ns() - processor_ns
+        self._share.add_judging(judged_count, time.perf_counter_ns() - began_ns, processor_ns)
 
     async def _leave_out_costliest(self) -> None:
         """Has the broker leave out queues whose filters together hold up a log, if any do."""
@@ -282,7 +283,7 @@ class BrokerLink:
 
     def _begin_share(self) -> None:
         self.rules.take_spent()
-        self._share = FilterShare(self._waits_ms())
+        self._share = FilterShare(self._waits_ms(), self._share)
 
     def _waits_ms(self) -> dict[int, int]:
         """How long the oldest message of each log has waited that this router routes."""
@@ -349,7 +350,7 @@ class BrokerLink:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         self._wake.clear()
-        self._share.add(time.perf_counter_ns() - began_ns)
+        self._share.add_pause(time.perf_counter_ns() - began_ns)
 
     async def _call(self, pieces: Pieces) -> None:
         try:

@@ -5,8 +5,13 @@ many of them add up. So the time of each queue is summed up for as long as a win
 end the costliest queues come into quarantine if all of this holds:
 
 - filters took over `SHARE` of the time in which this link had the event loop, or nothing to judge;
-- they took over `MESSAGE_NS` for each message: less is the work of routing much;
+- they took over `MESSAGE_NS` of the processor for each message: less is the work of routing much,
+  or of a machine that others keep busy;
 - a log is behind, and no less than at the beginning of the window: it does not catch up.
+
+How long messages wait is known by two clocks, ingest's and this machine's, so a log is behind that
+waits for longer than it once did. So the backlog with which a router starts is none that filters
+are at fault for, before it grows.
 
 Those go whose part of the filters' time makes up a `STEP`, and no more before the next window:
 where a little was too much, few lose their place. Replays are judged by rules of their own, at
@@ -26,11 +31,12 @@ SHARE: Final = 0.5
 """Of the time, the part that filters may take while a log waits."""
 
 MESSAGE_NS: Final = 1_000_000
-"""For each message, what filters may take: a router routes some 900 messages a second then."""
+"""For each message, the processor time that filters may take: a router routes some 900 messages a
+second then."""
 
 BEHIND_MS: Final = 2_000
-"""A message that waits for less is none that a log is behind with: one without matches is held for
-a second."""
+"""A log is behind whose messages wait for over this much longer than they once did: one without
+matches is held for a second anyway."""
 
 STEP: Final = 0.25
 """The part of the filters' time that the costliest queues must have had to go at once."""
@@ -39,16 +45,25 @@ STEP: Final = 0.25
 class FilterShare:
     """What the filters of one broker shard's queues take in one window."""
 
-    def __init__(self, waits_ms: Mapping[int, int]) -> None:
-        """Begin with how long the oldest message of each log has waited."""
+    def __init__(self, waits_ms: Mapping[int, int], before: FilterShare | None = None) -> None:
+        """Begin, after the window `before`, with how long the oldest message of each log waits."""
         self._waits_ms = dict(waits_ms)
-        self._time_ns = 0
+        self._least_ms: dict[int, int] = {} if before is None else dict(before._least_ms)
+        for log, wait_ms in waits_ms.items():
+            self._least_ms[log] = min(wait_ms, self._least_ms.get(log, wait_ms))
+        self._time_ns = self._judging_ns = self._processor_ns = 0
         self._messages_count = 0
 
-    def add(self, time_ns: int, messages_count: int = 0) -> None:
-        """Count time in which this many messages were judged, or there was nothing to judge."""
-        self._time_ns += time_ns
+    def add_judging(self, messages_count: int, time_ns: int, processor_ns: int) -> None:
+        """Count time in which this many messages were judged, and what it had of the processor."""
         self._messages_count += messages_count
+        self._time_ns += time_ns
+        self._judging_ns += time_ns
+        self._processor_ns += processor_ns
+
+    def add_pause(self, time_ns: int) -> None:
+        """Count time in which there was nothing to judge."""
+        self._time_ns += time_ns
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +73,9 @@ class FilterShare:
     def too_slow(self, spent_ns: Mapping[str, int], waits_ms: Mapping[int, int]) -> list[TooSlow]:
         """The queues to leave out, by what each has spent and how long messages wait by now."""
         filters_ns = sum(spent_ns.values())
-        share, message_ns = filters_ns / self._time_ns, filters_ns / max(self._messages_count, 1)
+        share = filters_ns / self._time_ns
+        processor_part = self._processor_ns / max(self._judging_ns, 1)
+        message_ns = filters_ns * processor_part / max(self._messages_count, 1)
         if share <= SHARE or message_ns <= MESSAGE_NS or not self._is_behind(waits_ms):
             return []
         costliest, left_ns = [], STEP * filters_ns
@@ -79,6 +96,7 @@ class FilterShare:
 
     def _is_behind(self, waits_ms: Mapping[int, int]) -> bool:
         return any(
-            wait_ms > BEHIND_MS and wait_ms >= self._waits_ms.get(log, 0)
+            wait_ms >= self._waits_ms[log] and wait_ms - self._least_ms[log] > BEHIND_MS
             for log, wait_ms in waits_ms.items()
+            if log in self._waits_ms
         )

@@ -185,6 +185,7 @@ async def test_of_filters_that_hold_up_a_log_together_the_costliest_goes_into_qu
     monkeypatch.setattr(shares, "WINDOW_NS", 1)
     monkeypatch.setattr(shares, "SHARE", 0.0)
     monkeypatch.setattr(shares, "MESSAGE_NS", 0)
+    monkeypatch.setattr(shares, "BEHIND_MS", -1)
     async with peers(tmp_path) as stack:
         await stack.broker_server.stop()
         broker = Quarantining(stack.shard)

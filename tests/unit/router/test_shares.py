@@ -18,6 +18,8 @@ NO_FIELDS = (0, 0, 0, 0, 0)
 ROUTING_NS = 50_000
 """What a message takes beside filters."""
 
+BEHIND = {0: 10 * BEHIND_MS}
+
 
 def left_out(
     costs_ns: Mapping[str, int],
@@ -32,15 +34,15 @@ def left_out(
     one has waited for `behind_ms`.
     """
     costs_ns, gone = dict(costs_ns), list[str]()
-    wait_ms = float(behind_ms)
+    wait_ms, share = float(behind_ms), FilterShare({})
     for _ in range(seconds * 1_000_000_000 // WINDOW_NS):
-        share = FilterShare({7: int(wait_ms)})
+        share = FilterShare({7: int(wait_ms)}, share)
         filters_ns = sum(costs_ns.values())
         own_ns = filters_ns + ROUTING_NS
         at_most = WINDOW_NS // own_ns  # As many as there is time for, without the other work.
         judged = min(at_most, int(per_s * WINDOW_NS / 1e9)) if not wait_ms else at_most
         wall_s = max(judged * (own_ns + others_ns), WINDOW_NS) / 1e9
-        share.add(WINDOW_NS, judged)
+        share.add_judging(judged, WINDOW_NS, WINDOW_NS)
         wait_ms = max(0.0, wait_ms + (wall_s - judged / per_s) * 1_000)
         assert share.is_over
         spent_ns = {queue_id: judged * cost for queue_id, cost in costs_ns.items()}
@@ -87,12 +89,21 @@ def test_more_messages_than_a_router_can_route_are_no_fault_of_cheap_filters() -
 
 
 def test_filters_that_leave_half_of_the_time_unused_stay() -> None:
-    share = FilterShare({})
-    share.add(int(WINDOW_NS * (1 - SHARE)))
-    share.add(int(WINDOW_NS * SHARE), 10)
-    spent_ns = {"q": int(WINDOW_NS * SHARE)}
-    assert share.too_slow(spent_ns, {0: 10 * BEHIND_MS}) == []
-    assert share.too_slow({"q": spent_ns["q"] + 1}, {0: 10 * BEHIND_MS})
+    share = FilterShare({0: 0})
+    share.add_pause(int(WINDOW_NS * (1 - SHARE)))
+    judging_ns = int(WINDOW_NS * SHARE)
+    share.add_judging(10, judging_ns, judging_ns)
+    spent_ns = {"q": judging_ns}
+    assert share.too_slow(spent_ns, BEHIND) == []
+    assert share.too_slow({"q": spent_ns["q"] + 1}, BEHIND)
+
+
+@pytest.mark.parametrize(("processor_part", "stay"), [(0.25, True), (1, False)])
+def test_filters_that_seldom_have_the_processor_stay(processor_part: float, stay: bool) -> None:
+    messages_count = int(WINDOW_NS / 1.2 / MESSAGE_NS)
+    share = FilterShare({0: 0})
+    share.add_judging(messages_count, WINDOW_NS, int(WINDOW_NS * processor_part))
+    assert bool(share.too_slow({"q": WINDOW_NS}, BEHIND)) is not stay
 
 
 def test_time_that_replays_take_does_not_hide_what_filters_take() -> None:
@@ -101,33 +112,59 @@ def test_time_that_replays_take_does_not_hide_what_filters_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before_ms", "now_ms", "is_behind"),
+    ("waits_ms", "is_behind"),
     [
-        (0, BEHIND_MS + 1, True),
-        (0, BEHIND_MS, False),
-        (60_000, 60_000, True),
-        (60_000, 59_999, False),
+        ([0, BEHIND_MS + 1], True),
+        ([0, BEHIND_MS], False),
+        ([0, 60_000, 60_000], True),
+        ([0, 60_000, 59_999], False),
+        ([0, None, 60_000], False),
+        ([0, None, 60_000, 60_000], True),
     ],
+    ids=str,
 )
 def test_a_log_is_behind_that_waits_for_long_and_no_less_than_before(
-    before_ms: int, now_ms: int, is_behind: bool
+    waits_ms: list[int | None], is_behind: bool
 ) -> None:
-    share = FilterShare({3: before_ms})
-    share.add(WINDOW_NS, 1)
-    assert bool(share.too_slow({"q": WINDOW_NS}, {3: now_ms})) is is_behind
+    assert is_behind_at_last(waits_ms) is is_behind
+
+
+def test_a_backlog_from_before_a_router_started_costs_no_queue_its_place() -> None:
+    # Not at the end of a window that began without it, nor if it becomes no less for a while
+    assert not is_behind_at_last([None, 590_000])
+    assert not is_behind_at_last([None, 590_000, 590_000 + BEHIND_MS])
+    # But once more and more of it waits
+    assert is_behind_at_last([None, 590_000, 590_001 + BEHIND_MS])
+
+
+@pytest.mark.parametrize("skew_ms", [-60_000, 60_000])
+def test_a_clock_that_differs_from_that_of_ingest_makes_no_log_behind_nor_hides_one(
+    skew_ms: int,
+) -> None:
+    assert not is_behind_at_last([skew_ms + 20, skew_ms + 10, skew_ms + 500])
+    assert is_behind_at_last([skew_ms, skew_ms + 5_000, skew_ms + 9_000])
+
+
+def is_behind_at_last(waits_ms: list[int | None]) -> bool:
+    """Whether a log counts as behind that has waited so long at each window's begin, and end."""
+    share, at = FilterShare({}), [{} if one is None else {3: one} for one in waits_ms]
+    for begin in at[:-1]:
+        share = FilterShare(begin, share)
+    share.add_judging(1, WINDOW_NS, WINDOW_NS)
+    return bool(share.too_slow({"q": WINDOW_NS}, at[-1]))
 
 
 def test_no_more_go_at_once_than_make_up_a_step() -> None:
-    share = FilterShare({})
-    share.add(WINDOW_NS, 1)
+    share = FilterShare({0: 0})
+    share.add_judging(1, WINDOW_NS, WINDOW_NS)
     spent_ns = {f"q{n:03}": WINDOW_NS // 100 for n in range(100)}
-    assert len(share.too_slow(spent_ns, {0: 10 * BEHIND_MS})) == STEP * 100
+    assert len(share.too_slow(spent_ns, BEHIND)) == STEP * 100
 
 
 def test_the_reason_names_what_filters_took_together_and_the_part_of_this_one() -> None:
-    share = FilterShare({})
-    share.add(WINDOW_NS, 1_000)
-    (slow,) = share.too_slow({"a": WINDOW_NS * 3 // 5, "b": WINDOW_NS // 5}, {0: 10 * BEHIND_MS})
+    share = FilterShare({0: 0})
+    share.add_judging(1_000, WINDOW_NS, WINDOW_NS)
+    (slow,) = share.too_slow({"a": WINDOW_NS * 3 // 5, "b": WINDOW_NS // 5}, BEHIND)
     assert slow.queue_id == "a"
     assert "8.0 ms for each message, 80% of the router's time" in slow.reason
     assert "75% of that was this queue's" in slow.reason
