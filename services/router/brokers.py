@@ -59,6 +59,10 @@ CALLS_MAX = 4
 """Assign calls in flight to one broker. With a thousand logs, one for each would be a thousand
 calls; over this many, pieces that are ready gather and go together."""
 
+QUARANTINES_MAX = 32
+"""Calls at once that have a broker leave queues out: they share its commits, and nothing is routed
+meanwhile."""
+
 RETRY_S = 0.5
 """When a range is sent again that a broker cannot take yet."""
 
@@ -170,8 +174,16 @@ class BrokerLink:
 
         Raises PeerFailed.
         """
-        with peer_failures():
-            await ask_for_quarantine(await self._connect(), slow, revision, ASSIGN_SECONDS)
+        await self._quarantine([slow], revision)
+
+    async def _quarantine(self, slow: Sequence[TooSlow], revision: int) -> None:
+        for start in range(0, len(slow), QUARANTINES_MAX):
+            some = slow[start : start + QUARANTINES_MAX]
+            with peer_failures():
+                channel = await self._connect()
+                await asyncio.gather(
+                    *(ask_for_quarantine(channel, one, revision, ASSIGN_SECONDS) for one in some)
+                )
         await self.refresh_rules(ASSIGN_SECONDS)
 
     async def _open(self) -> None:
@@ -277,8 +289,9 @@ class BrokerLink:
     async def _leave_out_costliest(self) -> None:
         """Has the broker leave out queues whose filters together hold up a log, if any do."""
         revision = self.rules.revision
-        for slow in self._share.too_slow(self.rules.take_spent(), self._waits_ms()):
-            await self.quarantine(slow, revision)
+        slow = self._share.too_slow(self.rules.take_spent(), self._waits_ms())
+        if slow:
+            await self._quarantine(slow, revision)
         self._begin_share()
 
     def _begin_share(self) -> None:

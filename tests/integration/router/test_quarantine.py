@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import field_mask_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from libs.filters import TooSlow
 from services.router import shares
 from slatemq.v1 import (
     assignment_pb2,
@@ -164,16 +165,34 @@ async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none() -> None
 
 
 class Quarantining(MemoryBroker):
-    """Takes queues into quarantine, and notes which, and why."""
+    """Takes queues into quarantine, and notes which, and why.
 
-    def __init__(self, memory: ShardMemory) -> None:
+    Attributes:
+        asked: The calls for that.
+        company: It answers none of them before so many have come.
+        states_count: How often a router has read its queues.
+    """
+
+    def __init__(self, memory: ShardMemory, company: int = 1) -> None:
         super().__init__(memory)
         self.asked: list[assignment_pb2.QuarantineQueueRequest] = []
+        self.company = company
+        self.states_count = 0
+        self._has_company = asyncio.Event()
+
+    async def GetRoutingState(  # noqa: N802
+        self, request: assignment_pb2.GetRoutingStateRequest, context: Any
+    ) -> assignment_pb2.GetRoutingStateResponse:
+        self.states_count += 1
+        return await super().GetRoutingState(request, context)
 
     async def QuarantineQueue(  # noqa: N802
         self, request: assignment_pb2.QuarantineQueueRequest, context: Any
     ) -> assignment_pb2.QuarantineQueueResponse:
         self.asked.append(request)
+        if len(self.asked) >= self.company:
+            self._has_company.set()
+        await self._has_company.wait()
         await self.memory.quarantine(request.queue_id, request.reason)
         return assignment_pb2.QuarantineQueueResponse()
 
@@ -205,4 +224,30 @@ async def test_of_filters_that_hold_up_a_log_together_the_costliest_goes_into_qu
             assert broker.asked[0].queue_id == "costly"
             assert "while a log was behind" in broker.asked[0].reason
             await eventually(lambda: stack.got("plain") == published)
+        await server.stop()
+
+
+async def test_queues_that_go_together_share_commits_and_one_look_at_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"q{n:02}" for n in range(40)]
+    found = [[TooSlow(name, "slow") for name in names]]
+    monkeypatch.setattr(shares, "WINDOW_NS", 1)
+    monkeypatch.setattr(shares.FilterShare, "too_slow", lambda *_: found.pop() if found else [])
+    async with peers(tmp_path) as stack:
+        # Given a broker that commits once several calls wait for it
+        await stack.broker_server.stop()
+        broker = Quarantining(stack.shard, company=10)
+        broker.watchable = False
+        server = Running(stack.directory, broker)
+        await server.start()
+        for name in [*names, "fine"]:
+            await stack.shard.set_queue(name, "true")
+        # When a router has many queues left out at once
+        async with stack.router():
+            await eventually(lambda: len(broker.asked) == len(names))
+            # Then it routes on by what changed, which it has read once
+            published = await stack.log.publish([{}])
+            await eventually(lambda: stack.shard.assigned == {"fine": published})
+        assert broker.states_count == 2
         await server.stop()
