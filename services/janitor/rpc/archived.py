@@ -53,7 +53,11 @@ class ArchivedDeadLetters:
         self._channels = channels
 
     async def read(self, asked: ReadArchivedRequest) -> AsyncGenerator[entry_pb2.Entry, None]:
-        """The archived entries, with content. Raises SlateMQError, StorageError."""
+        """The archived entries, with content.
+
+        Raises SlateMQError, StorageError; Unavailable at the end where parts cannot be read.
+        """
+        problem: Unavailable | None = None
         async with aclosing(self._listed(asked)) as windows:
             async for window in windows:
                 days: dict[date, dict[Key, entry_pb2.Entry]] = {}
@@ -62,9 +66,14 @@ class ArchivedDeadLetters:
                     day = datetime.fromtimestamp(entry.finished_at_ms / 1000, UTC).date()
                     days.setdefault(day, {})[key] = entry
                 for day, wanted in days.items():
-                    async with aclosing(self._of_day(asked.queue_id, day, wanted)) as entries:
-                        async for entry in entries:
-                            yield entry
+                    try:
+                        async with aclosing(self._of_day(asked.queue_id, day, wanted)) as entries:
+                            async for entry in entries:
+                                yield entry
+                    except Unavailable as error:
+                        problem = problem or error
+        if problem is not None:
+            raise problem
 
     # --- What is archived ---------------------------------------------------
 
@@ -146,14 +155,18 @@ class ArchivedDeadLetters:
     async def _of_day(
         self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
     ) -> AsyncGenerator[entry_pb2.Entry, None]:
-        """The entries of one day, each once, with what the parts of the archive have of them."""
+        """The entries of one day, each once, with what the parts of the archive have of them.
+
+        Raises Unavailable at the end where a part cannot be read that may have the rest.
+        """
         check_installed()
         archive = await asyncio.to_thread(import_module, ARCHIVE)
         path = day_path(queue_id, day)
         for look in range(1, LOOKS + 1):
             parts = [info for info in await self._objects.describe(path) if is_part(info)]
-            try:
-                for part in parts:
+            problem = ""
+            for part in parts:
+                try:
                     reading = archive.dead_letters_of(self._objects, part.path, tuple(wanted))
                     while (some := await asyncio.to_thread(next, reading, None)) is not None:
                         for dead_letter in some:
@@ -162,14 +175,15 @@ class ArchivedDeadLetters:
                             )
                             if entry is not None:
                                 yield _with_content(entry, dead_letter)
-                    if not wanted:
-                        return
-            except archive.UNREADABLE as error:
+                except archive.UNREADABLE as error:
+                    problem = problem or str(error)
+                if not wanted:
+                    return
+            if problem:
                 if look == LOOKS:
-                    raise Unavailable(f"the archive cannot be read: {path}: {error}") from error
-                log.info("%s changes: looking again: %s", path, error)
-                continue
-            if parts == [info for info in await self._objects.describe(path) if is_part(info)]:
+                    raise Unavailable(f"the archive cannot be read: {path}: {problem}")
+                log.info("%s changes: looking again: %s", path, problem)
+            elif parts == [info for info in await self._objects.describe(path) if is_part(info)]:
                 break
         for entry in wanted.values():
             yield entry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -122,6 +121,37 @@ async def test_a_damaged_part_is_reported_and_nothing_is_made_up(objects: Object
         await joined(objects, listed(1))
 
 
+async def test_a_damaged_part_hides_none_of_the_others_nor_other_days(objects: Objects) -> None:
+    # Given a damaged part before a whole one, and whole ones of two other days
+    broker: Any = Lists(6)  # type: ignore[abstract]
+    for days in range(3):
+        rows = [
+            row for row in dead_letters(*range(1, 7)).to_pylist() if row["message_id"] % 3 == days
+        ]
+        for row in rows:
+            row["failed_at"] = AT + timedelta(days=days)
+        table = dead_letters(1).from_pylist(rows, schema=DEAD_LETTERS)
+        day = (AT + timedelta(days=days)).date()
+        folder = await asyncio.to_thread(DayFolder, Waits(), objects, "orders", day)
+        await asyncio.to_thread(folder.add, table)
+    path = day_path("orders", DAY)
+    whole = await objects.get(f"{path}/part-000001.parquet")
+    await objects.put(f"{path}/part-000002.parquet", whole)
+    await objects.put(f"{path}/part-000001.parquet", b"no Parquet")
+
+    # Then all that is there comes, and no error where nothing is missing
+    found = await read(objects, broker, ReadArchivedRequest(queue_id="orders"))
+    assert sorted(one.message_id for one in found) == [1, 2, 3, 4, 5, 6]
+    assert all(one.HasField("message") for one in found)
+
+    # And the error comes after the others where something is
+    broker.entries.insert(0, entry_pb2.Entry(message_id=9, state=ARCHIVED, finished_at_ms=AT_MS))
+    found = []
+    with pytest.raises(Unavailable, match="day=2026-01-02"):
+        await read(objects, broker, ReadArchivedRequest(queue_id="orders"), found)
+    assert sorted(one.message_id for one in found) == [1, 2, 3, 4, 5, 6]
+
+
 async def test_content_whose_checksum_is_wrong_is_not_handed_out(
     objects: Objects, tmp_path: Path
 ) -> None:
@@ -191,8 +221,13 @@ class Lists(entry_pb2_grpc.EntryServiceServicer):
 
 
 async def read(
-    objects: Objects, broker: Lists, asked: ReadArchivedRequest
-) -> Sequence[entry_pb2.Entry]:
+    objects: Objects,
+    broker: Lists,
+    asked: ReadArchivedRequest,
+    found: list[entry_pb2.Entry] | None = None,
+) -> list[entry_pb2.Entry]:
+    """The entries, which are in `found`, too, where it raises."""
+    found = [] if found is None else found
     server = grpc.aio.server()
     entry_pb2_grpc.add_EntryServiceServicer_to_server(broker, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -203,7 +238,9 @@ async def read(
         await directory.announce(Peer("broker", 0, f"127.0.0.1:{port}", ""))
         await QueueNames(objects).claim("orders", (0,), UNCLAIMED)
         reader = ArchivedDeadLetters(objects, channels)
-        return [one async for one in reader.read(asked)]
+        async for one in reader.read(asked):
+            found.append(one)
+        return found
     finally:
         await channels.close()
         await directory.close()
