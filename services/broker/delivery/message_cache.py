@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 
@@ -21,6 +21,7 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import (
     Aborted,
+    DataLoss,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -175,6 +176,10 @@ class Fetch:
         self.result.gone.pop(message_id, None)
 
 
+_REFUSALS: Final = (Aborted, DataLoss, InvalidArgument, NotFound, ResourceExhausted)
+"""What an ingest answers of a message; after other errors it counts as down."""
+
+
 class Ingests:
     """Reads and changes messages in the ingests, over gRPC.
 
@@ -257,7 +262,7 @@ class Ingests:
         return str(answer.etag)
 
     async def metadata(self, message_id: int) -> GetMessageMetadataResponse:
-        """What decides who may edit a message. Raises NotFound, and Unavailable."""
+        """What decides who may edit a message. Raises NotFound, DataLoss, and Unavailable."""
         request = GetMessageMetadataRequest(message_id=message_id)
         async with self._of_message(message_id) as stub:
             answer: GetMessageMetadataResponse = await stub.GetMessageMetadata(
@@ -277,7 +282,7 @@ class Ingests:
         except PeerFailed as failed:
             cause = failed.__cause__
             problem = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
-            if isinstance(problem, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
+            if isinstance(problem, _REFUSALS):
                 raise problem from None
             self._channels.doubt("ingest", shard)
             raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_DOWN") from failed

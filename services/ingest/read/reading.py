@@ -244,8 +244,12 @@ class Reader:
     # --- Metadata -------------------------------------------------------------
 
     async def metadata(self, message_id: int) -> MessageMetadata | None:
-        """What is stored of a durable message beside its payload; None: nothing, or damage."""
-        return (await self._metadata([message_id], {}, set())).get(message_id)
+        """What is stored of a durable message beside its payload. Raises CorruptRecord."""
+        damaged: set[int] = set()
+        found = await self._metadata([message_id], {}, damaged)
+        if message_id in damaged:
+            raise CorruptRecord("log entry", f"message {message_id} cannot be read")
+        return found.get(message_id)
 
     async def _metadata(
         self, message_ids: Iterable[int], packs: dict[int, int], damaged: set[int]

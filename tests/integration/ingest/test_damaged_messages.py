@@ -17,9 +17,11 @@ from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.records.payloads import encode_uri
 from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, Ingests
 from services.ingest.config import IngestConfig
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DataLoss
 from slatemq.events import encode_event, make_event
 from slatemq.events.catalogue import MessagePublished
+from slatemq.v1.ingest_pb2 import GetMessageMetadataRequest, ReplaceMessageRequest
 from tests.integration.broker.entry_calls import FAILED, listed
 from tests.integration.broker.rig import Ingest as StandIn
 from tests.integration.broker.rig import running
@@ -73,6 +75,25 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
         await channels.close()
         assert await ingest.publish(message(b"goes on"))
+
+
+async def test_a_message_whose_log_entry_is_damaged_is_not_called_missing(tmp_path: Path) -> None:
+    root = (tmp_path / "data").as_uri()
+    async with serving(root) as ingest:
+        (one,) = await ingest.send(b"a")
+        await ingest.send(b"b")  # the last entry is read at the start
+    await damage(root, {log_key(one): b"\x02\x00damaged"})
+
+    async with serving(root) as ingest:
+        with pytest.raises(DataLoss), raising_slatemq_errors():
+            await ingest.stub.GetMessageMetadata(GetMessageMetadataRequest(message_id=one))
+        with pytest.raises(DataLoss), raising_slatemq_errors():
+            await ingest.stub.ReplaceMessage(ReplaceMessageRequest(message_id=one, payload=b"b"))
+        # And a broker that asks does not call the ingest down
+        channels = Channels(TopologyDirectory(open_root(root).objects))
+        with pytest.raises(DataLoss):
+            await Ingests(channels).metadata(one)
+        await channels.close()
 
 
 async def test_the_client_names_the_damaged_ones_and_reads_the_others_without_them(
