@@ -132,7 +132,8 @@ async def write_export(
     buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], now_ms()))
     count = size = 0
     problem: SlateMQError | None = None
-    entries = _entries(client, queue, state, limit, bounds)
+    problems: dict[int, SlateMQError] = {}
+    entries = _entries(client, queue, state, limit, bounds, problems)
     with progress(not session.json, "export", min(total, limit or total)) as update:
         try:
             async for entry in entries:
@@ -151,15 +152,26 @@ async def write_export(
                 raise
             problem = error
         size += stream.write(buffer)
+    if problems:
+        problem = incomplete(problems)
     return Exported(count, size, problem)
 
 
 def _entries(
-    client: Client, queue: str, state: EntryState, limit: int | None, bounds: dict[str, Any]
+    client: Client,
+    queue: str,
+    state: EntryState,
+    limit: int | None,
+    bounds: dict[str, Any],
+    problems: dict[int, SlateMQError],
 ) -> AsyncIterator[Entry]:
-    """The entries with their content, which for archived ones is in the archive."""
+    """The entries with their content, which for archived ones is in the archive.
+
+    Adds to `problems` the brokers that did not answer; for archived ones the last raises
+    Unavailable (INCOMPLETE).
+    """
     if state is not EntryState.ARCHIVED:
-        return _listed(client, queue, state, bounds)
+        return _listed(client, queue, state, bounds, problems)
     return client.read_archived(
         queue,
         archived_from=bounds["finished_from"],
@@ -170,14 +182,14 @@ def _entries(
 
 
 async def _listed(
-    client: Client, queue: str, state: EntryState, bounds: dict[str, Any]
+    client: Client,
+    queue: str,
+    state: EntryState,
+    bounds: dict[str, Any],
+    problems: dict[int, SlateMQError],
 ) -> AsyncIterator[Entry]:
-    """Entries page by page; pages of long messages have fewer, which bounds the memory.
-
-    Raises Unavailable (INCOMPLETE) at the end, as `Client.list_entries` does.
-    """
+    """Entries page by page; pages of long messages have fewer, which bounds the memory."""
     size, token = FIRST_PAGE_COUNT, ""
-    problems: dict[int, SlateMQError] = {}
     while True:
         page = await client.entry_page(
             queue, state, page_size=size, page_token=token, view=EntryView.FULL, **bounds
@@ -188,9 +200,7 @@ async def _listed(
         for entry in page.entries:
             yield entry
         if not token:
-            break
-    if problems:
-        raise incomplete(problems)
+            return
 
 
 def next_size(entries: Sequence[Entry], size: int) -> int:
