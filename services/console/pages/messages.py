@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -18,6 +19,10 @@ from slatemq.encryption import KEY_HEADER
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
 
 PAGE_SIZE: Final = 50
+
+SEARCH_S: Final = 3.0
+"""How long a page looks for the next entries: there may be many partitions without any, and brokers
+that do not answer."""
 
 NEWEST_FIRST: Final = (EntryState.DONE, EntryState.FAILED)
 """States that are listed by the time of their end."""
@@ -43,7 +48,11 @@ async def list_messages(request: Request) -> Response:
 
 
 async def page_of(client: Client, queue_id: str, state: EntryState, token: str) -> EntryPage:
-    """The next page that has entries, with headers, and the problems of those before it."""
+    """The next page that has entries, with headers, and the problems of those before it.
+
+    Empty, with the token to go on with, where none is found in `SEARCH_S`.
+    """
+    until = time.monotonic() + SEARCH_S
     problems: dict[int, SlateMQError] = {}
     while True:
         page = await client.entry_page(
@@ -56,7 +65,7 @@ async def page_of(client: Client, queue_id: str, state: EntryState, token: str) 
         )
         problems |= page.problems
         token = page.next_page_token
-        if page.entries or not token:
+        if page.entries or not token or time.monotonic() >= until:
             return page._replace(problems=problems)
 
 

@@ -14,7 +14,9 @@ from starlette.responses import Response
 
 from services.console.pages import events, messages, processes
 from services.console.payloads import DOWNLOADS_MAX, Payloads
-from slatemq.errors import Unauthenticated
+from services.console.rendering import fragment
+from slatemq._admin.entry_models import Entry, EntryPage, EntryState
+from slatemq.errors import SlateMQError, Unauthenticated, Unavailable
 
 PARTS = 3
 WAIT_S = 60.0
@@ -94,3 +96,48 @@ async def test_who_may_not_see_a_message_takes_no_place_of_its_download(
 
         with pytest.raises(Unauthenticated):
             await messages.download_payload(REQUEST)
+
+
+class Sparse:
+    """A queue whose first pages are empty; at each of them another broker does not answer."""
+
+    def __init__(self, empty_count: int) -> None:
+        self.empty_count = empty_count
+
+    async def entry_page(self, *_: Any, page_token: str, **__: Any) -> EntryPage:
+        at = int(page_token or 0)
+        if at == self.empty_count:
+            return EntryPage([Entry("h", "q", 1, EntryState.FAILED)], "", {})
+        problems: dict[int, SlateMQError] = {at: Unavailable(f"{at} is down")}
+        return EntryPage([], str(at + 1), problems)
+
+
+async def test_a_page_goes_on_behind_pages_without_entries_and_names_their_problems() -> None:
+    client: Any = Sparse(3)
+    page = await messages.page_of(client, "q", EntryState.FAILED, "")
+    assert (len(page.entries), page.next_page_token, [*page.problems]) == (1, "", [0, 1, 2])
+
+
+async def test_a_page_that_finds_nothing_for_long_ends_where_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "SEARCH_S", 0.0)
+    client: Any = Sparse(1_000_000)
+
+    page = await messages.page_of(client, "q", EntryState.FAILED, "7")
+
+    assert (page.entries, page.next_page_token, [*page.problems]) == ([], "8", [7])
+    # And the pages that show it lead there, though they have nothing else
+    queue: Any = SimpleNamespace(queue_id="q", counts=SimpleNamespace(failed_count=1))
+    frame = {"path": "/", "form_token": "", "is_logged_in": False, "notice": ""}
+    shown = fragment(
+        "dead_letters.html", **frame, queue=queue, page=page, redrives=[], problem="", request_id=""
+    )
+    state = EntryState.FAILED
+    listed = fragment(
+        "messages.html", **frame, queue=queue, page=page, state=state, states=[], counts={}
+    )
+    for html, path in ((shown, "/dead-letters?"), (listed, "/messages?")):
+        assert path in html
+        assert "after=8" in html
+        assert "7 is down" in html
