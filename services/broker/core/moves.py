@@ -10,7 +10,8 @@ The claim is that of the queue's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord
@@ -55,6 +56,7 @@ class Moves:
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, MoveRecord] = {}
         self._left: dict[str, Left] = {}
+        self._noting: list[set[str]] = []
         self._arrived_ms: dict[str, int] = {}
         self._changed: dict[str, bytes | None] = {}  # by queue, the record; None: to delete
 
@@ -101,6 +103,8 @@ class Moves:
         queue, record = self.departures[queue_id]
         self.leave(queue, record._replace(stage=MoveStage.ARRIVED))
         self._left[queue_id] = Left(queue, record.shard, now_ms)
+        for left in self._noting:
+            left.add(queue_id)
 
     def forget_departed(self, queue_id: str) -> None:
         del self.departures[queue_id]
@@ -130,6 +134,16 @@ class Moves:
             if not one.has_arrived
         }
         return left | leaving
+
+    @contextmanager
+    def noting_left(self) -> Iterator[Collection[str]]:
+        """The queues that leave within it, also those that leave long before its end."""
+        left: set[str] = set()
+        self._noting.append(left)
+        try:
+            yield left
+        finally:
+            self._noting = [one for one in self._noting if one is not left]
 
     @property
     def has_changes(self) -> bool:

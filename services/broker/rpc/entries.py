@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -167,16 +167,24 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             checked_id(queue_id, f"queue_ids[{place}]")
             for place, queue_id in enumerate(request.queue_ids)
         ]
+        with self._owner.shard.moves.noting_left() as left:
+            async for answer in self._find_in_all(named, left, request.message_id, context):
+                yield answer
+
+    async def _find_in_all(
+        self, named: Sequence[str], left: Collection[str], message_id: int, context: Any
+    ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
+        """The answers of a search of these queues, or of all; `left` gets those that leave."""
         # Those of other shards are searched there.
         shard = self._owner.shard
         departing = shard.moves.departing(self._owner.clock.now_ms())
         every = dict.fromkeys((*shard.queues, *departing))
         ids = list(dict.fromkeys(named)) or await inspectable(every)
         await self._owner.durable()
-        since_ms = await self._received_ms(request.message_id)
+        since_ms = await self._received_ms(message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))
         reported_at = time.monotonic()
-        async for step in self._searched(ids, request.message_id, since_ms, answer):
+        async for step in self._searched(ids, left, message_id, since_ms, answer):
             answer.rows_read_count += step.rows_read
             # The policy may have changed since the start.
             if step.found is not None and may("inspect", step.found.queue.queue_id):
@@ -196,13 +204,15 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def _searched(
         self,
         ids: Sequence[str],
+        left: Collection[str],
         message_id: int,
         since_ms: int,
         progress: entry_pb2.FindMessageResponse,
     ) -> AsyncIterator[SearchStep]:
         """The steps through all queues, and one after each; counts these in `progress`.
 
-        Raises Unavailable at the end where one was moving, and may have been passed over.
+        Raises Unavailable at the end where one was moving, or had moved since the search began (it
+        is in `left`), and may have been passed over.
         """
         shard, passed_over = self._owner.shard, ""
         for queue_id in ids:
@@ -211,7 +221,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
                 async for step in self._finder.search(queue, message_id, since_ms):
                     yield step
             departing = shard.moves.departing(self._owner.clock.now_ms())
-            if queue_id in departing or shard.moves.has(queue_id):
+            if queue_id in departing or queue_id in left or shard.moves.has(queue_id):
                 passed_over = queue_id
             progress.queues_searched_count += 1
             yield SearchStep(None, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,10 @@ import slatemq
 from libs.storage.database.roots import open_root
 from libs.storage.layout.keys import RecordType
 from libs.storage.objects.queue_names import QueueNames
+from services.broker.core.moves import LISTED_MS
+from services.broker.core.queue import Queue
 from services.broker.core.shard import BEING_MOVED
+from services.broker.entries.finder import EntryFinder, SearchStep
 from services.broker.moves import copies, rows
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
@@ -633,6 +636,47 @@ async def test_a_search_that_may_have_passed_over_a_queue_that_moves_is_not_over
         assert await search(1) == (["q"], "QUEUE_MOVING")
         first.clock.advance(20_000)
         assert await search(1) == (["q"], "")
+
+
+async def test_a_search_says_so_where_a_queue_left_long_before_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, thawed = asyncio.Event(), asyncio.Event()
+    search = EntryFinder.search
+
+    async def held(
+        self: EntryFinder, queue: Queue, message_id: int, since_ms: int
+    ) -> AsyncIterator[SearchStep]:
+        if queue.queue_id == "held":
+            reached.set()
+            await thawed.wait()
+        async for step in search(self, queue, message_id, since_ms):
+            yield step
+
+    monkeypatch.setattr(EntryFinder, "search", held)
+    async with two_brokers(tmp_path) as (first, second):
+        for queue_id in ("held", "q", "deleted"):
+            await first.create(queue_id)
+        await route(first, 1, q=[1])
+        await route(second, 1)
+
+        # Given a search that is at the first of three queues, all of which are here
+        async def find() -> list[int]:
+            request = entry_pb2.FindMessageRequest(message_id=1)
+            return [len(answer.entries) async for answer in entries(first).FindMessage(request)]
+
+        searching = asyncio.create_task(refusal(find()))
+        await reached.wait()
+
+        # When the second one leaves, longer ago than a queue counts as one that has just left
+        await move(first, second)
+        first.clock.advance(LISTED_MS + 1_000)
+        await delete(first, "deleted")
+        thawed.set()
+
+        # Then the search may have missed it, and the next one has not
+        assert (await searching)[1:] == ("QUEUE_MOVING", "queue 'q' is moving to another shard")
+        assert not any(await find())
 
 
 async def test_waiting_claims_end_when_their_queue_leaves(tmp_path: Path) -> None:
