@@ -89,7 +89,7 @@ class Workload:
             await victim.start()
 
 
-@pytest.mark.parametrize(("partitions", "header"), [(None, ""), (2, ""), (2, "key")])
+@pytest.mark.parametrize(("partitions", "header"), [proof(None, ""), proof(2, ""), (2, "key")])
 @pytest.mark.parametrize("kills_count", [8, proof(40)])
 async def test_a_queue_moved_ten_times_under_load_and_kills_has_each_message_once(
     tmp_path: Path, kills_count: int, partitions: int | None, header: str
