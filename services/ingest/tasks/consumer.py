@@ -237,6 +237,7 @@ class TaskConsumer:
         if applied is not None:
             return applied
         # Another publish of the same request ID came first: its messages are this task's.
+        await self._check_running()  # no commit would have what is put now
         outcome = self._outcomes.note(task_id, answered, known)
         await self._patiently(self._publisher.commits.durable)
         return outcome

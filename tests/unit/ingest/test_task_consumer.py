@@ -67,13 +67,18 @@ def accept(body: bytes) -> Accepted:
 async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -> None:
     root = open_root("memory:///")
     async with opened(root) as shard:
-        # Given tasks that have failed before, the first of which cannot be encoded
+        # Given tasks that have failed before: the first cannot be encoded, the next one is stored
+        stored = PublishRequest(runs=[PublishRun(payloads=[b"stored"])], request_id="known")
+        await shard.publisher.publish(accept(stored.SerializeToString()))
         bodies = TaskBodies(root.objects, 0, "none")
         ids = TaskIds(0)
         tasks: list[WriteTask] = []
-        for payload in (UNSTORABLE, *[b"good"] * 5):
+        requests = [
+            PublishRequest(runs=[PublishRun(payloads=[payload])])
+            for payload in (UNSTORABLE, *[b"good"] * 5)
+        ]
+        for request in (requests[0], stored, *requests[1:]):
             task_id = ids.make(shard.clock.now_ms())
-            body = PublishRequest(runs=[PublishRun(payloads=[payload])]).SerializeToString()
             tasks.append(
                 WriteTask(
                     task_id=task_id,
@@ -81,7 +86,7 @@ async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -
                     created_at="2026-02-22T12:00:00.000Z",
                     attempts=1,
                     max_retries=1,
-                    payload=await bodies.put(task_id, body),
+                    payload=await bodies.put(task_id, request.SerializeToString()),
                 )
             )
         first = tasks[0].task_id
