@@ -81,7 +81,7 @@ class Dispatcher:
         self._waiters_max = waiters_max
         self._waiter_lines: dict[Queue, WaiterLine] = {}
         self._windows = PrefetchWindows()
-        self._ingests = IngestHealth(payloads, self.look_again)
+        self._ingests = IngestHealth(payloads, self._ingest_back)
         self._late = LateFetches(payloads, budget, self._fetch_changed)
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
@@ -241,15 +241,13 @@ class Dispatcher:
         queue = waiter_line.queue
         waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
         wanted = waiter_line.wanted()
-        passed: set[int] = set()  # ingest shards whose messages were passed over
+        waiter_line.passed = set()
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
             if not self._kept_back and self._ingests.can_serve_all and not waiter_line.late:
                 return ids
             free = [message_id for message_id in ids if message_id not in self._kept_back]
-            servable = [one for one in free if self._can_serve(waiter_line, one)]
-            passed.update(map(shard_of, set(free).difference(servable)))
-            return servable
+            return [one for one in free if self._can_serve(waiter_line, one)]
 
         def peek(limit: int, now_ms: int) -> list[int]:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
@@ -263,7 +261,7 @@ class Dispatcher:
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
             if queue.capacity and not waiter_line.short:
-                self._note_down(waiter_line, set(), passed)
+                self._note_down(waiter_line, set())
             return False
         with self._payloads.pin() as held, self._late.brought(waiter_line) as brought:
             here, missing = self._payloads.look(ids)
@@ -271,7 +269,7 @@ class Dispatcher:
             fetched = _take(brought, held)
             missing = [one for one in missing if one not in held] if brought else missing
             if not missing:
-                return await self._claim_fetched(waiter_line, fetched, passed, held)
+                return await self._claim_fetched(waiter_line, fetched, held)
             window, asked = self._windows.of(queue.queue_id), len(missing)
             if (count := window.count(missing[0])) > len(ids):
                 _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
@@ -286,19 +284,19 @@ class Dispatcher:
                         window.fetched(missing, asked, fetched)
                     for fetch in late:
                         self._ingests.mark_late(fetch, until_done=self._budget.is_exceeded)
-                    passed.update(fetch.shard for fetch in late)
-                    return await self._claim_fetched(waiter_line, fetched, passed, held)
+                    waiter_line.passed.update(fetch.shard for fetch in late)
+                    return await self._claim_fetched(waiter_line, fetched, held)
 
     async def _claim_fetched(
         self,
         waiter_line: WaiterLine,
         fetched: FetchResult,
-        passed: set[int],
         held: Mapping[int, CachedMessage],
     ) -> bool:
         """Notes what fetches found, and claims for a line; returns whether that was anything."""
-        self._note_down(waiter_line, fetched.down, passed)
+        self._note_down(waiter_line, fetched.down)
         self._ingests.mark_slow(fetched.slow)
+        waiter_line.passed.update(map(shard_of, fetched.slow))
         if fetched.gone:
             await fail_gone(self._owner, waiter_line.queue, fetched.gone)
             return True
@@ -341,8 +339,15 @@ class Dispatcher:
         """Looks at all lines again: more may be claimable than at the last look."""
         self._changed(self._waiter_lines.keys())
 
-    def _note_down(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
-        down = found | passed
+    def _ingest_back(self, shard: int) -> None:
+        """Looks at the lines again that have passed over messages of an ingest."""
+        for waiter_line in self._waiter_lines.values():
+            if waiter_line.line and shard in waiter_line.passed:
+                self._kick(waiter_line)
+
+    def _note_down(self, waiter_line: WaiterLine, found: set[int]) -> None:
+        waiter_line.passed |= found
+        down = waiter_line.passed
         if down:
             shards = ", ".join(map(str, sorted(down)))
             waiter_line.unavailable = Unavailable(
@@ -371,20 +376,25 @@ class Dispatcher:
                 waiter_line.timer = loop.call_later(delay_ms / 1000, self._kick, waiter_line)
 
     def _may_come(self, waiter_line: WaiterLine) -> bool:
-        """Whether an ingest that is late, and may be up, is about to bring messages for a line."""
-        return (
-            bool(waiter_line.queue.capacity)
-            and not waiter_line.short
-            and any(
-                not fetch.is_done and not self._ingests.is_silent(shard)
-                for shard, fetch in waiter_line.late.items()
-            )
-        )
+        """Whether an ingest that is late, and may be up, is about to bring messages for a line.
+
+        It may be late for another line, and only have to show that it is up.
+        """
+        if not waiter_line.queue.capacity or waiter_line.short:
+            return False
+        return any(
+            not fetch.is_done and not self._ingests.is_silent(shard)
+            for shard, fetch in waiter_line.late.items()
+        ) or any(map(self._ingests.may_be_up, waiter_line.passed))
 
     def _can_serve(self, waiter_line: WaiterLine, message_id: int) -> bool:
-        if waiter_line.late and waiter_line.is_late(shard_of(message_id)):
-            return False
-        return self._ingests.can_serve(message_id)
+        """Whether a message can be had now; otherwise it is passed over, which its line notes."""
+        shard = shard_of(message_id)
+        is_late = waiter_line.late and waiter_line.is_late(shard)
+        if not is_late and self._ingests.can_serve(message_id):
+            return True
+        waiter_line.passed.add(shard)
+        return False
 
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
         if waiter_line.stuck or waiter_line.impatient:

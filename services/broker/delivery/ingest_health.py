@@ -29,12 +29,13 @@ class IngestHealth:
     The same holds for single messages whose payloads take long to read: others overtake them.
     """
 
-    def __init__(self, payloads: Payloads, on_back: Callable[[], None]) -> None:
-        """Probe by `payloads`; call `on_back` when an ingest or a message is available again."""
+    def __init__(self, payloads: Payloads, on_back: Callable[[int], None]) -> None:
+        """Probe by `payloads`; call `on_back` when an ingest, or a message of it, is back."""
         self._payloads = payloads
         self._on_back = on_back
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._down_since_s: dict[int, float] = {}
+        self._late: set[int] = set()  # of those that are probed: no call to them has failed
         self._slow: dict[int, asyncio.Task[None]] = {}
         self._turns: dict[int, asyncio.Semaphore] = {}  # by ingest
 
@@ -52,7 +53,12 @@ class IngestHealth:
         since_s = self._down_since_s.get(shard)
         return since_s is not None and asyncio.get_running_loop().time() - since_s >= SILENT_S
 
+    def may_be_up(self, shard: int) -> bool:
+        """Whether an ingest counts as down only because it is late, and not for a while yet."""
+        return shard in self._late and not self.is_silent(shard)
+
     def mark_down(self, shards: Set[int]) -> None:
+        self._late -= shards
         for shard in shards:
             self._pass_over(shard, partial(asyncio.sleep, PROBE_MS / 1000))
 
@@ -61,6 +67,8 @@ class IngestHealth:
 
         It counts as down until it answers a probe, or, `until_done`, not before the fetch ends.
         """
+        if fetch.shard not in self._probes:
+            self._late.add(fetch.shard)
         wait = partial(asyncio.wait, [fetch.task]) if until_done else partial(asyncio.sleep, 0)
         self._pass_over(fetch.shard, wait)
 
@@ -87,10 +95,13 @@ class IngestHealth:
             is_down = True
             while is_down:
                 is_down = not await self._payloads.reaches(shard)
+                if is_down:
+                    self._late.discard(shard)
                 await asyncio.sleep(PROBE_MS / 1000 if is_down else 0)
         finally:
             del self._probes[shard], self._down_since_s[shard]
-            self._on_back()
+            self._late.discard(shard)
+            self._on_back(shard)
 
     async def _wait_for(self, message_id: int) -> None:
         turn = self._turns.setdefault(shard_of(message_id), asyncio.Semaphore(SLOW_AT_ONCE))
@@ -102,7 +113,7 @@ class IngestHealth:
                     is_slow = await self._is_slow_for_a_turn(message_id)
         finally:
             del self._slow[message_id]
-            self._on_back()
+            self._on_back(shard_of(message_id))
 
     async def _is_slow_for_a_turn(self, message_id: int) -> bool:
         for asks in range(1, ASKS_A_TURN + 1):

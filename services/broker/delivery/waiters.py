@@ -289,6 +289,7 @@ class WaiterLine:
         "impatient",
         "late",
         "line",
+        "passed",
         "queue",
         "short",
         "stuck",
@@ -302,6 +303,7 @@ class WaiterLine:
         self.line: OrderedDict[Waiter, None] = OrderedDict()
         self.impatient: dict[Waiter, None] = {}
         self.late: dict[int, Fetch] = {}  # by ingest shard: fetches that it did not wait for
+        self.passed: set[int] = set()  # ingest shards whose messages the last look passed over
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.again = False

@@ -11,6 +11,7 @@ import pytest
 from libs.serving.requests import budget as budgets
 from libs.storage.layout.ids import message_id, shard_of
 from services.broker.delivery import ingest_health, late_fetches
+from services.broker.delivery.message_cache import IngestMessages
 from services.broker.delivery.waiters import WaiterLine
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import assignment_pb2
@@ -215,3 +216,127 @@ async def test_a_frozen_ingest_holds_up_no_other_messages_while_memory_is_short(
 async def lines(rig: Rig) -> list[WaiterLine]:
     await eventually(lambda: rig.delivery._waiter_lines)
     return list(rig.delivery._waiter_lines.values())
+
+
+class Busy(Ingest):
+    """Ingests whose number 0 holds its first fetch back, and its first check: it is up, and late.
+
+    What else it is asked for it answers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetch_gate, self.check_gate = asyncio.Event(), asyncio.Event()
+        self.is_checked = False
+
+    async def check(self, shard: int) -> None:
+        self.is_checked = True
+        await self.check_gate.wait()
+        await super().check(shard)
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
+        if ids == [LATE[0]]:
+            self.reads.append(list(ids))
+            await self.fetch_gate.wait()
+        return await super().fetch(shard, ids, max_bytes)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_a_claim_of_another_queue_gets_what_an_ingest_has_that_is_late_and_up(
+    is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_health, "SILENT_S", 600.0)
+    ingest = Busy()
+    async with running(ingest=ingest) as rig:
+        await rig.create("a")
+        await rig.create("b")
+        # Given an ingest that is late for one queue, and has a message of another
+        await assign(rig, LATE[:1], "a")
+        await assign(rig, LATE[1:2], "b")
+        if is_cached:
+            (claimed,) = await rig.claim("b")
+            await rig.nack(claimed.lease_token)
+        waiting = asyncio.create_task(rig.claim("a", wait_ms=60_000))
+        await eventually(lambda: ingest.is_checked)
+
+        # When a claim would not wait for it, then it waits for the ingest to show that it is up
+        claim = asyncio.create_task(rig.claim("b"))
+        await eventually(lambda: any(line.passed for line in _of(rig, "b")))
+        assert not claim.done()
+        ingest.check_gate.set()
+        assert ids_of(await claim) == LATE[1:2]
+        assert not waiting.done()
+
+        ingest.fetch_gate.set()
+        assert ids_of(await waiting) == LATE[:1]
+
+
+async def test_a_claim_of_another_queue_is_refused_once_the_late_ingest_is_known_to_be_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingest_health, "SILENT_S", 600.0)
+    ingest = Busy()
+    async with running(ingest=ingest, settings=NO_CACHE) as rig:
+        await rig.create("a")
+        await rig.create("b")
+        await assign(rig, LATE[:1], "a")
+        await assign(rig, LATE[1:2], "b")
+        waiting = asyncio.create_task(rig.claim("a", wait_ms=60_000))
+        await eventually(lambda: ingest.is_checked)
+        claim = asyncio.create_task(rig.claim("b"))
+        await eventually(lambda: any(line.passed for line in _of(rig, "b")))
+
+        # When it shows that it is not up, after all
+        ingest.down = True
+        ingest.check_gate.set()
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await claim
+        assert from_rpc_error(refused.value).reason == "INGEST_DOWN"
+        ingest.down = False
+        ingest.fetch_gate.set()
+        assert ids_of(await waiting) == LATE[:1]
+
+
+async def test_a_late_answer_has_only_lines_looked_at_that_passed_its_ingest_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ingest, idle_count = Busy(), 30
+    async with running(ingest=ingest) as rig:
+        # Given many claims that wait on empty queues, and one for what an ingest has that is late
+        for number in range(idle_count):
+            await rig.create(f"idle{number}")
+        await rig.create()
+        idle = [
+            asyncio.create_task(rig.claim(f"idle{number}", wait_ms=60_000))
+            for number in range(idle_count)
+        ]
+        await eventually(lambda: len(rig.delivery._waiter_lines) == idle_count)
+        await assign(rig, LATE[:1])
+        claim = asyncio.create_task(rig.claim(wait_ms=60_000))
+        await eventually(lambda: ingest.is_checked)
+        stepped: list[WaiterLine] = []
+        step = rig.delivery._step
+
+        async def counted(line: WaiterLine) -> bool:
+            stepped.append(line)
+            return await step(line)
+
+        monkeypatch.setattr(rig.delivery, "_step", counted)
+
+        # When it shows that it is up, and answers
+        ingest.check_gate.set()
+        await eventually(lambda: rig.delivery._ingests.can_serve_all)
+        ingest.fetch_gate.set()
+        assert ids_of(await claim) == LATE[:1]
+
+        # Then only that one line was looked at again
+        assert {line.queue.queue_id for line in stepped} == {"q"}
+        for each in idle:
+            each.cancel()
+
+
+def _of(rig: Rig, queue_id: str) -> list[WaiterLine]:
+    return [
+        line for queue, line in rig.delivery._waiter_lines.items() if queue.queue_id == queue_id
+    ]
