@@ -120,6 +120,7 @@ class BrokerLink:
         self._has_worked = True
         self._reserve = Reserve(looks_after_loss=math.ceil(UNSTORABLE_WAIT_S / LOOK_S))
         self._suspects: dict[int, bool] = {}  # By log: whether it still waits.
+        self._is_trying = False  # Whether the last call was that of a suspect.
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -320,37 +321,54 @@ class BrokerLink:
             self._held[ingest_shard] = due_ms
 
     def _send(self) -> None:
-        """Send what is ready, in as many calls as may be in flight."""
+        """Send what is ready, in as many calls as may be in flight.
+
+        A suspect goes while nothing else is in flight, so that it names itself if the broker ends
+        over it. What else is ready goes between two of them.
+        """
         while self._ready and len(self._calls) < CALLS_MAX:
+            suspects = [shard for shard in self._ready if shard in self._suspects]
+            if self._calls and (suspects or self._is_trying):
+                return
             soon_ms = _now_ms() + self._pace.limits.hold_ms // 2
             company = [shard for shard, due_ms in self._held.items() if due_ms <= soon_ms]
-            pieces: list[tuple[int, Piece]] = []
-            room = self._pace.limits
-            for shard in [*self._ready, *company]:
-                if pieces and shard in self._suspects:
-                    continue
-                route = self._lanes[shard][1].route
-                self._ready.pop(shard, None)
-                self._held.pop(shard, None)
-                piece = route.next_piece
-                if route.due_ms(self._pace.limits) is None or piece is None:
-                    continue
-                if not piece.is_caught_up:
-                    route.catch_up(self.rules)
-                if piece.is_catching_up:
-                    self._look_at(shard)
-                    continue
-                route.send()
-                if route.can_judge(self._pace.limits):
-                    self._to_judge[shard] = None  # A long piece had no room for what is next.
-                pieces.append((shard, piece))
-                room = room.less(piece)
-                if room.are_used_up or shard in self._suspects:
-                    break
+            others = [one for one in [*self._ready, *company] if one not in self._suspects]
+            is_turn = bool(suspects) and not (self._is_trying and others)
+            pieces = self._take(suspects[:1] if is_turn else others)
             if pieces:
+                self._is_trying = is_turn
                 call = asyncio.create_task(self._call(pieces))
                 self._calls.add(call)
-                call.add_done_callback(self._calls.discard)
+                call.add_done_callback(self._end_call)
+
+    def _take(self, shards: Iterable[int]) -> Pieces:
+        """What goes in one call of what these logs have."""
+        pieces: list[tuple[int, Piece]] = []
+        room = self._pace.limits
+        for shard in shards:
+            route = self._lanes[shard][1].route
+            self._ready.pop(shard, None)
+            self._held.pop(shard, None)
+            piece = route.next_piece
+            if route.due_ms(self._pace.limits) is None or piece is None:
+                continue
+            if not piece.is_caught_up:
+                route.catch_up(self.rules)
+            if piece.is_catching_up:
+                self._look_at(shard)
+                continue
+            route.send()
+            if route.can_judge(self._pace.limits):
+                self._to_judge[shard] = None  # A long piece had no room for what is next.
+            pieces.append((shard, piece))
+            room = room.less(piece)
+            if room.are_used_up:
+                break
+        return pieces
+
+    def _end_call(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        self._wake.set()
 
     async def _pause(self) -> None:
         """Wait until there is something to do: entries, an answer, or a piece held long enough."""
@@ -394,18 +412,17 @@ class BrokerLink:
             self._failure = failure
         except Exception as failure:  # noqa: BLE001 - it ends the router: see `_serve`
             self._failure = failure
-        finally:
-            self._wake.set()
 
     def _suspect_all_in_flight(self) -> None:
         """These logs wait, and go by themselves then: the broker ended over one of them.
 
         Sent at once, it would end the next broker process too, and all that others do there. Which
         one it was is not known: the calls in flight shared a commit, and the first to fail ends the
-        others.
+        others. So each goes while no other one is in flight.
         """
         for shard, (_, subscriber) in self._lanes.items():
-            if subscriber.route.in_flight is not None and not self._waits(shard):
+            route = subscriber.route
+            if route.in_flight is not None and not route.is_outdated and not self._waits(shard):
                 self._suspects[shard] = True
                 self._reserve.step_back(shard)
                 wait_s = unstorable_wait_s()

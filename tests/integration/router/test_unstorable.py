@@ -77,11 +77,42 @@ class Unable(MemoryBroker):
         return await super().GetRoutingState(request, context)
 
 
+class SharingCommits(Unable):
+    """What is in flight with a call over which it ends fails with it.
+
+    Attributes:
+        beside: How many other calls were in flight as each of those began.
+    """
+
+    def __init__(self, memory: ShardMemory) -> None:
+        super().__init__(memory)
+        self.beside: list[int] = []
+        self._others_count = 0
+
+    async def Assign(  # noqa: N802
+        self, request: assignment_pb2.AssignRequest, context: Any
+    ) -> assignment_pb2.AssignResponse:
+        if any(piece.ingest_shard == 0 for piece in request.ranges):
+            self.beside.append(self._others_count)
+            return await super().Assign(request, context)
+        if not self.ending.is_set():
+            await self.ending.wait()
+            await refuse(context, Internal("another's record", reason="UNSTORABLE_RECORD"))
+        self._others_count += 1
+        try:
+            await asyncio.sleep(0.01)  # So that something is in flight most of the time.
+            return await super().Assign(request, context)
+        finally:
+            self._others_count -= 1
+
+
 class Unstorable:
     """Such a broker in place of the stack's, and logs beside that of the stack."""
 
-    def __init__(self, stack: Stack, shards: Collection[int]) -> None:
-        self.broker = Unable(stack.shard)
+    def __init__(
+        self, stack: Stack, shards: Collection[int], broker: type[Unable] = Unable
+    ) -> None:
+        self.broker = broker(stack.shard)
         self.server = Running(stack.directory, self.broker)
         self.logs = {0: stack.log} | {shard: LogMemory(shard) for shard in shards}
         self._stack = stack
@@ -138,6 +169,51 @@ async def test_a_log_over_whose_messages_a_broker_ends_goes_seldom_and_holds_up_
 
         given.broker.is_repaired = True
         await eventually(lambda: sorted(stack.got("all")) == sorted([*chain(*passed), *held_up]))
+
+
+async def test_a_log_over_whose_messages_a_broker_ended_goes_while_no_other_is_in_flight(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_waits(monkeypatch, 0.02)
+    async with Unstorable(stack, [SECOND], SharingCommits) as given, stack.router() as router:
+        # Given a broker that ended over a log, which goes again
+        broker = given.broker
+        await given.logs[0].publish([{}])
+        await eventually(lambda: broker.failed)
+        broker.ending.clear()
+        await eventually(lambda: len(broker.begun) > len(broker.failed))
+
+        # When something of another one comes meanwhile, and the broker ends again
+        monkeypatch.setattr(brokers, "unstorable_wait_s", lambda: 3_600.0)
+        passed = await given.logs[SECOND].publish([{}])
+        route = router.links[0].route(SECOND)
+        assert route is not None
+        await eventually(lambda: route.judged is not None or route.in_flight is not None)
+        broker.ending.set()
+
+        # Then that other one does not wait
+        await eventually(lambda: stack.got("all") == passed)
+
+
+async def test_a_log_over_whose_messages_a_broker_ended_gets_its_turn_beside_busy_ones(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_waits(monkeypatch, 0.02)
+    async with Unstorable(stack, [SECOND], SharingCommits) as given, stack.router():
+        held_up = await given.logs[0].publish([{}])
+        await eventually(lambda: given.broker.failed)
+
+        # While messages of another log come all the time, each try has none of them beside it
+        passed: list[int] = []
+        while len(given.broker.failed) < 3:
+            passed += await given.logs[SECOND].publish([{}])
+            await asyncio.sleep(0.005)
+        await eventually(lambda: stack.got("all") == passed)
+        assert isinstance(given.broker, SharingCommits)
+        assert not any(given.broker.beside)
+
+        given.broker.is_repaired = True
+        await eventually(lambda: stack.got("all") == passed + held_up)
 
 
 def test_a_log_goes_again_after_each_wait_by_a_clock_of_whole_milliseconds(
