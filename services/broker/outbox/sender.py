@@ -2,7 +2,7 @@
 
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ down: the same again, later, without end
-      │                              │ ended over a record: one row at a time, much later
+      │                              │ ended over a record: one row at a time past it, much later
       │                              │ refuses a row permanently: it is set aside
       ├──────────────────────────────┤ has other numbers: nothing is sent until an operator resumes
       └──────────────────────────────┘ was removed: they are numbered again, for another ingest
@@ -115,6 +115,10 @@ class _Line:
     _shard: int
     _ingest_shard: int
     _rows_max: int = field(default=BATCH_ROWS, init=False)
+    _sent_number: int = field(default=0, init=False)
+    """The last number of the call that was sent last."""
+    _alone_number: int = field(default=0, init=False)
+    """Up to this number rows go alone: the ingest has ended over one of them."""
     _resuming: bool = field(default=False, init=False)
     _look_again: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -148,6 +152,7 @@ class _Line:
                 wait_s = backoff.next_seconds()
                 if isinstance(error, PeerUnstorable):  # the ingest ended, and would again
                     self._rows_max, wait_s = 1, unstorable_wait_s()
+                    self._alone_number = max(self._alone_number, self._sent_number)
                 if not await self._has_left():
                     await asyncio.sleep(wait_s)
             else:
@@ -180,6 +185,7 @@ class _Line:
             messages=messages,
             set_aside_count=aside_count,
         )
+        self._sent_number = counter.first_waiting + sent_count - 1
         try:
             last_number = await self._target.push(ingest_shard, request)
         except RowRefused as error:
@@ -190,13 +196,14 @@ class _Line:
             else:
                 raise
             return
-        self._rows_max = min(2 * self._rows_max, BATCH_ROWS)
         self._check(last_number)
         count = min(last_number + 1 - counter.offset - counter.first_waiting, sent_count)
         if count <= 0:
             raise PeerFailed(f"took {sent_count} pushes, and has none of them")
         size_bytes = sum(map(len, values[:count]))
         await self._owner.run(lambda _: self._outbox.sent(ingest_shard, count, size_bytes))
+        if counter.first_waiting + count > self._alone_number:
+            self._rows_max = min(2 * self._rows_max, BATCH_ROWS)
 
     async def _has_left(self) -> bool:
         """Whether the ingest was removed, and some rows are now for another one.

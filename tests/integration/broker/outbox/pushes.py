@@ -16,6 +16,7 @@ class Pushes:
     Attributes:
         down: Every call fails.
         unstorable: Every call ends the ingest over a record.
+        ends_over: Calls with this payload end the ingest.
         lose_answers: How many of the next calls are done, and lose their answers.
         slow: While it is not set, calls wait before anything happens.
         numbers: The last number of each broker shard and ingest shard.
@@ -29,6 +30,7 @@ class Pushes:
     def __init__(self, ingest_shard: int = 0) -> None:
         self.down = False
         self.unstorable = False
+        self.ends_over: bytes | None = None
         self.limit: int | None = None
         self.lose_answers = 0
         self.slow = asyncio.Event()
@@ -58,6 +60,8 @@ class Pushes:
         if self.unstorable:
             raise PeerUnstorable("UNSTORABLE_RECORD: log entry 7")
         self.calls.append(len(request.messages))
+        if any(one.payload == self.ends_over for one in request.messages):
+            raise PeerUnstorable("UNSTORABLE_RECORD: log entry 7")
         place = (request.broker_shard, ingest_shard)
         last = self.numbers.get(place, 0)
         if request.first_number > last + 1:

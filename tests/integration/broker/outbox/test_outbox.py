@@ -113,6 +113,38 @@ async def test_pushes_over_which_an_ingest_ended_wait_long_and_go_one_at_a_time(
         assert pushes.calls == [1, 1]
 
 
+async def test_pushes_go_one_at_a_time_until_past_what_an_ingest_ended_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pushes, ends = Pushes(), 3
+    waits: list[bool] = []
+
+    def wait_s() -> float:
+        waits.append(True)
+        if len(waits) == ends:
+            pushes.ends_over = None
+        return 0.0
+
+    # Given eight pushes in one call, of which the sixth ends the ingest
+    monkeypatch.setattr(outbox_sender, "unstorable_wait_s", wait_s)
+    payloads = [b"%d" % number for number in range(1, 9)]
+    pushes.ends_over = payloads[5]
+    async with running(pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, *(push(payload=one) for one in payloads))
+
+        # Then none shares a call with it from then on
+        await eventually(lambda: pushes.payloads() == payloads)
+        assert pushes.calls == [8] + [1] * (8 + ends - 1)
+
+        # And later ones share their calls again
+        pushes.slow.clear()
+        await execute(rig, push(), push(), push(), push())
+        pushes.slow.set()
+        await eventually(lambda: len(pushes.payloads()) == 12)
+        assert max(pushes.calls[-3:]) > 1
+
+
 async def test_a_full_outbox_refuses_pushes_until_ingest_is_back() -> None:
     pushes = Pushes()
     pushes.down = True
