@@ -61,7 +61,11 @@ def test_a_log_that_stood_still_when_the_broker_was_lost_is_left_alone_for_longe
     assert [reserve.stands(0) for _ in waiting] == waiting
     assert [reserve.stands(1) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
 
-    # And a move makes it like any other
+    # And a move makes it like any other, for which a loss counts
+    reserve.moved(0)
+    reserve.stands(0)
+    reserve.link_lost()
+    assert [reserve.stands(0) for _ in waiting] == waiting
     reserve.moved(0)
     assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
 
