@@ -353,4 +353,5 @@ def to_replacement(
         None if request.keep_payload else request.payload,
         None if request.keep_headers else headers,
         request.queue_id,
+        request.headers_etag,
     )

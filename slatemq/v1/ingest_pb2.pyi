@@ -850,6 +850,7 @@ class ReplaceMessageRequest(_message.Message):
     KEEP_PAYLOAD_FIELD_NUMBER: _builtins.int
     KEEP_HEADERS_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    HEADERS_ETAG_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """The message, of this shard."""
     etag: _builtins.str
@@ -862,6 +863,8 @@ class ReplaceMessageRequest(_message.Message):
     """Leave the headers as they are; `headers` must be empty then."""
     queue_id: _builtins.str
     """The queue whose entry is edited, which the event `message.edited` names; empty = none."""
+    headers_etag: _builtins.str
+    """The headers by which the edit was judged, as GetMessageMetadata gave it; empty = any."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The new headers, all of them."""
@@ -876,10 +879,11 @@ class ReplaceMessageRequest(_message.Message):
         keep_payload: _builtins.bool = ...,
         keep_headers: _builtins.bool = ...,
         queue_id: _builtins.str = ...,
+        headers_etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "keep_headers", b"keep_headers", "keep_payload", b"keep_payload", "message_id", b"message_id", "payload", b"payload", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "headers_etag", b"headers_etag", "keep_headers", b"keep_headers", "keep_payload", b"keep_payload", "message_id", b"message_id", "payload", b"payload", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,8 +961,11 @@ class GetMessageMetadataResponse(_message.Message):
 
     HEADERS_FIELD_NUMBER: _builtins.int
     DIRECT_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    HEADERS_ETAG_FIELD_NUMBER: _builtins.int
     direct_queue_id: _builtins.str
     """The queue that it was pushed to; empty = it was published, and filters decided."""
+    headers_etag: _builtins.str
+    """Stands for its headers, for ReplaceMessage."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its headers."""
@@ -968,10 +975,11 @@ class GetMessageMetadataResponse(_message.Message):
         *,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         direct_queue_id: _builtins.str = ...,
+        headers_etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_queue_id", b"direct_queue_id", "headers", b"headers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_queue_id", b"direct_queue_id", "headers", b"headers", "headers_etag", b"headers_etag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

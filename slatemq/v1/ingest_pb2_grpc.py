@@ -257,7 +257,8 @@ class IngestServiceServicer:
         Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
         would make the log entry, which the message shares with others of its commit, larger than 16
         MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
-        as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+        as `etag`; also where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE
+        (also NOT_YET_STORED, as of BatchGetMessages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -147,7 +147,8 @@ class IngestServiceStub:
     Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
     would make the log entry, which the message shares with others of its commit, larger than 16
     MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
-    as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+    as `etag`; also where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE
+    (also NOT_YET_STORED, as of BatchGetMessages).
     """
     GetMessageMetadata: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetMessageMetadataRequest, _ingest_pb2.GetMessageMetadataResponse]
     """Returns what decides who may edit a message. For brokers, which ask before they replace it.
@@ -282,7 +283,8 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
     would make the log entry, which the message shares with others of its commit, larger than 16
     MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
-    as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+    as `etag`; also where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE
+    (also NOT_YET_STORED, as of BatchGetMessages).
     """
     GetMessageMetadata: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetMessageMetadataRequest, _ingest_pb2.GetMessageMetadataResponse]  # type: ignore[assignment]
     """Returns what decides who may edit a message. For brokers, which ask before they replace it.
@@ -462,7 +464,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
         would make the log entry, which the message shares with others of its commit, larger than 16
         MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
-        as `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
+        as `etag`; also where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE
+        (also NOT_YET_STORED, as of BatchGetMessages).
         """
 
     @_abc_1.abstractmethod

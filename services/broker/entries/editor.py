@@ -20,7 +20,13 @@ from libs.storage.layout.ids import shard_of
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
 from slatemq.v1.entry_pb2 import EditMessageRequest, ForgetMessageRequest
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 from slatemq.v1.ingest_pb2 import ReplaceMessageRequest
@@ -35,6 +41,9 @@ RUNNING_BYTES_MAX: Final = 128 << 20
 
 INVALIDATE_DEADLINE_S: Final = 5.0
 """A broker that has not answered by then counts as down."""
+
+JUDGED_MAX: Final = 10
+"""How often an edit is judged whose message gets other headers meanwhile, each time."""
 
 LOOK_S: Final = 0.02
 LOOKS: Final = 200
@@ -98,16 +107,29 @@ class MessageEditor:
         # First kept back, then looked at, so that it cannot be claimed in between.
         with self._delivery.keeping_back(wanted.message_id):
             await self._owner.run(check)
-            if caller is not None:
-                stored = await self._ingests.metadata(wanted.message_id)
-                caller.require_edit(stored.headers, stored.direct_queue_id)
             try:
-                etag = await self._ingests.replace(wanted)
+                etag = await self._replace(wanted, caller)
             finally:
                 self._payloads.forget(wanted.message_id)
         await self._owner.durable()
         await self._others.invalidate(wanted.message_id)
         return etag
+
+    async def _replace(self, wanted: ReplaceMessageRequest, caller: Caller | None) -> str:
+        """Replaces the message, if it has the headers yet by which that is permitted."""
+        judged_count = 0
+        while True:
+            if caller is not None:
+                stored = await self._ingests.metadata(wanted.message_id)
+                caller.require_edit(stored.headers, stored.direct_queue_id)
+                wanted.headers_etag = stored.headers_etag
+                judged_count += 1
+            try:
+                return await self._ingests.replace(wanted)
+            except Aborted as error:
+                is_outdated = wanted.headers_etag and wanted.etag in ("", error.etag)
+                if not is_outdated or judged_count >= JUDGED_MAX:
+                    raise
 
     async def forget(self, message_id: int) -> None:
         """Drops what is cached of a message that another broker has edited.

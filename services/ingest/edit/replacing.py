@@ -42,7 +42,7 @@ ENTRY_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a message is to be. None: as it is. An empty `etag` fits every message.
+    """What a message is to be. None: as it is. An empty etag fits every message.
 
     `queue_id` is the queue whose entry is edited; its event names it.
     """
@@ -52,6 +52,7 @@ class Replacement:
     payload: bytes | None
     headers: dict[str, str] | None
     queue_id: str = ""
+    headers_etag: str = ""
 
 
 OnEdited = Callable[[int, str, int], Sequence[Record]]
@@ -144,6 +145,8 @@ class Replacer:
             if await self._is_repeat(wanted, record, stored, messages[at]):
                 return str(current)
             raise Aborted(f"message {message_id} was changed since", etag=str(current))
+        if wanted.headers_etag not in ("", current.headers):
+            raise Aborted(f"the headers of message {message_id} changed since", etag=str(current))
         messages[at] = _changed(messages[at], wanted)
         with encoding(f"log entry {sequence}"):
             encoded = await asyncio.to_thread(encode_log_entry, messages)

@@ -31,7 +31,12 @@ class Etag(NamedTuple):
 
 
 def etag_of(record: bytes, headers: Mapping[str, str]) -> Etag:
-    return Etag(_digest(record), _digest(encode_headers(headers)))
+    return Etag(_digest(record), headers_etag(headers))
+
+
+def headers_etag(headers: Mapping[str, str]) -> str:
+    """The part of an etag that stands for the headers."""
+    return _digest(encode_headers(headers))
 
 
 def _digest(data: bytes) -> str:

@@ -39,6 +39,7 @@ from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.entries import part_behind
+from services.ingest.read.etags import headers_etag
 from services.ingest.read.message_runs import MessageRun, ResponseBudget
 from services.ingest.read.tailing import Update
 from services.ingest.shard import Shard
@@ -513,7 +514,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             await shard.confirm_missing([message_id], end.last_message_id)
             raise NotFound("message", str(message_id))
         return ingest_pb2.GetMessageMetadataResponse(
-            headers=found.headers, direct_queue_id=found.direct_queue_id
+            headers=found.headers,
+            direct_queue_id=found.direct_queue_id,
+            headers_etag=headers_etag(found.headers),
         )
 
     async def GetLogStatus(  # noqa: N802 - the RPC's name

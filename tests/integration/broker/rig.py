@@ -151,7 +151,9 @@ class Ingest(Ingests):
 
     async def metadata(self, message_id: int) -> ingest_pb2.GetMessageMetadataResponse:
         (message,) = (await self.read(0, [message_id])).messages
-        return ingest_pb2.GetMessageMetadataResponse(headers=message.headers)
+        return ingest_pb2.GetMessageMetadataResponse(
+            headers=message.headers, headers_etag=_headers_etag(message)
+        )
 
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
         self.edits.append(request)
@@ -160,10 +162,18 @@ class Ingest(Ingests):
             raise Unavailable("ingest is down")
         if request.etag not in ("", f"e{request.message_id}"):
             raise Aborted("changed since", etag=f"e{request.message_id}")
+        if request.headers_etag:
+            (message,) = (await self.read(0, [request.message_id])).messages
+            if request.headers_etag != _headers_etag(message):
+                raise Aborted("headers changed since", etag=f"e{request.message_id}")
         self.replaced[request.message_id] = message_pb2.Message(
             message_id=request.message_id, payload=request.payload, headers=request.headers
         )
         return "edited"
+
+
+def _headers_etag(message: message_pb2.Message) -> str:
+    return repr(sorted(message.headers.items()))
 
 
 class Rig:

@@ -98,6 +98,24 @@ async def test_only_the_etag_seen_last_replaces() -> None:
         assert await contents(ingest, one) == [(b"2", {"n": "3"})]
 
 
+async def test_only_headers_that_were_judged_are_replaced_or_kept() -> None:
+    async with serving() as ingest:
+        (one,) = await ingest.send(b"1", n="1")
+        request = ingest_pb2.GetMessageMetadataRequest(message_id=one)
+        judged = (await ingest.stub.GetMessageMetadata(request, timeout=60)).headers_etag
+        # Another payload does not matter
+        await replace(ingest, one, payload=b"2", keep_headers=True)
+        await replace(ingest, one, headers_etag=judged, payload=b"3", keep_headers=True)
+        current = await replace(ingest, one, keep_payload=True, headers={"n": "2"})
+        for etag in ("", current):
+            with pytest.raises(Aborted) as refused:
+                await replace(
+                    ingest, one, etag=etag, headers_etag=judged, payload=b"4", keep_headers=True
+                )
+            assert refused.value.etag == current
+        assert await contents(ingest, one) == [(b"3", {"n": "2"})]
+
+
 @pytest.mark.parametrize("size", [5, 70_000])
 async def test_a_replace_that_is_repeated_gets_the_first_answer(root: str, size: int) -> None:
     new, other = b"n" * size, b"o" * size

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
@@ -19,10 +20,11 @@ from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
-from slatemq.v1 import assignment_pb2, entry_pb2
+from slatemq.v1 import assignment_pb2, entry_pb2, message_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.entry_stubs import EntryStubs
 from tests.integration.broker.entries.delayed_rows import watches
@@ -41,11 +43,11 @@ class Editing:
         self._watches = watches(rig)
         self._editor = rig.broker.editor
 
-    async def edit(self, message_id: int, **fields: object) -> str:
+    async def edit(self, message_id: int, caller: Any = None, **fields: object) -> str:
         fields.setdefault("payload", b"new")
         wanted = replacement(entry_pb2.EditMessageRequest(**fields))  # type: ignore[arg-type]
         wanted.message_id = message_id
-        return await self._editor.edit(wanted, await self._find(message_id), None)
+        return await self._editor.edit(wanted, await self._find(message_id), caller)
 
     async def _find(self, message_id: int) -> Find:
         queue = self._rig.owner.shard.queues["q"]
@@ -164,6 +166,57 @@ async def test_what_ingest_refuses_is_reported_and_the_entry_is_free_again() -> 
         rig.ingest.down = False
         rig.clock.advance(MINUTE)
         assert payloads(await rig.claim()) == [b"%010d" % 1]
+
+
+class Clerk:
+    """May edit what is not secret, and counts how often that was asked."""
+
+    def __init__(self) -> None:
+        self.judged_count = 0
+
+    def require_edit(self, headers: Mapping[str, str], direct_queue_id: str) -> None:
+        self.judged_count += 1
+        if "secret" in headers:
+            raise PermissionDenied("it is secret")
+
+
+@pytest.mark.parametrize("etag", ["", "e1"])
+async def test_an_edit_is_judged_by_the_headers_that_it_replaces(etag: str) -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        for headers, payload in (({"a": "1"}, b"new"), ({"secret": "1"}, b"theirs")):
+            # Given an edit that was permitted and is not made yet
+            clerk = Clerk()
+            rig.ingest.edit_gate.clear()
+            rig.ingest.edits.clear()
+            editing = asyncio.create_task(Editing(rig).edit(1, clerk, etag=etag))
+            await poll(lambda: rig.ingest.edits)
+
+            # When another one gives the message other headers
+            rig.ingest.replaced[1] = message_pb2.Message(
+                message_id=1, payload=b"theirs", headers=headers
+            )
+            rig.ingest.edit_gate.set()
+            if "secret" in headers:
+                with pytest.raises(PermissionDenied):
+                    await editing
+            else:
+                await editing
+
+            # Then it is judged by these
+            assert clerk.judged_count == 2
+            assert rig.ingest.replaced[1].payload == payload
+
+
+async def test_an_edit_whose_etag_does_not_fit_is_refused_at_once() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        clerk = Clerk()
+        with pytest.raises(Aborted):
+            await Editing(rig).edit(1, clerk, etag="other")
+        assert clerk.judged_count == 1
 
 
 async def test_an_edit_goes_on_when_its_caller_has_gone() -> None:
