@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
@@ -27,6 +26,9 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 ASK_DEADLINE_S = INTERVAL_S_MAX + 5.0
 """A broker that has not answered by then counts as down: it commits first, and may be slow."""
+
+ASK_NEXT_S = 1.0
+"""A broker that has not answered by then holds no push up where another one can say as much."""
 
 PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""
@@ -129,18 +131,33 @@ class OtherBrokers:
     async def _has(self, queue_id: str, shards: Sequence[int]) -> bool:
         """Whether these shards, none of them this one, have the queue. Raises Unavailable.
 
-        Partition 0 decides. While its broker is down, another one that has a partition will do.
+        Partition 0 decides. While its broker is down, or does not answer, another one that has a
+        partition will do.
         """
         if not shards or self._shard in shards:
             return False
+        asked: list[asyncio.Task[bool | None]] = []
         try:
-            return await self._is_on(queue_id, shards[0])
+            for shard in shards:
+                asked.append(asyncio.create_task(self._ask(queue_id, shard)))
+                if (answer := await _answer(asked, ASK_NEXT_S)) is not None:
+                    return answer
+            while not all(one.done() for one in asked):
+                if (answer := await _answer(asked, None)) is not None:
+                    return answer
+            raise self._down(queue_id, shards[0])
+        finally:
+            for shard, one in zip(shards, asked, strict=False):
+                if not one.done():
+                    one.cancel()
+                    self._channels.doubt("broker", shard)
+
+    async def _ask(self, queue_id: str, shard: int) -> bool | None:
+        """Whether that shard has the queue; None where it cannot be asked."""
+        try:
+            return await self._is_on(queue_id, shard)
         except Unavailable:
-            for shard in shards[1:]:
-                with suppress(Unavailable):
-                    if await self._is_on(queue_id, shard):
-                        return True
-            raise
+            return None
 
     async def _is_on(self, queue_id: str, shard: int) -> bool:
         """Whether that shard has the queue, or a partition of it. Raises Unavailable."""
@@ -163,6 +180,19 @@ class OtherBrokers:
             f"cannot look up queue {queue_id!r}: broker {shard} is down",
             reason="BROKER_DOWN",
         )
+
+
+async def _answer(asked: Sequence[asyncio.Task[bool | None]], wait_s: float | None) -> bool | None:
+    """What partitions say once one more has answered: the first decides, another may only confirm.
+
+    None if that is nothing.
+    """
+    pending = [one for one in asked if not one.done()]
+    await asyncio.wait(pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    answers = [one.result() if one.done() else None for one in asked]
+    if answers[0] is not None:
+        return answers[0]
+    return True if True in answers else None
 
 
 def _push_failure(failed: PeerFailed) -> PeerFailed:

@@ -13,6 +13,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import QueueNames
+from services.broker.outbox import targets
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import consumer_pb2, queue_name_pb2, queue_name_pb2_grpc, queue_pb2
@@ -75,6 +76,27 @@ async def test_a_push_to_a_queue_elsewhere_needs_one_broker_that_has_a_partition
         await own[1].rig.ended
         _, reason, _ = await refusal(third.rig.consumers.Execute(request))
         assert reason == "BROKER_DOWN"
+
+
+async def test_a_push_to_a_queue_elsewhere_does_not_wait_for_a_broker_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "ASK_NEXT_S", 0.001)
+    is_on, thawed = targets.OtherBrokers._is_on, asyncio.Event()
+
+    async def hang(others: targets.OtherBrokers, queue_id: str, shard: int) -> bool:
+        if shard == 1:
+            await thawed.wait()
+        return await is_on(others, queue_id, shard)
+
+    monkeypatch.setattr(targets.OtherBrokers, "_is_on", hang)
+    async with brokers(tmp_path, 3) as (third, *own):
+        for index, one in enumerate(own):
+            await create(one.rig, index, (1, 2))
+        push = consumer_pb2.PushCommand(queue_id="q", payload=b"x")
+        request = consumer_pb2.ExecuteRequest(commands=[consumer_pb2.Command(push=push)])
+        await third.rig.consumers.Execute(request)
+        assert not thawed.is_set()
 
 
 async def test_partitions_get_nothing_until_each_is_there_and_then_what_came_meanwhile(
