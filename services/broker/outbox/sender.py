@@ -2,7 +2,7 @@
 
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ down: the same again, later, without end
-      │                              │ ended over a record: one row at a time past it, much later
+      │                              │ ended over a record: from one row on, much later
       │                              │ refuses a row permanently: it is set aside
       ├──────────────────────────────┤ has other numbers: nothing is sent until an operator resumes
       └──────────────────────────────┘ was removed: they are numbered again, for another ingest
@@ -117,8 +117,10 @@ class _Line:
     _rows_max: int = field(default=BATCH_ROWS, init=False)
     _sent_number: int = field(default=0, init=False)
     """The last number of the call that was sent last."""
+    _ended_number: int = field(default=0, init=False)
+    """The last number of the calls over which the ingest ended, perhaps by another's record."""
     _alone_number: int = field(default=0, init=False)
-    """Up to this number rows go alone: the ingest has ended over one of them."""
+    """Up to this number rows go alone: the ingest has ended twice over some of them."""
     _resuming: bool = field(default=False, init=False)
     _look_again: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -152,7 +154,7 @@ class _Line:
                 wait_s = backoff.next_seconds()
                 if isinstance(error, PeerUnstorable):  # the ingest ended, and would again
                     self._rows_max, wait_s = 1, unstorable_wait_s()
-                    self._alone_number = max(self._alone_number, self._sent_number)
+                    self._note_ended()
                 if not await self._has_left():
                     await asyncio.sleep(wait_s)
             else:
@@ -204,6 +206,13 @@ class _Line:
         await self._owner.run(lambda _: self._outbox.sent(ingest_shard, count, size_bytes))
         if counter.first_waiting + count > self._alone_number:
             self._rows_max = min(2 * self._rows_max, BATCH_ROWS)
+
+    def _note_ended(self) -> None:
+        """Notes that the ingest ended over the last call, or over what others sent meanwhile."""
+        first, last = self._outbox.counter(self._ingest_shard).first_waiting, self._sent_number
+        if first <= self._ended_number and first < last:
+            self._alone_number = last
+        self._ended_number = max(self._ended_number, last)
 
     async def _has_left(self) -> bool:
         """Whether the ingest was removed, and some rows are now for another one.

@@ -113,7 +113,29 @@ async def test_pushes_over_which_an_ingest_ended_wait_long_and_go_one_at_a_time(
         assert pushes.calls == [1, 1]
 
 
-async def test_pushes_go_one_at_a_time_until_past_what_an_ingest_ended_over(
+async def test_pushes_share_calls_again_after_an_ingest_ended_over_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pushes = Pushes()
+
+    def wait_s() -> float:
+        pushes.ends_over = None
+        return 0.0
+
+    # Given eight pushes in one call, during which the ingest ends over what another one sent
+    monkeypatch.setattr(outbox_sender, "unstorable_wait_s", wait_s)
+    payloads = [b"%d" % number for number in range(1, 9)]
+    pushes.ends_over = payloads[0]
+    async with running(pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, *(push(payload=one) for one in payloads))
+
+        # Then only the first goes alone
+        await eventually(lambda: pushes.payloads() == payloads)
+        assert pushes.calls == [8, 1, 2, 4, 1]
+
+
+async def test_pushes_go_one_at_a_time_until_past_what_an_ingest_ended_over_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pushes, ends = Pushes(), 3
@@ -133,9 +155,9 @@ async def test_pushes_go_one_at_a_time_until_past_what_an_ingest_ended_over(
         await rig.create()
         await execute(rig, *(push(payload=one) for one in payloads))
 
-        # Then none shares a call with it from then on
+        # Then none shares a call with it once it has ended the ingest a second time
         await eventually(lambda: pushes.payloads() == payloads)
-        assert pushes.calls == [8] + [1] * (8 + ends - 1)
+        assert pushes.calls == [8, 1, 2, 4] + [1] * (5 + ends - 2)
 
         # And later ones share their calls again
         pushes.slow.clear()
