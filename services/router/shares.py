@@ -10,8 +10,8 @@ end the costliest queues come into quarantine if all of this holds:
 - a log is behind, and no less than at the beginning of the window: it does not catch up.
 
 How long messages wait is known by two clocks, ingest's and this machine's, so a log is behind that
-waits for longer than it once did. So the backlog with which a router starts is none that filters
-are at fault for, before it grows.
+waits for longer than it lately did. So the backlog with which a router starts is none that filters
+are at fault for, before it grows; nor is for long what a clock that was set adds.
 
 Those go whose part of the filters' time makes up a `STEP`, and no more before the next window:
 where a little was too much, few lose their place. Replays are judged by rules of their own, at
@@ -35,8 +35,11 @@ MESSAGE_NS: Final = 1_000_000
 second then."""
 
 BEHIND_MS: Final = 2_000
-"""A log is behind whose messages wait for over this much longer than they once did: one without
+"""A log is behind whose messages wait for over this much longer than they lately did: one without
 matches is held for a second anyway."""
+
+WINDOWS: Final = 60
+"""The windows at whose beginnings a wait counts as one of lately: ten minutes, or more."""
 
 STEP: Final = 0.25
 """The part of the filters' time that the costliest queues must have had to go at once."""
@@ -47,10 +50,8 @@ class FilterShare:
 
     def __init__(self, waits_ms: Mapping[int, int], before: FilterShare | None = None) -> None:
         """Begin, after the window `before`, with how long the oldest message of each log waits."""
-        self._waits_ms = dict(waits_ms)
-        self._least_ms: dict[int, int] = {} if before is None else dict(before._least_ms)
-        for log, wait_ms in waits_ms.items():
-            self._least_ms[log] = min(wait_ms, self._least_ms.get(log, wait_ms))
+        earlier = [] if before is None else before._waits_ms[1 - WINDOWS :]
+        self._waits_ms: list[dict[int, int]] = [*earlier, dict(waits_ms)]  # This window last.
         self._time_ns = self._judging_ns = self._processor_ns = 0
         self._messages_count = 0
 
@@ -96,7 +97,10 @@ class FilterShare:
 
     def _is_behind(self, waits_ms: Mapping[int, int]) -> bool:
         return any(
-            wait_ms >= self._waits_ms[log] and wait_ms - self._least_ms[log] > BEHIND_MS
+            wait_ms >= self._waits_ms[-1][log] and wait_ms - self._least_ms(log) > BEHIND_MS
             for log, wait_ms in waits_ms.items()
-            if log in self._waits_ms
+            if log in self._waits_ms[-1]
         )
+
+    def _least_ms(self, log: int) -> int:
+        return min(window[log] for window in self._waits_ms if log in window)

@@ -145,6 +145,12 @@ def test_a_clock_that_differs_from_that_of_ingest_makes_no_log_behind_nor_hides_
     assert is_behind_at_last([skew_ms, skew_ms + 5_000, skew_ms + 9_000])
 
 
+def test_a_clock_that_was_set_makes_no_log_behind_for_ever_nor_hides_one() -> None:
+    set_long_ago = [20, 20, *[3_020] * 70]
+    assert not is_behind_at_last([*set_long_ago, 3_025])
+    assert is_behind_at_last([*set_long_ago, 3_020 + BEHIND_MS, 3_021 + BEHIND_MS])
+
+
 def is_behind_at_last(waits_ms: list[int | None]) -> bool:
     """Whether a log counts as behind that has waited so long at each window's begin, and end."""
     share, at = FilterShare({}), [{} if one is None else {3: one} for one in waits_ms]
