@@ -319,10 +319,16 @@ class Work:
         await self.note_clock(SLEWED_MS + self._back_ms)
         self._is_draining = True
         self.moved_at = time.monotonic()
-        while self.missing() and time.monotonic() - self.moved_at < STALLED_S:
+        while self.missing() and self._moves():
             await asyncio.sleep(0.2)
         await self._resume(self.client.named("last-editor"))
+        # Of what is missing from it, clients know nothing: a consumer may have let a lease end.
+        while not await self.client.is_empty(EDITED) and self._moves():
+            await asyncio.sleep(0.2)
         await asyncio.sleep(settled_s)
+
+    def _moves(self) -> bool:
+        return time.monotonic() - self.moved_at < STALLED_S
 
 
 _TAKES: Final[dict[str, Callable[[dict[str, str]], bool]]] = {

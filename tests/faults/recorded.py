@@ -207,6 +207,11 @@ class RecordedClient:
         with self._operation("resume", {"queue": queue}):
             await self.client.resume_queue(queue)
 
+    async def is_empty(self, queue: str) -> bool:
+        """Whether the queue has nothing but dead letters and what is done, as its broker counts."""
+        counts = (await self.client.get_queue(queue)).counts
+        return not (counts.available_count + counts.delayed_count + counts.in_flight_count)
+
     async def note_clock(self, ahead_ms: float) -> None:
         """Write down by how much clocks of services are ahead of ours at most, from now on."""
         with self._operation("clock", {"ahead_ms": ahead_ms}):
