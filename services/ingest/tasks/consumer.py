@@ -225,7 +225,7 @@ class TaskConsumer:
             try:
                 answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
             except Unstorable:
-                if not waiting.was_handed_over:  # it was in no commit: it costs no attempt
+                if not waiting.was_drained:  # another one's commit failed: it costs no attempt
                     await self._check_running()
                 raise
             return answered, waiting.outcome

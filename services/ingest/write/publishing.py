@@ -252,7 +252,6 @@ class Publisher:
         try:
             self.commits.newest()  # raises where there is no further commit
             self._enqueue(waiting)
-            waiting.was_handed_over = True
             await self.commits.durable()
         except StorageError:
             self._requests.forget(accepted.request_id)
@@ -320,6 +319,7 @@ class Publisher:
         columns = Columns()
         payloads: list[bytes | None] = []
         for publish in waiting:
+            publish.was_drained = True
             if self.is_leaving and publish.push is not None:
                 self._refuse(publish, self._leaving())
                 continue

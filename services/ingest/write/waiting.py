@@ -32,8 +32,7 @@ class Waiting:
         first_id: The first of the messages' IDs, once they are taken.
         answered: What it gets once its commit is durable.
         refusal: Or this.
-        was_handed_over: Whether it waited for a commit before any had failed: it may be in the one
-            that did.
+        was_drained: Whether a commit has begun with it: where one fails, it may be why.
     """
 
     accepted: Accepted
@@ -46,7 +45,7 @@ class Waiting:
     first_id: int = 0
     answered: Answered = _NOTHING
     refusal: SlateMQError | None = None
-    was_handed_over: bool = False
+    was_drained: bool = False
 
     def skip(self, count: int) -> None:
         if self.push is not None and count > 0:

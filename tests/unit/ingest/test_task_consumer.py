@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
+import pytest
+
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.slate import Batch
 from services.ingest import wire
 from services.ingest.batches import Accepted
+from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
+from services.ingest.write.publishing import STEP_BYTES
 from slatemq._admin.task_ids import TaskIds
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.integration.waiting import eventually
@@ -35,18 +40,24 @@ class Listed:
 
     def __init__(self, tasks: list[WriteTask]) -> None:
         self._tasks = tasks
+        self._more = asyncio.Event()
         self.failed: dict[str, str] = {}
         self.is_empty = asyncio.Event()
+
+    def add(self, task: WriteTask) -> None:
+        self._tasks.append(task)
+        self.is_empty.clear()
+        self._more.set()
 
     async def until_done(self, call: Callable[[Listed], Awaitable[T]]) -> T:
         return await call(self)
 
     async def dequeue_task(self) -> WriteTask:
-        if self._tasks:
-            return self._tasks.pop(0)
-        self.is_empty.set()
-        await asyncio.Event().wait()
-        raise AssertionError("a wait without end has ended")
+        while not self._tasks:
+            self._more.clear()
+            self.is_empty.set()
+            await self._more.wait()
+        return self._tasks.pop(0)
 
     async def complete_task(self, task_id: str) -> None:
         raise AssertionError(f"{task_id} is applied, though its commit failed")
@@ -56,61 +67,114 @@ class Listed:
         return True
 
 
-def accept(body: bytes) -> Accepted:
-    rules = wire.Rules(64 << 20, 3600, 900_000)
-    accepted = wire.accept(PublishRequest.FromString(body), rules)
-    if accepted.payloads == [UNSTORABLE]:
-        accepted.columns.retention_s = [1 << 32]  # which has 32 bits on disk
-    return accepted
+class Rig:
+    """A consumer of a shard's tasks."""
 
+    def __init__(self, root: Root, shard: Shard) -> None:
+        self.shard = shard
+        self.bodies = TaskBodies(root.objects, 0, "none")
+        self._ids = TaskIds(0)
 
-async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -> None:
-    root = open_root("memory:///")
-    async with opened(root) as shard:
-        # Given tasks that have failed before: the first cannot be encoded, the next one is stored
-        stored = PublishRequest(runs=[PublishRun(payloads=[b"stored"])], request_id="known")
-        await shard.publisher.publish(accept(stored.SerializeToString()))
-        bodies = TaskBodies(root.objects, 0, "none")
-        ids = TaskIds(0)
-        tasks: list[WriteTask] = []
-        requests = [
-            PublishRequest(runs=[PublishRun(payloads=[payload])])
-            for payload in (UNSTORABLE, *[b"good"] * 5)
-        ]
-        for request in (requests[0], stored, *requests[1:]):
-            task_id = ids.make(shard.clock.now_ms())
-            tasks.append(
-                WriteTask(
-                    task_id=task_id,
-                    operation="Publish",
-                    created_at="2026-02-22T12:00:00.000Z",
-                    attempts=1,
-                    max_retries=1,
-                    payload=await bodies.put(task_id, request.SerializeToString()),
-                )
-            )
-        first = tasks[0].task_id
-        backend = Listed([*tasks])
-        consumer = TaskConsumer(
+    async def task(self, request: PublishRequest, attempts: int, max_retries: int) -> WriteTask:
+        task_id = self._ids.make(self.shard.clock.now_ms())
+        return WriteTask(
+            task_id=task_id,
+            operation="Publish",
+            created_at="2026-02-22T12:00:00.000Z",
+            attempts=attempts,
+            max_retries=max_retries,
+            payload=await self.bodies.put(task_id, request.SerializeToString()),
+        )
+
+    def consumer(self, backend: Listed) -> TaskConsumer:
+        shard = self.shard
+        return TaskConsumer(
             shard.publisher,
             cast("TaskBackend", backend),
-            bodies,
+            self.bodies,
             TaskOutcomes(shard.database, shard.publisher, shard.clock),
             accept,
             TaskTraces(Telemetry()),
             shard.clock,
         )
 
+
+def accept(body: bytes) -> Accepted:
+    rules = wire.Rules(64 << 20, 3600, 900_000)
+    accepted = wire.accept(PublishRequest.FromString(body), rules)
+    if accepted.payloads[0].startswith(UNSTORABLE):
+        accepted.columns.retention_s = [1 << 32]  # which has 32 bits on disk
+    return accepted
+
+
+def request_of(payload: bytes, request_id: str = "") -> PublishRequest:
+    return PublishRequest(runs=[PublishRun(payloads=[payload])], request_id=request_id)
+
+
+async def failed_by_then(
+    backend: Listed, first: WriteTask, running: asyncio.Task[None]
+) -> dict[str, str]:
+    """The tasks of which an attempt was counted after that one's, up to the end of the process."""
+    await eventually(lambda: first.task_id in backend.failed)
+    for _ in range(100):  # Steps that the others would need, too.
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    return backend.failed
+
+
+async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -> None:
+    root = open_root("memory:///")
+    async with opened(root) as shard:
+        # Given tasks that have failed before: the first cannot be encoded, the next one is stored
+        rig = Rig(root, shard)
+        stored = request_of(b"stored", "known")
+        await shard.publisher.publish(accept(stored.SerializeToString()))
+        requests = [request_of(UNSTORABLE), stored, *[request_of(b"good")] * 5]
+        tasks = [await rig.task(one, attempts=1, max_retries=1) for one in requests]
+        backend = Listed([*tasks])
+
         # When all wait for the commit of the first, and it fails
         async with shard.publisher.commits.hold:
-            running = asyncio.create_task(consumer.run())
+            running = asyncio.create_task(rig.consumer(backend).run())
             await backend.is_empty.wait()
-        await eventually(lambda: first in backend.failed)
-        for _ in range(100):  # Steps that the others would need, too.
-            await asyncio.sleep(0)
 
         # Then the attempt is of that one alone, and it is still so when the process ends
-        running.cancel()
-        await asyncio.wait([running])
-        assert backend.failed.keys() == {first}
-        assert "log entry" in backend.failed[first]
+        failed = await failed_by_then(backend, tasks[0], running)
+        assert failed.keys() == {tasks[0].task_id}
+        assert "log entry" in failed[tasks[0].task_id]
+
+
+async def test_a_task_in_the_commit_behind_one_that_fails_loses_no_attempt_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = open_root("memory:///")
+    async with opened(root) as shard:
+        is_written, goes_on = asyncio.Event(), asyncio.Event()
+        write = shard.database.write
+
+        async def held(batch: Batch, alone: bool) -> bool:
+            is_written.set()
+            await goes_on.wait()
+            return await write(batch, alone)
+
+        # Given a task that cannot be encoded, so long that this is tried as its commit is written
+        monkeypatch.setattr(shard.database, "write", held)
+        rig = Rig(root, shard)
+        long = UNSTORABLE + bytes(STEP_BYTES)
+        first = await rig.task(request_of(long), attempts=0, max_retries=0)
+        backend = Listed([first])
+        running = asyncio.create_task(rig.consumer(backend).run())
+        await is_written.wait()
+
+        # When another one waits for the next commit meanwhile
+        in_flight_bytes = shard.publisher.commits.uncommitted_bytes
+        backend.add(await rig.task(request_of(b"good"), attempts=0, max_retries=0))
+        await backend.is_empty.wait()
+        await eventually(lambda: shard.publisher.commits.uncommitted_bytes > in_flight_bytes)
+        goes_on.set()
+
+        # Then the attempt is of the first alone
+        failed = await failed_by_then(backend, first, running)
+        assert failed.keys() == {first.task_id}
+        assert "log entry" in failed[first.task_id]
