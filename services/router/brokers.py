@@ -517,7 +517,8 @@ class BrokerLink:
                 route.adopt(cursor)
                 log.refresh(subscriber)
             elif self._reserve.stands(shard):
-                self._suspects.setdefault(shard, False)  # Alone, if its first router waits.
+                if self._reserve.is_after_loss(shard):  # Its first router waits, perhaps.
+                    self._suspects.setdefault(shard, False)
                 self._look_at(shard)
 
     async def _watch(self) -> None:

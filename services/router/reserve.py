@@ -51,6 +51,8 @@ class Reserve:
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
         self._after_loss = set[int]()
+        self._losses_count = 0
+        self._losses_before = Counter[int]()  # By log: those before it last moved.
 
     def has(self, ingest_shard: int) -> bool:
         """Whether a log that has another first router is left to it."""
@@ -58,6 +60,7 @@ class Reserve:
 
     def moved(self, ingest_shard: int) -> None:
         """Another router gets on with the log."""
+        self._losses_before[ingest_shard] = self._losses_count
         self._stepped_in.discard(ingest_shard)
         self._forget(ingest_shard)
 
@@ -70,12 +73,17 @@ class Reserve:
         self._stepped_in.add(ingest_shard)
         return True
 
+    def is_after_loss(self, ingest_shard: int) -> bool:
+        """Whether the broker was lost since another router got on with the log."""
+        return self._losses_count > self._losses_before[ingest_shard]
+
     def link_lost(self) -> None:
         """The broker is down, perhaps over a log that stood still.
 
         One that waits for an earlier loss waits no longer for this one: its first router may be
         gone, and the broker lost over other logs again and again.
         """
+        self._losses_count += 1
         for shard in self._standing.keys() - self._after_loss:
             self._standing[shard] = -self._looks_after_loss
             self._after_loss.add(shard)

@@ -261,20 +261,43 @@ async def test_every_log_that_was_in_flight_when_a_broker_ended_waits(stack: Sta
         assert broker.begun == [[0], [1], [2]]
 
 
-async def test_a_router_that_steps_in_for_several_logs_sends_each_by_itself(
+async def test_a_router_that_steps_in_after_a_broker_was_lost_sends_each_log_by_itself(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers, "LOOK_S", 0.2)
     await announce_routers(stack)
-    # Given two logs that stand still, as their first router does not run
     async with Unstorable(stack, [SECOND]) as given, stack.router(number=OTHER) as router:
         await eventually(lambda: len(router.logs) == 2 and router.is_routing)
+        # Given two logs that stand still, and a broker that is lost at the first look at them
+        await given.server.stop()
         await given.logs[0].publish([{}])
         await given.logs[SECOND].publish([{}])
+        await eventually(lambda: not router.is_routing)
+        await given.server.start()
 
         # When another one steps in for both at once, then the broker ends over one alone
         await eventually(lambda: given.broker.failed)
         assert given.broker.failed == [[0]]
+
+
+async def test_a_router_that_steps_in_without_a_loss_sends_several_logs_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "LOOK_S", 0.02)
+    await announce_routers(stack)
+    logs = [log for log in range(1, 100) if is_first(FIRST, ROUTERS, log)][:8]
+    async with Unstorable(stack, logs) as given, stack.router(number=OTHER) as router:
+        await eventually(lambda: len(router.logs) == 1 + len(logs) and router.is_routing)
+
+        # Given logs that stand still, as their first router does not run
+        given.broker.answering.clear()
+        for log in logs:
+            await given.logs[log].publish([{}])
+
+        # When another one steps in, then what one of them has does not wait for another's answer
+        await eventually(lambda: len([*chain(*given.broker.begun)]) > 1)
+        given.broker.answering.set()
+        await eventually(lambda: len(stack.got("all")) == len(logs))
 
 
 async def test_a_router_does_not_send_at_once_what_a_broker_ended_over_by_another_one(

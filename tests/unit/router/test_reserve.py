@@ -70,6 +70,18 @@ def test_a_log_that_stood_still_when_the_broker_was_lost_is_left_alone_for_longe
     assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
 
 
+def test_a_broker_that_was_lost_counts_until_a_log_moves() -> None:
+    reserve = Reserve(looks_after_loss=20)
+    assert not reserve.is_after_loss(0)
+
+    reserve.link_lost()
+    reserve.moved(1)
+    assert [reserve.is_after_loss(log) for log in (0, 1)] == [True, False]
+
+    reserve.link_lost()
+    assert reserve.is_after_loss(1)
+
+
 def test_a_router_steps_in_although_the_broker_is_lost_again_and_again() -> None:
     reserve = Reserve(looks_after_loss=20)
 
