@@ -110,6 +110,9 @@ class OtherBrokers:
     _channels: Channels
     _locations: Locations
     _shard: int
+    _late: dict[int, asyncio.Task[bool | None]] = field(default_factory=dict, init=False)
+    """By shard, a call that goes on although another partition has answered instead: where it fails
+    in the end, the next one looks for that broker elsewhere."""
 
     async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
         """The queues, of these, that exist on other shards.
@@ -149,8 +152,15 @@ class OtherBrokers:
         finally:
             for shard, one in zip(shards, asked, strict=False):
                 if not one.done():
-                    one.cancel()
-                    self._channels.doubt("broker", shard)
+                    self._leave(shard, one)
+
+    def _leave(self, shard: int, one: asyncio.Task[bool | None]) -> None:
+        """Let one call to a broker that may be down, or only slow, go on to its end."""
+        if shard in self._late:
+            one.cancel()
+            return
+        self._late[shard] = one
+        one.add_done_callback(lambda _: self._late.pop(shard))
 
     async def _ask(self, queue_id: str, shard: int) -> bool | None:
         """Whether that shard has the queue; None where it cannot be asked."""

@@ -41,10 +41,15 @@ class Others(OtherBrokers):
             one: asyncio.get_running_loop().create_future() for one in PARTITIONS
         }
 
+    @property
+    def late_count(self) -> int:
+        return len(self._late)
+
     async def _is_on(self, queue_id: str, shard: int) -> bool:
         self.asked.append(shard)
         answer = await asyncio.shield(self.answers[shard])
         if answer is None:
+            self._channels.doubt("broker", shard)
             raise Unavailable(f"broker {shard} is down")
         return answer
 
@@ -62,7 +67,29 @@ async def test_another_partition_will_do_while_partition_0_does_not_answer() -> 
     others.answers[11].set_result(None)
     others.answers[12].set_result(True)
     assert await having == {"q"}
-    assert others.doubted.shards == [10]
+    assert others.doubted.shards == [11]
+
+    # And it is doubted once it is known not to answer
+    others.answers[10].set_result(None)
+    await eventually(lambda: others.doubted.shards == [11, 10])
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_broker_that_only_answers_late_is_not_doubted() -> None:
+    others = Others()
+    others.answers[11].set_result(True)
+    assert await others.having(["q"]) == {"q"}
+    assert await others.having(["q"]) == {"q"}
+    caller = asyncio.create_task(others.having(["q"]))
+    await eventually(lambda: others.asked.count(10) == 3)
+    caller.cancel()
+    await asyncio.wait([caller])
+
+    # One of the calls to it goes on
+    assert others.late_count == 1
+    others.answers[10].set_result(True)
+    await eventually(lambda: others.late_count == 0)
+    assert others.doubted.shards == []
 
 
 @pytest.mark.usefixtures("soon")
