@@ -9,7 +9,8 @@ refused because another router had been faster.
 
 A broker may have ended over the messages of a log, and the router that sent them waits then, for a
 minute at most, before it sends them again. So a router that lost the broker while a log stood still
-leaves that log alone for as long, once: further losses meanwhile may be over other logs.
+leaves that log alone for as long, and for some more such waits if the broker is lost again
+meanwhile: not for ever, as that may be over other logs.
 
     first router of the log ─────────────────────────────► judges and sends at once
     another ── in reserve ──no move in 3 looks──► steps in ──refused for its place──► in reserve
@@ -29,6 +30,10 @@ all logs."""
 LOOKS: Final = 3
 """Looks without a move after which a log stands still. A first router that gets on may hold pieces
 without matches for a second (`hold_ms`), so two would be too few."""
+
+WAITS: Final = 3
+"""While a log has stood still for less than so many waits after a loss, another loss begins one
+more."""
 
 
 def is_first(router: int, routers: Collection[int], ingest_shard: int) -> bool:
@@ -50,7 +55,7 @@ class Reserve:
         self._looks_after_loss = looks_after_loss
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
-        self._after_loss = set[int]()
+        self._after_loss = dict[int, int]()  # By log: the looks since the first loss.
         self._losses_count = 0
         self._losses_before = Counter[int]()  # By log: those before it last moved.
 
@@ -67,6 +72,8 @@ class Reserve:
     def stands(self, ingest_shard: int) -> bool:
         """The log has entries, and a look found no move. Returns whether to step in."""
         self._standing[ingest_shard] += 1
+        if ingest_shard in self._after_loss:
+            self._after_loss[ingest_shard] += 1
         if self._standing[ingest_shard] < LOOKS:
             return False
         self._forget(ingest_shard)
@@ -80,13 +87,13 @@ class Reserve:
     def link_lost(self) -> None:
         """The broker is down, perhaps over a log that stood still.
 
-        One that waits for an earlier loss waits no longer for this one: its first router may be
-        gone, and the broker lost over other logs again and again.
+        One that has waited for long waits no longer for this loss: its first router may be gone,
+        and the broker lost over other logs again and again.
         """
         self._losses_count += 1
-        for shard in self._standing.keys() - self._after_loss:
-            self._standing[shard] = -self._looks_after_loss
-            self._after_loss.add(shard)
+        for shard in self._standing:
+            if self._after_loss.setdefault(shard, 0) < WAITS * self._looks_after_loss:
+                self._standing[shard] = -self._looks_after_loss
 
     def step_back(self, ingest_shard: int) -> None:
         """The broker ended over this log, perhaps: leave it to its first router."""
@@ -96,4 +103,4 @@ class Reserve:
 
     def _forget(self, ingest_shard: int) -> None:
         self._standing.pop(ingest_shard, None)
-        self._after_loss.discard(ingest_shard)
+        self._after_loss.pop(ingest_shard, None)

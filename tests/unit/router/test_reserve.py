@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.router.reserve import LOOKS, Reserve, is_first
+import pytest
+
+from services.router.reserve import LOOKS, WAITS, Reserve, is_first
 
 
 def test_each_log_has_one_first_router_and_each_router_about_as_many_logs() -> None:
@@ -82,20 +84,23 @@ def test_a_broker_that_was_lost_counts_until_a_log_moves() -> None:
     assert reserve.is_after_loss(1)
 
 
-def test_a_router_steps_in_although_the_broker_is_lost_again_and_again() -> None:
+@pytest.mark.parametrize("looks_between", [1, 10, 19, 22])
+def test_a_router_steps_in_after_some_waits_although_the_broker_is_lost_again_and_again(
+    looks_between: int,
+) -> None:
     reserve = Reserve(looks_after_loss=20)
 
     # Given a log without a first router, and a broker that is lost more often than others wait
     looks_count = 1
     assert not reserve.stands(0)
     while reserve.has(0) and looks_count < 1_000:
-        if looks_count % 10 == 1:
+        if (looks_count - 1) % looks_between == 0:
             reserve.link_lost()
         looks_count += 1
         reserve.stands(0)
 
-    # Then it waits once for all of these losses
-    assert looks_count == 1 + 20 + LOOKS
+    # Then losses prolong its wait, and not for ever
+    assert WAITS * 20 < looks_count <= 1 + (WAITS + 1) * 20 + LOOKS
 
 
 def test_a_router_that_steps_back_from_a_log_steps_in_again_later() -> None:
