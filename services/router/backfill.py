@@ -12,7 +12,8 @@ Only cursors are kept between two pieces, and the broker decides about these. So
 on either side, the next piece begins where the broker says; and two routers that do the same work
 waste some, but bring nothing in twice.
 
-A queue over whose piece a broker ended waits, and holds up no other: see decision 0056.
+A queue over whose piece a broker ended waits, and holds up no other. Then its piece goes while no
+assignment is in flight: see decision 0056.
 
 Live routing goes first: pieces are small, they are judged in steps so small that nothing else waits
 for long, and after each piece the task rests for as long as that took.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -228,6 +229,7 @@ class Backfills:
         connect: Connection,
         refresh: Callable[[float], Coroutine[Any, Any, None]],
         quarantine: Callable[[TooSlow, int], Coroutine[Any, Any, None]],
+        alone: Callable[[], AbstractAsyncContextManager[None]],
         start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
@@ -235,19 +237,21 @@ class Backfills:
         """Send on the channel that `connect` returns, in tasks that `start` watches over.
 
         `refresh` learns what changed at the broker, or raises PeerFailed after this many seconds;
-        `quarantine` has it leave out a queue that takes too long, as of this revision.
+        `quarantine` has it leave out a queue that takes too long, as of this revision. No
+        assignment is in flight inside `alone`, which raises PeerFailed while the broker is down.
         """
         self._broker_shard = broker_shard
         self._connect = connect
         self._refresh = refresh
         self._quarantine = quarantine
+        self._alone = alone
         self._start = start
         self._limits = limits._replace(matches_max=min(limits.matches_max, MATCHES_MAX))
         self._metrics = metrics
         self._logs: dict[int, Log] = {}
         self._queues: dict[str, ReplayingQueue] = {}
         self._running: set[int] = set()
-        self._suspects: set[tuple[str, int]] = set()  # by queue and log
+        self._suspects: dict[tuple[str, int], bool] = {}  # By queue and log: whether it waits.
 
     def add_log(self, log: Log) -> None:
         self._logs[log.ingest_shard] = log
@@ -280,11 +284,12 @@ class Backfills:
         self._start(self._run(log))
 
     def _waiting(self, ingest_shard: int) -> list[ReplayingQueue]:
-        """The queues that still need this log, by ID; suspects wait."""
+        """The queues that still need this log, by ID, without those that wait."""
         found = [
             queue
             for queue in self._queues.values()
-            if ingest_shard in queue.spans and (queue.queue_id, ingest_shard) not in self._suspects
+            if ingest_shard in queue.spans
+            and not self._suspects.get((queue.queue_id, ingest_shard), False)
         ]
         return sorted(found, key=lambda queue: queue.queue_id)
 
@@ -337,9 +342,13 @@ class Backfills:
                     except TooSlow as slow:
                         return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
                     for queue, columns in zip(group, piece.columns, strict=True):
+                        suspect = queue.queue_id, shard
+                        alone = self._alone() if suspect in self._suspects else nullcontext()
                         try:
-                            with peer_failures():
-                                await self._send(log, queue, piece, columns)
+                            async with alone:
+                                with peer_failures():
+                                    await self._send(log, queue, piece, columns)
+                            self._suspects.pop(suspect, None)
                         except PeerUnstorable as failure:
                             self._suspect(queue.queue_id, shard)
                             raise PeerFailed(
@@ -354,12 +363,12 @@ class Backfills:
 
         Sent at once, it would end the next broker process too, and all that others do there.
         """
-        self._suspects.add((queue_id, ingest_shard))
+        self._suspects[queue_id, ingest_shard] = True
         self._start(self._end_wait(queue_id, ingest_shard))
 
     async def _end_wait(self, queue_id: str, ingest_shard: int) -> None:
         await asyncio.sleep(unstorable_wait_s())
-        self._suspects.discard((queue_id, ingest_shard))
+        self._suspects[queue_id, ingest_shard] = False
         self._see_to(ingest_shard)
 
     async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:

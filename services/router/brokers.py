@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from libs.filters import TooSlow
@@ -106,7 +106,14 @@ class BrokerLink:
         self._reload = False
         self._cursors: dict[int, int] = {}
         self._backfills = Backfills(
-            shard, connect, self.refresh_rules, self.quarantine, start, limits, metrics
+            shard,
+            connect,
+            self.refresh_rules,
+            self.quarantine,
+            self._without_calls,
+            start,
+            limits,
+            metrics,
         )
         self._lanes: dict[int, tuple[Log, Subscriber]] = {}
         self._wake = asyncio.Event()
@@ -114,6 +121,7 @@ class BrokerLink:
         self._ready: dict[int, None] = {}
         self._held: dict[int, int] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._holds_calls = asyncio.Lock()
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._share = FilterShare({})
@@ -326,7 +334,7 @@ class BrokerLink:
         A suspect goes while nothing else is in flight, so that it names itself if the broker ends
         over it. What else is ready goes between two of them.
         """
-        while self._ready and len(self._calls) < CALLS_MAX:
+        while self._ready and len(self._calls) < CALLS_MAX and not self._holds_calls.locked():
             suspects = [shard for shard in self._ready if shard in self._suspects]
             if self._calls and (suspects or self._is_trying):
                 return
@@ -365,6 +373,26 @@ class BrokerLink:
             if room.are_used_up:
                 break
         return pieces
+
+    @asynccontextmanager
+    async def _without_calls(self) -> AsyncIterator[None]:
+        """Hold all calls back for a replay over which the broker may end, and is lost then.
+
+        Raises PeerFailed if it is down.
+        """
+        async with self._holds_calls:
+            try:
+                while self._calls:
+                    await asyncio.wait(self._calls)
+                if not self.is_live or self._failure is not None:
+                    raise PeerFailed("the broker is down")
+                yield
+            except PeerUnstorable as failure:
+                if self.is_live:
+                    self._failure = PeerFailed(str(failure))
+                raise
+            finally:
+                self._wake.set()
 
     def _end_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)

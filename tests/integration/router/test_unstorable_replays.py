@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,19 +27,36 @@ SEVERAL_TURNS = 3 * TURN_PIECES
 
 
 class Unable(MemoryBroker):
-    """Ends over what a replay brings to the queue `bad`, until it is repaired."""
+    """Ends over what a replay brings to the queue `bad`, until it is repaired.
+
+    Attributes:
+        beside: How many assignments were in flight as each of those calls began.
+    """
 
     def __init__(self, memory: ShardMemory) -> None:
         super().__init__(memory)
         self.replayed: dict[str, list[int]] = {}
         self.ended_count = 0
+        self.beside: list[int] = []
+        self._assigning_count = 0
         self.is_repaired = False
+
+    async def Assign(  # noqa: N802
+        self, request: assignment_pb2.AssignRequest, context: Any
+    ) -> assignment_pb2.AssignResponse:
+        self._assigning_count += 1
+        try:
+            await asyncio.sleep(0.01)  # So that something is in flight most of the time.
+            return await super().Assign(request, context)
+        finally:
+            self._assigning_count -= 1
 
     async def Backfill(  # noqa: N802
         self, request: assignment_pb2.BackfillRequest, context: Any
     ) -> assignment_pb2.BackfillResponse:
         if request.queue_id == "bad" and not self.is_repaired:
             self.ended_count += 1
+            self.beside.append(self._assigning_count)
             error = Internal("record x cannot be encoded", reason="UNSTORABLE_RECORD")
             await refuse(context, error)
         for assignment in request.range.assignments:
@@ -103,3 +121,26 @@ async def test_a_replay_over_which_a_broker_ended_goes_again_after_each_wait(
         await eventually(lambda: broker.ended_count > 3)
         broker.is_repaired = True
         await eventually(lambda: broker.replayed.get("bad") == published)
+
+
+async def test_a_replay_over_which_a_broker_ended_goes_while_no_assignment_is_in_flight(
+    stack: Stack, broker: Unable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNSTORABLE_WAIT_S", 0.01)
+    stored = await stack.log.publish([{}] * 20)
+    await replay(stack, "bad")
+    await stack.shard.set_queue("all", "true")
+
+    async with stack.router(SMALL):
+        # While messages come all the time
+        published: list[int] = []
+        while broker.ended_count < 6:
+            published += await stack.log.publish([{}])
+            await asyncio.sleep(0.005)
+
+        # Then each try but the first has none of them beside it, and they do not wait for it
+        await eventually(lambda: stack.got("all")[-1:] == published[-1:])
+        assert not any(broker.beside[1:])
+
+        broker.is_repaired = True
+        await eventually(lambda: broker.replayed.get("bad") == stored)

@@ -171,7 +171,9 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
     running: list[Any] = []
     log = ReadLog(Tail(logged(1, 4)))
     unmeasured: Any = None
-    backfills = Backfills(0, UNCONNECTED, unused, unused, running.append, LIMITS, unmeasured)
+    backfills = Backfills(
+        0, UNCONNECTED, unused, unused, unmeasured, running.append, LIMITS, unmeasured
+    )
     backfills.add_log(log)
     backfills.learn(changed(revision=3))
     monkeypatch.setattr(BrokerRules, "judge", too_slow)
