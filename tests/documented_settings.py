@@ -9,7 +9,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from libs.serving.process.config import OwnerConfig, ServingConfig
+from libs.serving.process.commit_config import CommitConfig
+from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.process_config import MutualTlsConfig, ProcessConfig
 from libs.serving.process.settings import (
@@ -56,7 +57,7 @@ SECTIONS: tuple[tuple[str, str, type], ...] = (
     ("Every process", "", ProcessConfig),
     ("Every service, and the scaler", "", MutualTlsConfig),
     ("Every service", "All but the console and the scaler.", ServingConfig),
-    ("Every owner of a shard", "Ingests and brokers.", OwnerConfig),
+    ("Every owner of a shard", "Ingests and brokers.", CommitConfig),
     ("Ingest", "", IngestConfig),
     ("Broker", "", BrokerConfig),
     ("Router", "", RouterConfig),
@@ -70,19 +71,21 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, text, holder in SECTIONS:
-        inherited = {field.name for base in holder.__bases__ for field in _fields(base)}
-        shown = [field for field in settings_of(holder) if field.name not in inherited]
-        rows = "\n".join(_row(field) for field in shown)
+        above = _rows_above(holder)
+        rows = "\n".join(one for one in map(row, settings_of(holder)) if one not in above)
         head = f"## {title}\n\n{text.rstrip()}\n\n" if text else f"## {title}\n\n"
         parts.append(f"{head}| flag | variable | default | what |\n|---|---|---|---|\n{rows}\n")
     return "\n".join(parts)
 
 
-def _fields(holder: type) -> list[dataclasses.Field[Any]]:
-    return settings_of(holder) if dataclasses.is_dataclass(holder) else []
+def _rows_above(holder: type) -> set[str]:
+    """What it inherits as it is from the holders of other sections."""
+    bases = [base for _, _, base in SECTIONS if base is not holder and issubclass(holder, base)]
+    return {row(field) for base in bases for field in settings_of(base)}
 
 
-def _row(field: dataclasses.Field[Any]) -> str:
+def row(field: dataclasses.Field[Any]) -> str:
+    """The line of a setting in the table of its section."""
     described: Setting = field.metadata["setting"]
     text = described.text.replace("|", "\\|")
     if described.choices:

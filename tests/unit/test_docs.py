@@ -16,6 +16,7 @@ import pytest
 
 from libs.serving.process.config import load
 from libs.serving.process.process_config import ProcessConfig, load_own
+from libs.serving.process.settings import settings_of
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
@@ -83,6 +84,18 @@ def test_the_page_of_settings_is_what_the_settings_say() -> None:
     assert documented_settings.PAGE.read_text(encoding="utf-8") == documented_settings.page(), (
         "run python -m tests.documented_settings"
     )
+
+
+def test_the_page_of_settings_has_each_setting_of_each_process() -> None:
+    page = documented_settings.PAGE.read_text(encoding="utf-8").splitlines()
+
+    missing = {
+        f"{process}: {field.name}"
+        for process, config in (CONFIGS | OWN_CONFIGS).items()
+        for field in settings_of(config)
+        if documented_settings.row(field) not in page
+    }
+    assert missing == set()
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
