@@ -106,7 +106,7 @@ class BudgetPace:
             interval_s == INTERVAL_S_MAX
         )
         return (
-            f"commits every {interval_s * 1000:,.0f} ms at most, to spend no more than "
+            f"at most one commit every {interval_s * 1000:,.0f} ms, to spend no more than "
             f"${self._budget_usd:g} a month{too_little}; ${spent_usd:,.4f} in {hours:,.1f} h"
         )
 
@@ -142,6 +142,6 @@ class LatencyPace:
         if slow_ms >= goal_ms:
             return f"commits at once, and takes {slow_ms:,.0f} ms: the goal is {goal_ms:,.0f} ms"
         return (
-            f"commits every {self.interval_s() * 1000:,.0f} ms at most, to be durable within "
+            f"at most one commit every {self.interval_s() * 1000:,.0f} ms, to be durable within "
             f"{goal_ms:,.0f} ms; a slow commit takes {slow_ms:,.0f} ms"
         )

@@ -81,7 +81,7 @@ class Drain:
         shard = self._owner.shard
         arrived_count = sum(one.has_arrived for one in shard.moves.departures.values())
         counts = {
-            "queues": len(shard.queues),
+            "queue" if len(shard.queues) == 1 else "queues": len(shard.queues),
             "queues that are leaving": len(shard.moves.departures) - arrived_count,
             "queues that have left, until each ingest is up and knows of it": arrived_count,
             "queues that are arriving": len(shard.moves.arrivals),

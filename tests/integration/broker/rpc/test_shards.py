@@ -44,7 +44,7 @@ async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: P
     async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
         await client.create_queue("kept")
         drained = await client.drain_shard(1)
-        assert (drained.state, drained.remaining) == ("draining", ("1 queues",))
+        assert (drained.state, drained.remaining) == ("draining", ("1 queue",))
 
     async with two_brokers(tmp_path) as (_, second, client):
         made = [await client.create_queue(f"q-{number}") for number in range(10)]
@@ -76,9 +76,9 @@ async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None
             assert refused.value.reason == "SHARD_NOT_DRAINED"
             return refused.value.message
 
-        assert "not being drained, 1 queues, 1 pushes that wait for an ingest" in await problem()
+        assert "not being drained, 1 queue, 1 pushes that wait for an ingest" in await problem()
         await client.drain_shard(1)
-        assert "yet: 1 queues, 1 pushes that wait for an ingest" in await problem()
+        assert "yet: 1 queue, 1 pushes that wait for an ingest" in await problem()
         await client.delete_queue("q")
         assert "yet: 1 pushes that wait for an ingest" in await problem()
         assert "request IDs of commands" in await problem()

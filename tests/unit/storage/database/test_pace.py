@@ -94,7 +94,7 @@ def test_the_note_says_what_is_done_and_what_was_spent() -> None:
     world = World(20.0)
     world.run(7200, busy)
     note = world.pace.note
-    assert note.startswith("commits every ")
+    assert note.startswith("at most one commit every ")
     assert "$20 a month" in note
     assert "in 2.0 h" in note
     assert f"${world.spent_usd - 0.3:.3f}"[:5] in note
