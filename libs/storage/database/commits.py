@@ -8,7 +8,7 @@ A small commit that finds no other in flight is written and made durable in one 
 database can do that (`Database.write`), and the next one gathers until it is durable.
 
 All waiters share one future per commit. Commits become durable strictly in order. When one
-fails, memory is ahead of the disk: every waiter gets the error and there is never another commit.
+fails, memory is ahead of the disk: every waiter gets an error and there is never another commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from libs.storage.database.clocks import Clock
 from libs.storage.database.pace import FixedPace, Pace
 from libs.storage.database.slate import Batch, Database
-from libs.storage.errors import StorageError, StoreFailed
+from libs.storage.errors import StorageError, StoreFailed, Unstorable
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
 )
@@ -244,7 +244,7 @@ class GroupCommit:
             alone = is_alone and commit.size_bytes <= AT_ONCE_BYTES
             is_durable = await self._database.write(batch, alone)
         except Exception as error:  # noqa: BLE001 - memory is ahead of the disk
-            self._fail(error)
+            self._fail(error, commit)
             return
         if is_durable:
             self._conclude(commit)
@@ -301,19 +301,27 @@ class GroupCommit:
             await asyncio.sleep(seconds)
 
     def _fail(self, error: BaseException, commit: _Commit | None = None) -> None:
+        """End all commits: this one failed, or the one that gathers.
+
+        Where it has a record that cannot be encoded, what is in the others can be, and is perhaps
+        stored by now: they get another error.
+        """
         if self.failed is None:
             if isinstance(error, StorageError):
                 self.failed = error
             else:
                 self.failed = StoreFailed(f"the commit loop broke: {error!r}")
                 self.failed.__cause__ = error
-        waiting = [*self._in_flight]
-        waiting += [one for one in (commit, self._gathering) if one is not None]
+        of_others = self.failed
+        if isinstance(self.failed, Unstorable):
+            of_others = StoreFailed(f"another commit failed: {self.failed}")
+        # It comes first: who has a part in others too is to know what cannot be stored.
+        waiting = [self._gathering if commit is None else commit, *self._in_flight, self._gathering]
         self._in_flight.clear()
         self._gathering = None
         for one in waiting:
-            if not one.done.done():
-                one.done.set_exception(self.failed)
+            if one is not None and not one.done.done():
+                one.done.set_exception(self.failed if one is waiting[0] else of_others)
                 one.done.exception()  # marks it as retrieved: there may be no waiter
         self._wake.set()
         self._slots.release()

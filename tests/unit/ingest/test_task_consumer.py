@@ -10,6 +10,7 @@ import pytest
 
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.commits import AT_ONCE_BYTES
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.slate import Batch
 from services.ingest import wire
@@ -178,3 +179,30 @@ async def test_a_task_in_the_commit_behind_one_that_fails_loses_no_attempt_by_it
         failed = await failed_by_then(backend, first, running)
         assert failed.keys() == {first.task_id}
         assert "log entry" in failed[first.task_id]
+
+
+async def test_a_task_in_the_commit_before_one_that_fails_loses_no_attempt_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = open_root("memory:///")
+    async with opened(root) as shard:
+        is_written, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def held() -> None:
+            is_written.set()
+            await goes_on.wait()
+
+        # Given a task whose commit is written, and too large to be durable at once
+        monkeypatch.setattr(shard.database, "flush", held)
+        rig = Rig(root, shard)
+        large = request_of(b"good" + bytes(AT_ONCE_BYTES))
+        backend = Listed([await rig.task(large, attempts=0, max_retries=0)])
+        running = asyncio.create_task(rig.consumer(backend).run())
+        await is_written.wait()
+
+        # When the next commit cannot be encoded, then the attempt is of its task alone
+        bad = await rig.task(request_of(UNSTORABLE), attempts=0, max_retries=0)
+        backend.add(bad)
+        failed = await failed_by_then(backend, bad, running)
+        goes_on.set()
+        assert failed.keys() == {bad.task_id}

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from libs.storage.database.binding import Change
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import Fenced, StoreFailed
+from libs.storage.errors import Fenced, StoreFailed, Unstorable
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
 )
@@ -235,6 +237,48 @@ async def test_a_source_that_breaks_ends_the_loop_like_a_failed_commit() -> None
     with pytest.raises(StoreFailed):
         await running
     await database.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_record_that_cannot_be_encoded_is_named_to_the_waiters_of_its_commit_alone(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = HeldSync()
+    async with committing(sync) as stack:
+        # Given a commit that is written
+        first = asyncio.create_task(stack.set(b"first"))
+        await sync.until_waiting()
+
+        def unstorable() -> Iterator[Change]:
+            yield b"second", b"v"
+            stack.rows.set(b"third", b"v")  # While the second one is written.
+            stack.commits.mark_dirty()
+            if (newest := stack.commits.newest()) is not None:
+                third.append(newest)
+            raise Unstorable("record x: too wide")
+
+        async def drain(batch: Batch) -> None:
+            if not is_late:
+                raise Unstorable("record x: too wide")
+            batch.put_later(unstorable(), 1)
+
+        # When one fails behind it, as it is drained or written
+        third: list[asyncio.Future[None]] = []
+        answered: list[asyncio.Task[None]] = []
+        first.add_done_callback(answered.append)
+        monkeypatch.setattr(stack.rows, "drain", drain)
+        second = asyncio.create_task(stack.set(b"second"))
+        second.add_done_callback(answered.append)
+
+        # Then its waiters are answered first, and they alone get what cannot be encoded
+        await asyncio.wait([first, second])
+        assert answered == [second, first]
+        results = await asyncio.gather(second, first, *third, return_exceptions=True)
+        assert [type(result) for result in results] == [Unstorable, *[StoreFailed] * (1 + is_late)]
+        assert "record x" in str(results[1])
+        sync.open.set()
+        with pytest.raises(Unstorable, match="record x"):
+            await stack.running
 
 
 async def test_what_changes_while_a_commit_gathers_is_in_it() -> None:
