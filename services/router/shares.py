@@ -38,8 +38,9 @@ BEHIND_MS: Final = 2_000
 """A log is behind whose messages wait for over this much longer than they lately did: one without
 matches is held for a second anyway."""
 
-WINDOWS: Final = 60
-"""The windows at whose beginnings a wait counts as one of lately: ten minutes, or more."""
+WINDOWS: Final = 30
+"""The windows of which the least waits are kept together, and then for as many more: what counts
+as lately is five to ten minutes, or more."""
 
 STEP: Final = 0.25
 """The part of the filters' time that the costliest queues must have had to go at once."""
@@ -50,8 +51,17 @@ class FilterShare:
 
     def __init__(self, waits_ms: Mapping[int, int], before: FilterShare | None = None) -> None:
         """Begin, after the window `before`, with how long the oldest message of each log waits."""
-        earlier = [] if before is None else before._waits_ms[1 - WINDOWS :]
-        self._waits_ms: list[dict[int, int]] = [*earlier, dict(waits_ms)]  # This window last.
+        self._waits_ms = dict(waits_ms)
+        self._least_ms: dict[int, int] = {}
+        self._earlier_ms: dict[int, int] = {}
+        self._over_count = 0  # Not those that ended early, as the broker was lost.
+        if before is not None:
+            self._least_ms, self._earlier_ms = dict(before._least_ms), before._earlier_ms
+            self._over_count = before._over_count + before.is_over
+        if self._over_count == WINDOWS:
+            self._least_ms, self._earlier_ms, self._over_count = {}, self._least_ms, 0
+        for log, wait_ms in waits_ms.items():
+            self._least_ms[log] = min(wait_ms, self._least_ms.get(log, wait_ms))
         self._time_ns = self._judging_ns = self._processor_ns = 0
         self._messages_count = 0
 
@@ -97,10 +107,11 @@ class FilterShare:
 
     def _is_behind(self, waits_ms: Mapping[int, int]) -> bool:
         return any(
-            wait_ms >= self._waits_ms[-1][log] and wait_ms - self._least_ms(log) > BEHIND_MS
+            wait_ms >= self._waits_ms[log] and wait_ms - self._lately_ms(log) > BEHIND_MS
             for log, wait_ms in waits_ms.items()
-            if log in self._waits_ms[-1]
+            if log in self._waits_ms
         )
 
-    def _least_ms(self, log: int) -> int:
-        return min(window[log] for window in self._waits_ms if log in window)
+    def _lately_ms(self, log: int) -> int:
+        least_ms = self._least_ms[log]
+        return min(least_ms, self._earlier_ms.get(log, least_ms))

@@ -11,7 +11,15 @@ from libs.filters.allowance import CHARGE_MAX_NS
 from libs.storage.records.log_runs import LogRun
 from services.router.entries import LogEntry
 from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
-from services.router.shares import BEHIND_MS, MESSAGE_NS, SHARE, STEP, WINDOW_NS, FilterShare
+from services.router.shares import (
+    BEHIND_MS,
+    MESSAGE_NS,
+    SHARE,
+    STEP,
+    WINDOW_NS,
+    WINDOWS,
+    FilterShare,
+)
 
 NO_FIELDS = (0, 0, 0, 0, 0)
 
@@ -151,10 +159,28 @@ def test_a_clock_that_was_set_makes_no_log_behind_for_ever_nor_hides_one() -> No
     assert is_behind_at_last([*set_long_ago, 3_020 + BEHIND_MS, 3_021 + BEHIND_MS])
 
 
-def is_behind_at_last(waits_ms: list[int | None]) -> bool:
-    """Whether a log counts as behind that has waited so long at each window's begin, and end."""
+def test_windows_that_ended_early_let_no_log_that_is_behind_pass_for_one_that_was_always_so() -> (
+    None
+):
+    assert is_behind_at_last([20, *[40_000] * 70, 40_000], window_ns=0)
+    assert not is_behind_at_last([20, *[40_000] * 70, 40_000])
+
+
+@pytest.mark.parametrize(("windows_count", "is_behind"), [(WINDOWS, True), (2 * WINDOWS, False)])
+def test_the_least_wait_of_five_minutes_counts_for_as_long_again(
+    windows_count: int, is_behind: bool
+) -> None:
+    assert is_behind_at_last([20, *[40_000] * windows_count, 40_000]) is is_behind
+
+
+def is_behind_at_last(waits_ms: list[int | None], window_ns: int = WINDOW_NS) -> bool:
+    """Whether a log counts as behind that has waited so long at each window's begin, and end.
+
+    All but the last window last for `window_ns`.
+    """
     share, at = FilterShare({}), [{} if one is None else {3: one} for one in waits_ms]
     for begin in at[:-1]:
+        share.add_judging(1, window_ns, window_ns)
         share = FilterShare(begin, share)
     share.add_judging(1, WINDOW_NS, WINDOW_NS)
     return bool(share.too_slow({"q": WINDOW_NS}, at[-1]))
