@@ -56,7 +56,7 @@ class Reserve:
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
         self._after_loss = dict[int, int]()  # By log: the looks since the first loss.
-        self._losses_count = 0
+        self._losses_count = 1  # Before this router began, perhaps.
         self._losses_before = Counter[int]()  # By log: those before it last moved.
 
     def has(self, ingest_shard: int) -> bool:
@@ -81,7 +81,7 @@ class Reserve:
         return True
 
     def is_after_loss(self, ingest_shard: int) -> bool:
-        """Whether the broker was lost since another router got on with the log."""
+        """Whether the broker was lost since this router saw another one get on with the log."""
         return self._losses_count > self._losses_before[ingest_shard]
 
     def link_lost(self) -> None:

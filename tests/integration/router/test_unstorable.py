@@ -15,6 +15,7 @@ from libs.serving.peers.calls import UNSTORABLE_WAIT_S
 from libs.serving.peers.topology import Peer
 from services.router import brokers
 from services.router.reserve import LOOKS, is_first
+from services.router.router import Router
 from slatemq.errors import Internal
 from slatemq.v1 import assignment_pb2
 from tests.integration.client.ingest import refuse
@@ -261,6 +262,30 @@ async def test_every_log_that_was_in_flight_when_a_broker_ended_waits(stack: Sta
         assert broker.begun == [[0], [1], [2]]
 
 
+async def move_in_reserve(given: Unstorable, router: Router) -> None:
+    """Another router gets on with each log, before the eyes of this one."""
+    for shard, memory in given.logs.items():
+        (given.broker.memory.cursors[shard],) = await memory.publish([{}])
+    routes = [router.links[0].route(shard) for shard in given.logs]
+    await eventually(lambda: all(route is not None and route.cursor for route in routes))
+
+
+async def test_a_router_that_has_just_begun_sends_each_log_by_itself_where_it_steps_in(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "LOOK_S", 0.2)
+    await announce_routers(stack)
+    # Given two logs that stand still, over one of which a broker has ended before
+    async with Unstorable(stack, [SECOND]) as given:
+        for memory in given.logs.values():
+            await memory.publish([{}])
+
+        # When a router begins, and steps in for both, then the broker ends over one alone
+        async with stack.router(number=OTHER):
+            await eventually(lambda: given.broker.failed)
+            assert given.broker.failed == [[0]]
+
+
 async def test_a_router_that_steps_in_after_a_broker_was_lost_sends_each_log_by_itself(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +293,7 @@ async def test_a_router_that_steps_in_after_a_broker_was_lost_sends_each_log_by_
     await announce_routers(stack)
     async with Unstorable(stack, [SECOND]) as given, stack.router(number=OTHER) as router:
         await eventually(lambda: len(router.logs) == 2 and router.is_routing)
+        await move_in_reserve(given, router)
         # Given two logs that stand still, and a broker that is lost at the first look at them
         await given.server.stop()
         await given.logs[0].publish([{}])
@@ -288,8 +314,9 @@ async def test_a_router_that_steps_in_without_a_loss_sends_several_logs_at_once(
     logs = [log for log in range(1, 100) if is_first(FIRST, ROUTERS, log)][:8]
     async with Unstorable(stack, logs) as given, stack.router(number=OTHER) as router:
         await eventually(lambda: len(router.logs) == 1 + len(logs) and router.is_routing)
+        await move_in_reserve(given, router)
 
-        # Given logs that stand still, as their first router does not run
+        # Given logs that stand still, as their first router runs no more
         given.broker.answering.clear()
         for log in logs:
             await given.logs[log].publish([{}])

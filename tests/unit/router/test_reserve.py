@@ -73,10 +73,15 @@ def test_a_log_that_stood_still_when_the_broker_was_lost_is_left_alone_for_longe
 
 
 def test_a_broker_that_was_lost_counts_until_a_log_moves() -> None:
+    # Given a router that has just begun, and may not have seen a loss
     reserve = Reserve(looks_after_loss=20)
-    assert not reserve.is_after_loss(0)
+    assert reserve.is_after_loss(0)
+    reserve.moved(1)
+    assert [reserve.is_after_loss(log) for log in (0, 1)] == [True, False]
 
+    # When the broker is lost, and a log moves, then the loss counts for the other
     reserve.link_lost()
+    assert reserve.is_after_loss(1)
     reserve.moved(1)
     assert [reserve.is_after_loss(log) for log in (0, 1)] == [True, False]
 
