@@ -213,7 +213,10 @@ class BrokerLink:
         if self._has_worked:
             self._presence.mark_up()
         for shard, (log, subscriber) in self._lanes.items():
-            subscriber.route.adopt(self._cursors.get(shard, 0))
+            cursor = self._cursors.get(shard, 0)
+            if cursor > subscriber.route.cursor:
+                self._reserve.moved_unseen(shard)
+            subscriber.route.adopt(cursor)
             log.refresh(subscriber)
             self._look_at(shard)
         self._begin_share()

@@ -18,8 +18,9 @@ meanwhile: not for ever, as that may be over other logs.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 from typing import Final
 
@@ -50,12 +51,13 @@ def _weight(router: int, ingest_shard: int) -> bytes:
 class Reserve:
     """The logs that one router leaves to others, on their way to one broker shard."""
 
-    def __init__(self, looks_after_loss: int) -> None:
+    def __init__(self, looks_after_loss: int, now_s: Callable[[], float] = time.monotonic) -> None:
         """Step in `looks_after_loss` looks later where the broker was lost as a log stood still."""
         self._looks_after_loss = looks_after_loss
+        self._now_s = now_s
         self._stepped_in: set[int] = set()
         self._standing = Counter[int]()
-        self._after_loss = dict[int, int]()  # By log: the looks since the first loss.
+        self._after_loss = dict[int, float]()  # By log: when the first loss was.
         self._losses_count = 1  # Before this router began, perhaps.
         self._losses_before = Counter[int]()  # By log: those before it last moved.
 
@@ -69,11 +71,13 @@ class Reserve:
         self._stepped_in.discard(ingest_shard)
         self._forget(ingest_shard)
 
+    def moved_unseen(self, ingest_shard: int) -> None:
+        """The log moved before the broker was lost, or while it was: its looks count from here."""
+        self._forget(ingest_shard)
+
     def stands(self, ingest_shard: int) -> bool:
         """The log has entries, and a look found no move. Returns whether to step in."""
         self._standing[ingest_shard] += 1
-        if ingest_shard in self._after_loss:
-            self._after_loss[ingest_shard] += 1
         if self._standing[ingest_shard] < LOOKS:
             return False
         self._forget(ingest_shard)
@@ -91,8 +95,9 @@ class Reserve:
         and the broker lost over other logs again and again.
         """
         self._losses_count += 1
+        now_s, long_s = self._now_s(), WAITS * self._looks_after_loss * LOOK_S
         for shard in self._standing:
-            if self._after_loss.setdefault(shard, 0) < WAITS * self._looks_after_loss:
+            if now_s - self._after_loss.setdefault(shard, now_s) < long_s:
                 self._standing[shard] = -self._looks_after_loss
 
     def step_back(self, ingest_shard: int) -> None:

@@ -327,6 +327,29 @@ async def test_a_router_that_steps_in_without_a_loss_sends_several_logs_at_once(
         await eventually(lambda: len(stack.got("all")) == len(logs))
 
 
+async def test_a_log_that_moved_while_the_broker_was_lost_is_left_alone_for_no_longer(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "LOOK_S", 0.02)
+    await announce_routers(stack)
+    async with Unstorable(stack, []) as given, stack.router(number=OTHER) as router:
+        broker = given.broker
+        await eventually(lambda: len(router.logs) == 1 and router.is_routing)
+
+        # Given a log that stood still at a look before the broker is lost, and moves meanwhile
+        broker.looks_max = broker.looks_count + 2
+        first, _ = await given.logs[0].publish([{}, {}])
+        await eventually(lambda: broker.looks_count == broker.looks_max)
+        await given.server.stop()
+        await eventually(lambda: not router.is_routing)
+        stack.shard.cursors[0] = first
+        broker.looks_max = None
+        await given.server.start()
+
+        # When it stands still, then this router steps in after some looks
+        await eventually(lambda: broker.failed)
+
+
 async def test_a_router_does_not_send_at_once_what_a_broker_ended_over_by_another_one(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,17 @@ from collections import Counter
 
 import pytest
 
-from services.router.reserve import LOOKS, WAITS, Reserve, is_first
+from services.router.reserve import LOOK_S, LOOKS, WAITS, Reserve, is_first
+
+
+class Clock:
+    """Goes on when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def look(self) -> float:
+        return self.now_s
 
 
 def test_each_log_has_one_first_router_and_each_router_about_as_many_logs() -> None:
@@ -93,7 +103,8 @@ def test_a_broker_that_was_lost_counts_until_a_log_moves() -> None:
 def test_a_router_steps_in_after_some_waits_although_the_broker_is_lost_again_and_again(
     looks_between: int,
 ) -> None:
-    reserve = Reserve(looks_after_loss=20)
+    clock = Clock()
+    reserve = Reserve(20, clock.look)
 
     # Given a log without a first router, and a broker that is lost more often than others wait
     looks_count = 1
@@ -102,10 +113,39 @@ def test_a_router_steps_in_after_some_waits_although_the_broker_is_lost_again_an
         if (looks_count - 1) % looks_between == 0:
             reserve.link_lost()
         looks_count += 1
+        clock.now_s += LOOK_S
         reserve.stands(0)
 
     # Then losses prolong its wait, and not for ever
     assert WAITS * 20 < looks_count <= 1 + (WAITS + 1) * 20 + LOOKS
+
+
+def test_time_without_looks_counts_as_waited_for_the_first_loss() -> None:
+    clock = Clock()
+    reserve = Reserve(20, clock.look)
+    assert not reserve.stands(0)
+    reserve.link_lost()
+
+    # When the broker is down for all of the time in which losses prolong a wait
+    clock.now_s += WAITS * 20 * LOOK_S
+    waiting = [reserve.stands(0) for _ in range(20)]
+    reserve.link_lost()
+
+    # Then another loss does not
+    waiting += [reserve.stands(0) for _ in range(LOOKS)]
+    assert waiting == [*[False] * (20 + LOOKS - 1), True]
+
+
+def test_a_log_that_moved_while_the_broker_was_lost_is_like_any_other_again() -> None:
+    reserve = Reserve(looks_after_loss=20)
+    reserve.moved(0)
+    assert not reserve.stands(0)
+    reserve.link_lost()
+
+    reserve.moved_unseen(0)
+
+    assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+    assert reserve.is_after_loss(0)  # It may be over what came behind.
 
 
 def test_a_router_that_steps_back_from_a_log_steps_in_again_later() -> None:
