@@ -121,7 +121,7 @@ class BrokerLink:
         self._ready: dict[int, None] = {}
         self._held: dict[int, int] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._holds_calls = asyncio.Lock()
+        self._holds_calls = asyncio.Lock()  # Another one each time that the broker is lost.
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._share = FilterShare({})
@@ -254,6 +254,7 @@ class BrokerLink:
             raise self._failure
         finally:
             self.is_live = False
+            self._holds_calls = asyncio.Lock()
             self._reserve.link_lost()
             tasks = [*watches, *self._calls]
             for task in tasks:
@@ -381,17 +382,18 @@ class BrokerLink:
     async def _without_calls(self) -> AsyncIterator[None]:
         """Hold all calls back for a replay over which the broker may end, and is lost then.
 
-        Raises PeerFailed if it is down.
+        None are held back once it is lost, whenever the replay has its answer. Raises PeerFailed if
+        it is down.
         """
-        async with self._holds_calls:
+        async with (holds := self._holds_calls):
             try:
                 while self._calls:
                     await asyncio.wait(self._calls)
-                if not self.is_live or self._failure is not None:
+                if not self.is_live or self._failure is not None or holds is not self._holds_calls:
                     raise PeerFailed("the broker is down")
                 yield
             except PeerUnstorable as failure:
-                if self.is_live:
+                if self.is_live and holds is self._holds_calls:
                     self._failure = PeerFailed(str(failure))
                 raise
             finally:

@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 
-from libs.serving.peers import calls
+from libs.serving.peers import calls, channels
+from libs.serving.peers.topology import Peer
+from services.router import backfill, brokers
 from services.router.backfill import TURN_PIECES
 from services.router.pieces import PieceLimits
+from services.router.reserve import is_first
 from slatemq.errors import Internal
 from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.client.ingest import refuse
-from tests.integration.router.peers import MemoryBroker, Running, ShardMemory
+from tests.integration.router.peers import (
+    LogMemory,
+    MemoryBroker,
+    MemoryIngest,
+    Running,
+    ShardMemory,
+)
 from tests.integration.router.stack import Stack, peers
 from tests.integration.waiting import eventually
 
@@ -31,6 +40,7 @@ class Unable(MemoryBroker):
 
     Attributes:
         beside: How many assignments were in flight as each of those calls began.
+        ends_max: After so many ends, it does not answer any more about that queue.
     """
 
     def __init__(self, memory: ShardMemory) -> None:
@@ -38,6 +48,8 @@ class Unable(MemoryBroker):
         self.replayed: dict[str, list[int]] = {}
         self.ended_count = 0
         self.beside: list[int] = []
+        self.ends_max: int | None = None
+        self.unanswered_count = 0
         self._assigning_count = 0
         self.is_repaired = False
 
@@ -55,6 +67,9 @@ class Unable(MemoryBroker):
         self, request: assignment_pb2.BackfillRequest, context: Any
     ) -> assignment_pb2.BackfillResponse:
         if request.queue_id == "bad" and not self.is_repaired:
+            if self.ended_count == self.ends_max:
+                self.unanswered_count += 1
+                await asyncio.Event().wait()
             self.ended_count += 1
             self.beside.append(self._assigning_count)
             error = Internal("record x cannot be encoded", reason="UNSTORABLE_RECORD")
@@ -144,3 +159,39 @@ async def test_a_replay_over_which_a_broker_ended_goes_while_no_assignment_is_in
 
         broker.is_repaired = True
         await eventually(lambda: broker.replayed.get("bad") == stored)
+
+
+async def test_a_replay_that_has_no_answer_from_a_broker_that_was_lost_holds_nothing_up_at_the_next(
+    stack: Stack, broker: Unable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNSTORABLE_WAIT_S", 0.01)
+    monkeypatch.setattr(brokers, "LOOK_S", 0.02)
+    for module, bound in ((backfill, "ANSWER_SECONDS"), (channels, "CLOSE_GRACE_SECONDS")):
+        monkeypatch.setattr(module, bound, 3_600.0)
+    for number in (0, 1):
+        await stack.directory.announce(Peer("router", number, f"127.0.0.1:{1 + number}"))
+    number = next(one for one in (0, 1) if is_first(one, (0, 1), 0))
+    in_reserve = LogMemory(next(log for log in range(1, 100) if not is_first(number, (0, 1), log)))
+    ingest = Running(stack.directory, MemoryIngest(in_reserve))
+    await ingest.start()
+    await stack.log.publish([{}])
+    await replay(stack, "bad")
+    await stack.shard.set_queue("all", "true")
+    broker.ends_max = 1
+
+    # Given a replay that goes beside no assignment, and has no answer
+    async with stack.router(SMALL, number=number) as router:
+        await eventually(lambda: broker.unanswered_count == 1 and len(router.logs) == 2)
+
+        # When a look at the broker fails, and another process is in its place
+        broker.is_replaced = True
+        await in_reserve.publish([{}])
+        await eventually(lambda: not router.is_routing)
+        other = Running(stack.directory, MemoryBroker(stack.shard))
+        await other.start()
+
+        # Then that one gets what comes
+        published = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("all")[-1:] == published)
+    for server in (other, ingest):
+        await server.stop()
