@@ -335,7 +335,7 @@ class Backfills:
                         return None
                     cursor = turn.spans[shard].cursor
                     group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
-                    began = asyncio.get_running_loop().time()
+                    began = _now_s()
                     piece = SharedPiece(group, shard, self._limits)
                     try:
                         await self._fill(piece, reader)
@@ -344,8 +344,10 @@ class Backfills:
                     for queue, columns in zip(group, piece.columns, strict=True):
                         suspect = queue.queue_id, shard
                         alone = self._alone() if suspect in self._suspects else nullcontext()
+                        asked = _now_s()
                         try:
                             async with alone:
+                                began += _now_s() - asked  # Other work had that time.
                                 with peer_failures():
                                     await self._send(log, queue, piece, columns)
                             self._suspects.pop(suspect, None)
@@ -355,7 +357,7 @@ class Backfills:
                                 f"{failure}; queue {queue.queue_id} waits for up to a minute"
                             ) from failure
                     # As long as it took: half of the time is left to other work.
-                    await asyncio.sleep(asyncio.get_running_loop().time() - began)
+                    await asyncio.sleep(_now_s() - began)
         return None
 
     def _suspect(self, queue_id: str, ingest_shard: int) -> None:
@@ -429,3 +431,7 @@ class Backfills:
             await self._refresh(REFRESH_SECONDS)
         if self._queues.get(queue.queue_id) is queue:
             raise PeerFailed(f"queue {queue.queue_id} has changed, and its config is not known yet")
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from libs.filters import TooSlow
+from libs.serving.peers.calls import PeerFailed, PeerUnstorable
 from libs.serving.requests.budget import ByteBudget
 from services.router.backfill import Backfills, LogReader, ReplayingQueue, SharedPiece, Span
 from services.router.entries import LogEntry
@@ -125,6 +128,13 @@ UNCONNECTED: Any = SimpleNamespace(doubt=None)
 """No test calls through it."""
 
 
+UNUSED: Any = None
+
+
+async def unused(*asked: object) -> Any:
+    raise AssertionError("nothing is sent")
+
+
 class ReadLog(Log):
     """A log whose ingest answers with this stream."""
 
@@ -134,6 +144,9 @@ class ReadLog(Log):
 
     async def open(self) -> Any:
         return SimpleNamespace(TailLog=lambda request: self._stream)
+
+    def answer(self, tail: Tail) -> None:
+        self._stream = tail
 
 
 def logged(sequence: int, count: int) -> ingest_pb2.LogEntry:
@@ -165,15 +178,9 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
         backfills.learn(changed(revision=4))
         raise TooSlow("q", "took 9 ms")
 
-    async def unused(*asked: object) -> Any:
-        raise AssertionError("nothing is sent")
-
     running: list[Any] = []
     log = ReadLog(Tail(logged(1, 4)))
-    unmeasured: Any = None
-    backfills = Backfills(
-        0, UNCONNECTED, unused, unused, unmeasured, running.append, LIMITS, unmeasured
-    )
+    backfills = Backfills(0, UNCONNECTED, unused, unused, UNUSED, running.append, LIMITS, UNUSED)
     backfills.add_log(log)
     backfills.learn(changed(revision=3))
     monkeypatch.setattr(BrokerRules, "judge", too_slow)
@@ -182,4 +189,51 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
 
     assert slow is not None
     assert (slow[0].queue_id, slow[1]) == ("q", 3)
+    running[0].close()
+
+
+async def test_a_replay_does_not_rest_for_the_time_in_which_it_waited_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    @asynccontextmanager
+    async def alone() -> AsyncIterator[None]:
+        nonlocal now_s
+        now_s += 30
+        yield
+
+    async def send(log: Log, queue: ReplayingQueue, piece: SharedPiece, columns: Any) -> None:
+        nonlocal now_s
+        now_s += 2
+        if len(running) == 1:
+            raise PeerUnstorable("record x cannot be encoded")
+        queue.finish_span(7)
+
+    # Given a queue over whose piece the broker ended, and that waited for its time
+    running: list[Any] = []
+    log = ReadLog(Tail(logged(1, 4)))
+    backfills = Backfills(0, UNCONNECTED, unused, unused, alone, running.append, LIMITS, UNUSED)
+    monkeypatch.setattr(backfills, "_send", send)
+    backfills.add_log(log)
+    queue = queue_pb2.Queue(queue_id="q", filter="true")
+    queue.replay.ranges.add(ingest_shard=7, end_sequence=4)
+    backfills.learn([queue_pb2.QueueChange(queue=queue)])
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        patch.setattr(asyncio, "sleep", rest)
+        with pytest.raises(PeerFailed):
+            await backfills._take_turn(log, "q")
+        await running[1]
+
+        # When its piece goes beside no other work, for which it waits
+        log.answer(Tail(logged(1, 4)))
+        assert await backfills._take_turn(log, "q") is None
+
+    # Then it rests for as long as its own work took
+    assert rests[-1] == 2
     running[0].close()
