@@ -251,7 +251,9 @@ class Backfills:
         self._logs: dict[int, Log] = {}
         self._queues: dict[str, ReplayingQueue] = {}
         self._running: set[int] = set()
-        self._suspects: dict[tuple[str, int], bool] = {}  # By queue and log: whether it waits.
+        # By queue and log: the last message of the piece over which the broker ended.
+        self._suspects: dict[tuple[str, int], int] = {}
+        self._resting: set[tuple[str, int]] = set()
 
     def add_log(self, log: Log) -> None:
         self._logs[log.ingest_shard] = log
@@ -288,8 +290,7 @@ class Backfills:
         found = [
             queue
             for queue in self._queues.values()
-            if ingest_shard in queue.spans
-            and not self._suspects.get((queue.queue_id, ingest_shard), False)
+            if ingest_shard in queue.spans and (queue.queue_id, ingest_shard) not in self._resting
         ]
         return sorted(found, key=lambda queue: queue.queue_id)
 
@@ -350,9 +351,11 @@ class Backfills:
                                 began += _now_s() - asked  # Other work had that time.
                                 with peer_failures():
                                     await self._send(log, queue, piece, columns)
-                            self._suspects.pop(suspect, None)
+                            span = queue.spans.get(shard)
+                            if span is None or span.cursor >= self._suspects.get(suspect, 0):
+                                self._suspects.pop(suspect, None)
                         except PeerUnstorable as failure:
-                            self._suspect(queue.queue_id, shard)
+                            self._suspect(queue.queue_id, shard, piece.last)
                             raise PeerFailed(
                                 f"{failure}; queue {queue.queue_id} waits for up to a minute"
                             ) from failure
@@ -360,17 +363,18 @@ class Backfills:
                     await asyncio.sleep(_now_s() - began)
         return None
 
-    def _suspect(self, queue_id: str, ingest_shard: int) -> None:
-        """This log waits for this queue: the broker ended over what was sent.
+    def _suspect(self, queue_id: str, ingest_shard: int, last: int) -> None:
+        """This log waits for this queue: the broker ended over what was sent, up to this message.
 
         Sent at once, it would end the next broker process too, and all that others do there.
         """
-        self._suspects[queue_id, ingest_shard] = True
+        self._suspects[queue_id, ingest_shard] = last
+        self._resting.add((queue_id, ingest_shard))
         self._start(self._end_wait(queue_id, ingest_shard))
 
     async def _end_wait(self, queue_id: str, ingest_shard: int) -> None:
         await asyncio.sleep(unstorable_wait_s())
-        self._suspects[queue_id, ingest_shard] = False
+        self._resting.discard((queue_id, ingest_shard))
         self._see_to(ingest_shard)
 
     async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:

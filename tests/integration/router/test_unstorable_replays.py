@@ -41,6 +41,7 @@ class Unable(MemoryBroker):
     Attributes:
         beside: How many assignments were in flight as each of those calls began.
         ends_max: After so many ends, it does not answer any more about that queue.
+        is_changing: Whether the queue changes behind each of those ends, so the next is refused.
     """
 
     def __init__(self, memory: ShardMemory) -> None:
@@ -49,7 +50,9 @@ class Unable(MemoryBroker):
         self.ended_count = 0
         self.beside: list[int] = []
         self.ends_max: int | None = None
+        self.is_changing = False
         self.unanswered_count = 0
+        self._changes_count = 0
         self._assigning_count = 0
         self.is_repaired = False
 
@@ -70,6 +73,8 @@ class Unable(MemoryBroker):
             if self.ended_count == self.ends_max:
                 self.unanswered_count += 1
                 await asyncio.Event().wait()
+            if self.is_changing and self._changes_count < self.ended_count:
+                return await self._change_queue(request.range)
             self.ended_count += 1
             self.beside.append(self._assigning_count)
             error = Internal("record x cannot be encoded", reason="UNSTORABLE_RECORD")
@@ -77,6 +82,17 @@ class Unable(MemoryBroker):
         for assignment in request.range.assignments:
             self.replayed.setdefault(request.queue_id, []).extend(assignment.message_ids)
         return assignment_pb2.BackfillResponse(applied=True, cursor=request.range.last_sequence)
+
+    async def _change_queue(
+        self, refused: assignment_pb2.LogRange
+    ) -> assignment_pb2.BackfillResponse:
+        self._changes_count += 1
+        queue = self.memory.changes["bad"][1].queue
+        queue.revision += 1
+        await self.memory._change("bad", queue_pb2.QueueChange(queue=queue))
+        return assignment_pb2.BackfillResponse(
+            cursor=refused.previous_sequence, queue_revision=queue.revision
+        )
 
 
 @pytest.fixture
@@ -138,10 +154,12 @@ async def test_a_replay_over_which_a_broker_ended_goes_again_after_each_wait(
         await eventually(lambda: broker.replayed.get("bad") == published)
 
 
+@pytest.mark.parametrize("is_changing", [False, True], ids=["as it was", "changed"])
 async def test_a_replay_over_which_a_broker_ended_goes_while_no_assignment_is_in_flight(
-    stack: Stack, broker: Unable, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, broker: Unable, is_changing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "UNSTORABLE_WAIT_S", 0.01)
+    broker.is_changing = is_changing
     stored = await stack.log.publish([{}] * 20)
     await replay(stack, "bad")
     await stack.shard.set_queue("all", "true")
