@@ -375,7 +375,9 @@ class SyncClient(Face[asynchronous.Client]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        # A child that was forked in the block leaves it, too, as by sys.exit: not its to close.
+        if not self._loop.is_inherited:
+            self.close()
 
 
 def connect(

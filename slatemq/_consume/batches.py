@@ -154,6 +154,8 @@ def claim_request(
     """The request; raises InvalidArgument for what it cannot hold, and for too long a wait."""
     if seconds(wait, "wait") > WAIT_S_MAX:
         raise InvalidArgument("wait", f"must be 0 to {WAIT_S_MAX:g} s, not {seconds(wait):g} s")
+    if max_messages == 0:  # Absent on the wire, which means one.
+        raise InvalidArgument("max_messages", "must be at least 1, not 0", reason="OUT_OF_RANGE")
     return message_of(
         consumer_pb2.ClaimRequest,
         queue_id=queue_id,

@@ -87,8 +87,13 @@ class Loop:
         if future.exception() is None:
             self._loop.call_soon_threadsafe(undo, future.result())
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked process, and the loop runs in its parent."""
+        return self._pid != os.getpid()
+
     def _check(self) -> None:
-        if self._pid != os.getpid():
+        if self.is_inherited:
             raise inherited_client()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a synchronous call on the client's own thread would never end")
@@ -97,7 +102,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop it; again does nothing."""
-        if self._loop.is_closed() or self._pid != os.getpid():
+        if self._loop.is_closed() or self.is_inherited:
             return
         for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
             asyncio.run_coroutine_threadsafe(last, self._loop).result()

@@ -238,12 +238,19 @@ def _other_server(address: str, error: grpc.RpcError) -> InvalidArgument | None:
     return InvalidArgument("endpoint", f"{address} is not SlateMQ: {what}", reason=NOT_SLATEMQ)
 
 
+def _closing(problem: SlateMQError) -> str:
+    """A word on a server that hangs up: one of SlateMQ's does while it ends, others always do."""
+    if not any(sign in problem.message for sign in ("Socket closed", "Connection reset by peer")):
+        return ""
+    return "; what listens there closes the connection, so perhaps it is not SlateMQ"
+
+
 def _unreachable(problems: dict[str, SlateMQError]) -> SlateMQError:
     """Why none of the addresses given leads to an instance."""
     texts = [
         problem.description
         if isinstance(problem, InvalidArgument)
-        else f"{address} is not reachable: {problem.message}"
+        else f"{address} is not reachable: {problem.message}{_closing(problem)}"
         for address, problem in problems.items()
     ]
     if all(isinstance(problem, InvalidArgument) for problem in problems.values()):

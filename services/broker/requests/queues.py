@@ -195,7 +195,7 @@ def _expression(name: str, source: str | None, default: str) -> dict[str, Any]:
         return {name: default, f"{name}_cost": 0}
     field, cost = f"queue.{name}", 0
     if not source and name == "filter":
-        raise InvalidArgument(field, "must not be empty; leave it out for the default")
+        raise InvalidArgument(field, "must not be empty; for the default, name none or reset it")
     if within_bytes(field, source, SOURCE_BYTES_MAX):
         with checking_expression(field):
             cost = check(source, _EXPRESSIONS[name]).cost

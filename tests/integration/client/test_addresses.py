@@ -73,6 +73,28 @@ async def test_what_is_wrong_with_each_address_is_in_the_error(refusing: str) ->
     assert f"{other} is not reachable" in raised.value.message
 
 
+async def test_a_server_that_closes_the_connection_is_said_to_be_another_perhaps() -> None:
+    # As PostgreSQL and RabbitMQ do, which do not know HTTP/2
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(Unavailable, match="perhaps it is not SlateMQ") as raised:
+            async with slatemq.connect(address, call_timeout=1):
+                pass
+    assert raised.value.reason == "UNREACHABLE"
+
+
+async def test_a_claim_of_no_messages_is_refused_and_takes_none(instance: Instance) -> None:
+    instance.broker.available.append((b"x", 0))
+    async with slatemq.connect(instance.endpoint) as client:
+        with pytest.raises(InvalidArgument, match="max_messages: must be at least 1"):
+            await client.claim("q", 0)
+        assert [one.payload for one in await client.claim("q", 1)] == [b"x"]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "names"),
     [

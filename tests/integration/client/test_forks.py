@@ -30,9 +30,12 @@ def child():
         while time.monotonic() < until:
             pass
         return
+    if work == "leave":
+        client.__exit__(None, None, None)
+        return
     try:
-        with slatemq.sync.connect(endpoint, call_timeout=60) as client:
-            client.publish("of the child")
+        with slatemq.sync.connect(endpoint, call_timeout=60) as own:
+            own.publish("of the child")
         print("published", flush=True)
     except RuntimeError as error:
         print(f"refused: {error}", flush=True)
@@ -117,6 +120,13 @@ async def test_a_child_of_a_program_with_an_open_client_is_refused_with_what_to_
 @pytest.mark.parametrize("parent", ["open", "asyncio"])
 async def test_a_child_that_never_connects_is_not_harmed(instance: Instance, parent: str) -> None:
     assert await run(instance, parent, "idle") == ["status 0"] * 5
+
+
+async def test_a_child_leaves_the_block_of_its_parents_client_without_an_error(
+    instance: Instance,
+) -> None:
+    assert await run(instance, "open", "leave") == ["status 0"] * 5
+    assert instance.ingest.stored == [b"of the parent"] * 2
 
 
 @pytest.mark.parametrize("parent", ["closed", "asyncio-closed"])
