@@ -58,6 +58,11 @@ HOLD_S = 3600.0
 CLOSE_S = 5.0
 """The time for which closing a consumer waits for a broker that does not answer."""
 
+NOT_RELEASED = (
+    "the consumer could not give back %d of its messages, which come again once their leases have "
+    "ended: %s"
+)
+
 PAUSED = "QUEUE_PAUSED"
 """The server's reason for delivering nothing: consumers wait until the queue is resumed."""
 
@@ -175,11 +180,12 @@ class QueueConsumer(ABC):
                 results = await self._origin.finisher.nack_many(items)
                 await self._origin.finisher.flush_acks()
         except (SlateMQError, TimeoutError) as error:
-            log.warning("%d messages could not be released in time: %r", len(tokens), error)
+            why = error if isinstance(error, SlateMQError) else f"no answer within {CLOSE_S:g} s"
+            log.warning(NOT_RELEASED, len(tokens), why)
             return
         refused = [result for result in results if result is not None]
         if refused:
-            log.warning("%d messages could not be released: %s", len(refused), refused[0])
+            log.warning(NOT_RELEASED, len(refused), refused[0])
 
 
 class PartitionFetcher(ABC):

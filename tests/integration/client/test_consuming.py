@@ -84,7 +84,7 @@ async def test_closing_gives_back_what_was_not_begun(
 
 @pytest.mark.parametrize("kind", ["messages", "batches"])
 async def test_closing_does_not_wait_for_a_broker_that_says_nothing(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, kind: str
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     monkeypatch.setattr(consuming, "CLOSE_S", 0.1)
     fill(instance.broker, 50)
@@ -96,6 +96,9 @@ async def test_closing_does_not_wait_for_a_broker_that_says_nothing(
 
     async with asyncio.timeout(60):
         await client.close()
+    if kind == "messages":
+        assert "could not give back" in caplog.text
+        assert "come again once their leases have ended: no answer within 0.1 s" in caplog.text
 
 
 async def test_leases_are_kept_in_the_buffer_and_in_work(
