@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
 """The part of an error's field that is replaced by the line of the file."""
 
+OTHER_FILES = (
+    "`slatemq publish --jsonl` publishes a file with a message on each line, such as JSON lines"
+)
+
 BATCH_MESSAGES = 500
 BATCH_BYTES = 4 << 20
 
@@ -120,10 +124,7 @@ def import_(
 
     counts = session.call(work)
     if not counts["entries"]:
-        raise BadInput(
-            f"{name_of(file)} has no entries, so nothing was imported; `slatemq publish --jsonl` "
-            "publishes a file with a message on each line, such as JSON lines"
-        )
+        raise BadInput(f"{name_of(file)} has no entries, so nothing was imported; {OTHER_FILES}")
     kinds = ("imported", "duplicate", "skipped")
     session.show(
         {"file": file, **{f"{kind}_count": counts[kind] for kind in kinds}},
@@ -281,9 +282,12 @@ class Importer:
     def _batches(self, entries: Iterator[textqueue.Entry], start: int) -> Iterator[list[Item]]:
         batch: list[Item] = []
         size = 0
+        is_first = True
         for entry in entries:
             if entry.state is State.UNKNOWN:
-                self._warn_of_unknown(entry)
+                self._warn_of_unknown(entry, is_first)
+            # An empty line with a Windows line end is an entry, too: what follows shows the kind.
+            is_first = is_first and (entry.state is State.COMMENT or entry.control == "\r")
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
             self.counts["entries"] += 1
@@ -316,10 +320,16 @@ class Importer:
             return None
         return Item(entry, content)
 
-    def _warn_of_unknown(self, entry: textqueue.Entry) -> None:
+    def _warn_of_unknown(self, entry: textqueue.Entry, is_first: bool) -> None:
+        """Note it. Raises BadInput where a file begins with it: others have lists in them, too."""
         if entry.control == BYTE_ORDER_MARK:
             self._note_once(entry, "mark", marked(self._file))
             return
+        if is_first and entry.control != "\r":
+            raise BadInput(
+                f"{self._name}:{entry.line}: no entry of a queue file begins with "
+                f"{entry.control!r}, so nothing was imported; {OTHER_FILES}"
+            )
         why = f"skipped, because {entry.control!r} is not a known control character"
         self._note_once(entry, "unknown", why)
 

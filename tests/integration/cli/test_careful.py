@@ -342,7 +342,7 @@ def test_an_import_of_a_file_without_entries_fails(
     file.write_bytes(content)
     done = cli.run("import", str(file), "--to", queue)
     assert done.code == 2
-    assert "has no entries" in done.err
+    assert "nothing was imported" in done.err
     assert "publish --jsonl" in done.err
 
 

@@ -101,6 +101,21 @@ def test_an_import_leaves_what_a_worker_holds_and_shows_what_it_does_not_know(
     assert [text for text, _ in contents(cli, queue)] == ["three", "one"]
 
 
+@pytest.mark.parametrize("text", ["# Title\n\nA list:\n\n- a\n- b\n", "list:\n- a\n"])
+def test_a_file_that_begins_as_no_queue_file_does_is_refused_and_not_changed(
+    cli: Cli, tmp_path: Path, text: str
+) -> None:
+    queue, file = new_queue(cli, filter="false"), tmp_path / "README.md"
+    file.write_text(text)
+    for arguments, given in (((str(file),), b""), (("-",), text.encode())):
+        refused = cli.run("import", *arguments, "--to", queue, stdin=given)
+        assert refused.code == 2
+        assert "no entry of a queue file begins with" in refused.err
+        assert "publish --jsonl" in refused.err
+    assert file.read_text() == text
+    assert counts(cli, queue) == {}
+
+
 def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
     cli: Cli, tmp_path: Path
 ) -> None:
