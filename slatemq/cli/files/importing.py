@@ -284,10 +284,11 @@ class Importer:
         size = 0
         is_first = True
         for entry in entries:
+            # An empty line with a Windows line end is an entry, too, and shows no kind of file.
+            shows_kind = entry.state is not State.COMMENT and entry.control != "\r"
             if entry.state is State.UNKNOWN:
-                self._warn_of_unknown(entry, is_first)
-            # An empty line with a Windows line end is an entry, too: what follows shows the kind.
-            is_first = is_first and (entry.state is State.COMMENT or entry.control == "\r")
+                self._warn_of_unknown(entry, is_first and shows_kind)
+            is_first = is_first and not shows_kind
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
             self.counts["entries"] += 1
@@ -325,7 +326,7 @@ class Importer:
         if entry.control == BYTE_ORDER_MARK:
             self._note_once(entry, "mark", marked(self._file))
             return
-        if is_first and entry.control != "\r":
+        if is_first:
             raise BadInput(
                 f"{self._name}:{entry.line}: no entry of a queue file begins with "
                 f"{entry.control!r}, so nothing was imported; {OTHER_FILES}"
