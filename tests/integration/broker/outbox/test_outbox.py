@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 from weakref import WeakSet
 
 import grpc
@@ -113,6 +116,19 @@ async def test_pushes_over_which_an_ingest_ended_wait_long_and_go_one_at_a_time(
         assert pushes.calls == [1, 1]
 
 
+EIGHT: Final = [b"%d" % number for number in range(1, 9)]
+
+
+@asynccontextmanager
+async def ending_over(pushes: Pushes, payload: bytes) -> AsyncIterator[Rig]:
+    """A broker that has eight pushes for an ingest, which ends over this one."""
+    pushes.ends_over = payload
+    async with running(pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, *(push(payload=one) for one in EIGHT))
+        yield rig
+
+
 async def test_pushes_share_calls_again_after_an_ingest_ended_over_none_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,14 +140,9 @@ async def test_pushes_share_calls_again_after_an_ingest_ended_over_none_of_them(
 
     # Given eight pushes in one call, during which the ingest ends over what another one sent
     monkeypatch.setattr(outbox_sender, "unstorable_wait_s", wait_s)
-    payloads = [b"%d" % number for number in range(1, 9)]
-    pushes.ends_over = payloads[0]
-    async with running(pushes=pushes) as rig:
-        await rig.create()
-        await execute(rig, *(push(payload=one) for one in payloads))
-
+    async with ending_over(pushes, EIGHT[0]):
         # Then only the first goes alone
-        await eventually(lambda: pushes.payloads() == payloads)
+        await eventually(lambda: pushes.payloads() == EIGHT)
         assert pushes.calls == [8, 1, 2, 4, 1]
 
 
@@ -149,14 +160,9 @@ async def test_pushes_go_one_at_a_time_until_past_what_an_ingest_ended_over_twic
 
     # Given eight pushes in one call, of which the sixth ends the ingest
     monkeypatch.setattr(outbox_sender, "unstorable_wait_s", wait_s)
-    payloads = [b"%d" % number for number in range(1, 9)]
-    pushes.ends_over = payloads[5]
-    async with running(pushes=pushes) as rig:
-        await rig.create()
-        await execute(rig, *(push(payload=one) for one in payloads))
-
+    async with ending_over(pushes, EIGHT[5]) as rig:
         # Then none shares a call with it once it has ended the ingest a second time
-        await eventually(lambda: pushes.payloads() == payloads)
+        await eventually(lambda: pushes.payloads() == EIGHT)
         assert pushes.calls == [8, 1, 2, 4] + [1] * (5 + ends - 2)
 
         # And later ones share their calls again
