@@ -6,6 +6,9 @@ the addresses of objects, nor the hashes of texts, may be in the order of what t
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,15 @@ BUSY = Settings(messages=20, mishaps=2.0)
 
 SEEDS = ("4", proof("9"))
 """The first has a janitor and events; both have replays, redrives or commands."""
+
+CLOCKS = "(time|monotonic|perf_counter|process_time|thread_time|clock_gettime)(_ns)?"
+
+LEFT = """
+import inspect, time
+from tests.simulation.chance import install
+install("4")
+print(*(name for name in dir(time) if inspect.isbuiltin(getattr(time, name))))
+"""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -34,3 +46,11 @@ def test_a_seed_takes_the_same_way_by_other_hashes_and_in_other_memory(
     second = run_seed(seed, BUSY, [9999], ["--log", "ERROR", "--trace", str(trace)])
     assert first == second
     assert len(trace.read_text().splitlines()) == first["steps"]
+
+
+def test_a_world_reads_no_clock_of_this_machine() -> None:
+    command = [sys.executable, "-c", LEFT]
+    left = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert "sleep" in left
+    assert [name for name in left if re.fullmatch(CLOCKS, name)] == []

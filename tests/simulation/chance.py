@@ -47,6 +47,9 @@ CLOCK: Final[ContextVar[Clock]] = ContextVar("clock")
 
 _NO_MACHINE: Final = _NoMachine()
 
+_WORK_CLOCKS: Final = ("perf_counter", "thread_time", "process_time")
+"""What the services measure their own work with: no reading may tell of this machine's load."""
+
 _work_ns = 0
 
 
@@ -71,8 +74,9 @@ def install(seed: str) -> None:
         "monotonic": lambda: CLOCK.get(_NO_MACHINE).monotonic_s(),
         "monotonic_ns": lambda: int(CLOCK.get(_NO_MACHINE).monotonic_s() * 1e9),
         "clock_gettime": lambda _: CLOCK.get(_NO_MACHINE).monotonic_s(),
-        "perf_counter": lambda: _work_clock_ns() / 1e9,
-        "perf_counter_ns": _work_clock_ns,
+        "clock_gettime_ns": lambda _: int(CLOCK.get(_NO_MACHINE).monotonic_s() * 1e9),
+        **{name: lambda: _work_clock_ns() / 1e9 for name in _WORK_CLOCKS},
+        **{f"{name}_ns": _work_clock_ns for name in _WORK_CLOCKS},
     }
     for name, function in replaced.items():
         setattr(time, name, function)
