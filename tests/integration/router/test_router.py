@@ -158,10 +158,11 @@ async def test_a_deleted_queue_gets_nothing_more(stack: Stack) -> None:
     await stack.shard.set_queue("gone", "true")
     await stack.shard.set_queue("stays", "true")
 
-    async with stack.router():
+    async with stack.router() as router:
         before = await stack.log.publish([{}])
         await eventually(lambda: stack.got("gone") == before)
         await stack.shard.delete_queue("gone")
+        await eventually(lambda: router.links[0].rules.revision == stack.shard.revision)
         after = await stack.log.publish([{}])
         await eventually(lambda: stack.got("stays") == before + after)
 
