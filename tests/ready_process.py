@@ -38,6 +38,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
+from libs.filters import load_parser
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 WHERE: Final = "TESTS_READY_PROCESS"
@@ -265,6 +267,7 @@ def _load(module: str) -> None:
     """Load what a module needs; one that has `load` knows what else it needs later."""
     loaded = import_module(_main_of(module))
     getattr(loaded, "load", lambda: None)()
+    load_parser()  # Most of what the start of a broker or a router takes.
     assert threading.active_count() == 1, f"{module} begins threads that a fork would lose"
     gc.collect()
     gc.freeze()
