@@ -358,9 +358,12 @@ class Peers:
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)
             pause = pause_s(problem, backoff)
-            if time.monotonic() + pause + min(LAST_TRY_S, call_s / 4) >= until:
+            latest = until - min(LAST_TRY_S, call_s / 4)
+            if time.monotonic() + pause >= latest:
                 raise problem
             await asyncio.sleep(pause)
+            if time.monotonic() > latest:  # The pause took longer than it was to.
+                raise problem
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
     def answers(self, call: grpc.aio.UnaryStreamCall[Q, R]) -> _Answers[R]:

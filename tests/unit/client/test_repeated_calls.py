@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from slatemq._rpc import peers
 from slatemq._rpc.peers import NOT_CONNECTED, Peers
 from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
+from tests.manual_clock import ManualSeconds
 
 pytestmark = pytest.mark.asyncio
 
@@ -16,14 +18,31 @@ DOWN = Unavailable("broker 0 is down", reason="BROKER_DOWN")
 UNSENT = Unavailable("refused", reason=NOT_CONNECTED)
 
 
-async def error_of(first: SlateMQError, last: SlateMQError) -> SlateMQError:
+class Slept(ManualSeconds):
+    """A clock that moves by pauses alone, and by each as much more as it takes too long."""
+
+    late_s = 0.0
+
+    async def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s + self.late_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Slept:
+    clock = Slept()
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(peers, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": clock.sleep}))
+    return clock
+
+
+async def error_of(clock: Slept, first: SlateMQError, last: SlateMQError) -> SlateMQError:
     """What a call raises whose first try fails at once, and whose second takes the time left."""
     errors = iter([first])
 
     async def attempt(timeout: float) -> None:
         if (error := next(errors, None)) is not None:
             raise error
-        await asyncio.sleep(timeout)
+        await clock.sleep(timeout)
         raise last
 
     with pytest.raises(SlateMQError) as raised:
@@ -31,22 +50,30 @@ async def error_of(first: SlateMQError, last: SlateMQError) -> SlateMQError:
     return raised.value
 
 
-async def test_a_last_try_that_ran_out_of_time_does_not_hide_why_those_before_it_failed() -> None:
-    assert await error_of(DOWN, DeadlineExceeded("Stream removed")) is DOWN
-
-
-async def test_an_error_of_the_last_try_that_says_more_is_raised() -> None:
-    assert (await error_of(DOWN, Unavailable("full", reason="DISK_FULL"))).reason == "DISK_FULL"
-
-
-async def test_a_call_that_may_have_taken_effect_is_not_said_to_have_not_been_sent() -> None:
-    assert isinstance(await error_of(UNSENT, DeadlineExceeded("late")), DeadlineExceeded)
-
-
-async def test_no_try_begins_that_could_only_run_out_of_time(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_last_try_that_ran_out_of_time_does_not_hide_why_those_before_it_failed(
+    clock: Slept,
 ) -> None:
-    # Given a pause after which a tenth of a second would be left for a fourth try
+    assert await error_of(clock, DOWN, DeadlineExceeded("Stream removed")) is DOWN
+
+
+async def test_an_error_of_the_last_try_that_says_more_is_raised(clock: Slept) -> None:
+    full = Unavailable("full", reason="DISK_FULL")
+    assert await error_of(clock, DOWN, full) is full
+
+
+async def test_a_call_that_may_have_taken_effect_is_not_said_to_have_not_been_sent(
+    clock: Slept,
+) -> None:
+    late = DeadlineExceeded("late")
+    assert await error_of(clock, UNSENT, late) is late
+
+
+@pytest.mark.parametrize(("late_s", "tries"), [(0.0, 3), (0.1, 2)])
+async def test_no_try_begins_that_could_only_run_out_of_time(
+    clock: Slept, monkeypatch: pytest.MonkeyPatch, late_s: float, tries: int
+) -> None:
+    # Given a pause after which a tenth of a second would be left for a fourth try, or a third one
+    clock.late_s = late_s
     monkeypatch.setattr(peers, "pause_s", lambda *_: 0.3)
     timeouts_s: list[float] = []
 
@@ -56,4 +83,5 @@ async def test_no_try_begins_that_could_only_run_out_of_time(
 
     with pytest.raises(Unavailable):
         await Peers(["127.0.0.1:1"]).call(attempt, call_s=1.0)
+    assert len(timeouts_s) == tries
     assert min(timeouts_s) >= peers.LAST_TRY_S
