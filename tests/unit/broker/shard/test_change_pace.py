@@ -19,7 +19,7 @@ def idle() -> int:
 
 
 async def test_a_few_changes_come_at_once_and_the_others_in_the_order_of_their_calls() -> None:
-    pace, turns = ChangePace(per_s=200, busy_ns=idle), list[int]()
+    pace, turns = ChangePace(per_s=200, wait_s=60, busy_ns=idle), list[int]()
     began_s = asyncio.get_running_loop().time()
 
     async def change(number: int) -> None:
@@ -38,7 +38,7 @@ async def test_a_few_changes_come_at_once_and_the_others_in_the_order_of_their_c
 
 async def test_a_late_caller_does_not_pass_those_who_wait() -> None:
     # Given callers that wait, and a loop that then stands still for several turns
-    pace, turns = ChangePace(per_s=20, busy_ns=idle), list[int]()
+    pace, turns = ChangePace(per_s=20, wait_s=60, busy_ns=idle), list[int]()
 
     async def change(number: int) -> None:
         await pace.turn()
@@ -77,7 +77,7 @@ async def test_a_caller_who_would_wait_too_long_is_refused_and_takes_no_turn(
 
 async def test_where_the_loop_is_busy_it_rests_behind_each_change() -> None:
     # Given a loop with so much to do that it never rests
-    pace = ChangePace(per_s=100, busy_ns=time.monotonic_ns)
+    pace = ChangePace(per_s=100, wait_s=60, busy_ns=time.monotonic_ns)
     await pace.turn()
 
     # When more changes come than the limit alone holds back
@@ -92,9 +92,9 @@ async def test_where_the_loop_is_busy_it_rests_behind_each_change() -> None:
 async def test_changes_wait_until_the_loop_has_rested_for_as_long_as_it_was_busy() -> None:
     # Given a loop that has worked for 10 ms since the last change, and then does nothing
     worked_ns = [0]
-    pace = ChangePace(per_s=100, busy_ns=lambda: worked_ns[0])
-    await pace.turn()
+    pace = ChangePace(per_s=100, wait_s=60, busy_ns=lambda: worked_ns[0])
     began_s = time.perf_counter()
+    await pace.turn()
     worked_ns[0] = 10_000_000
 
     await pace.turn()
