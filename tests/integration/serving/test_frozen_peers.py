@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -65,6 +65,22 @@ async def freezing(port: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
         yield f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}", frozen
 
 
+async def idle_stream(channel: grpc.aio.Channel, servicer: EchoServicer) -> Any:
+    """A stream that is open and idle; another one where a stall of this process ended the first."""
+    while True:
+        servicer.waiting.clear()
+        servicer.cancelled.clear()
+        call: Any = channel.unary_stream(
+            METHODS["us"], StringValue.SerializeToString, StringValue.FromString
+        )(StringValue(value="first wait"), wait_for_ready=True)
+        with suppress(grpc.aio.AioRpcError):
+            assert await call.read() == StringValue(value="first")
+            while not (servicer.waiting.is_set() or call.done()):
+                await asyncio.sleep(0.001)
+        if not call.done():
+            return call
+
+
 @pytest.mark.parametrize(
     "options", [limits.channel_options(), peers._OPTIONS], ids=["service", "client"]
 )
@@ -81,13 +97,7 @@ async def test_a_stream_from_a_frozen_peer_ends_at_either_side_by_keepalive(
         freezing(port) as (address, frozen),
         grpc.aio.insecure_channel(address, options=quicker(options)) as channel,
     ):
-        call = channel.unary_stream(
-            METHODS["us"], StringValue.SerializeToString, StringValue.FromString
-        )(StringValue(value="first wait"))
-        first = await call.read()
-        assert isinstance(first, StringValue)
-        assert first.value == "first"
-        await servicer.waiting.wait()
+        call = await idle_stream(channel, servicer)
 
         # When nothing comes through any more, though the connection is open
         frozen.set()
