@@ -262,7 +262,7 @@ async def test_the_exit_code_says_whether_to_start_again(end: str, code: int, sa
 
 @pytest.mark.slow
 async def test_a_process_warns_once_about_variables_that_nothing_reads() -> None:
-    forms = ("--end", "wrong", "--log-format", "json")
+    forms = ("--end", "wrong", "--log-format", "json", "--slow-step-ms", "0")
 
     _, said = await process(*forms, SLATEMQ_LOG_LEVELS="debug", SLATEMQ_SERVICE_HOST="10.0.0.1")
 
@@ -293,6 +293,7 @@ async def test_a_process_drains_on_sigterm(tmp_path: Path) -> None:
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.integration.serving.echo_service"),
         *("--root", "memory:///", "--ready-file", str(ready), "--log-format", "json"),
+        *("--slow-step-ms", "0"),
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
     )
