@@ -258,7 +258,9 @@ class KeyServer:
 
 
 @pytest.fixture
-def issuer() -> Iterator[KeyServer]:
+def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
+    for name in ("FETCH_TIMEOUT_S", "FETCH_S_MAX"):
+        monkeypatch.setattr(jwt_tokens, name, 3_600.0)
     served: KeyServer
 
     class Handler(BaseHTTPRequestHandler):
@@ -513,8 +515,6 @@ async def test_tokens_that_wait_for_unknown_keys_are_few(
 async def test_an_issuer_that_hangs_delays_no_token_whose_key_is_known(
     files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FETCH_TIMEOUT_S", "FETCH_S_MAX"):
-        monkeypatch.setattr(jwt_tokens, name, 3_600.0)
     monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
     monkeypatch.setattr(jwt_tokens, "KEYS_AGE_S_MAX", 0.0)
     authenticator = accepting(files, issuer)
@@ -563,7 +563,7 @@ async def test_an_answer_that_takes_too_long_is_none_and_is_asked_for_by_one_thr
     assert len(issuer.requests) <= 1
 
     issuer.answers.set()
-    monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 60.0)
+    monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 3_600.0)
     assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
 
 
@@ -580,8 +580,9 @@ async def test_a_new_key_is_taken_also_right_after_a_look_for_another_one(
 
 
 async def test_an_issuer_that_is_down_is_not_asked_for_each_token(
-    files: Files, issuer: KeyServer
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jwt_tokens, "RETRY_S", 3_600.0)
     authenticator = accepting(files, issuer)
     issuer.is_down = True
 

@@ -215,14 +215,14 @@ async def test_a_closed_database_refuses_writes_and_says_so(root: Root) -> None:
 
 
 async def test_after_a_failed_write_the_database_stays_failed(tmp_path: Path) -> None:
-    database = await open_root(tmp_path.as_uri(), timeout_s=5).database("broker/0", Kind.BROKER)
+    database = await open_root(tmp_path.as_uri(), timeout_s=60).database("broker/0", Kind.BROKER)
     await database.commit(_batch((b"k", b"v")))
     wal = tmp_path / "broker" / "0" / "wal"
     wal.rename(tmp_path / "moved")
     wal.write_text("a file where the folder was")
 
     with pytest.raises((StoreUnavailable, StoreFailed)) as caught:
-        await asyncio.wait_for(database.commit(_batch((b"k", b"w"))), 20)
+        await asyncio.wait_for(database.commit(_batch((b"k", b"w"))), 120)
     assert database.failed is caught.value
 
     wal.unlink()
