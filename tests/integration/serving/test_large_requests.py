@@ -9,8 +9,9 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,19 @@ def longest_step_ms(log: str) -> int:
         map(int, re.findall(r"step of the event loop took long.*?cpu_ms=(\d+)", log, re.S)),
         default=0,
     )
+
+
+async def at_last(folder: Path, look: Callable[[Path], Awaitable[object]]) -> None:
+    """Wait until `look`, which returns what is wrong, finds nothing with one of three processes.
+
+    What else a machine does may spoil one of the three; what a process does wrong spoils each.
+    """
+    for number in range(3):
+        place = folder / str(number)
+        place.mkdir()
+        if not (wrong := await look(place)):
+            return
+    pytest.fail(str(wrong))
 
 
 class Ingest:
@@ -144,7 +158,12 @@ MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [
 
 
 async def test_a_request_of_a_million_items_is_refused_and_blocks_no_caller(tmp_path: Path) -> None:
-    async with ingest(tmp_path) as there, channel(there.address) as opened:
+    await at_last(tmp_path, send_requests_of_a_million_items)
+
+
+async def send_requests_of_a_million_items(folder: Path) -> object:
+    """Returns what took too long."""
+    async with ingest(folder) as there, channel(there.address) as opened:
         # Given an ingest at rest
         before = there.resident
 
@@ -168,12 +187,13 @@ async def test_a_request_of_a_million_items_is_refused_and_blocks_no_caller(tmp_
                 pass
         assert from_rpc_error(caught.value).reason == "TOO_MANY_ITEMS"
 
-        # Then no step of the ingest's event loop took long
-        assert longest_step_ms(there.log.read_text()) < STEP_MS_MAX
-        # And its memory is given back
+        # Then its memory is given back
         async with asyncio.timeout(60):
             while there.resident > before + 64 * MEBIBYTE:
                 await asyncio.sleep(0.1)
+        # And no step of the ingest's event loop took long
+        said = there.log.read_text()
+        return said if longest_step_ms(said) >= STEP_MS_MAX else None
 
 
 def lists_of(kind: str) -> Iterator[tuple[Method, str, bytes]]:
@@ -203,13 +223,20 @@ MEANT = {"queue_id": "q", "message_id": 1, "first_number": 1, "reason": 1, "job"
 
 @pytest.mark.parametrize("kind", ["ingest", "broker", "router", "janitor"])
 async def test_the_longest_lists_that_are_parsed_block_no_caller(tmp_path: Path, kind: str) -> None:
-    async with serving(kind, tmp_path, ready=True) as there, channel(there.address) as opened:
+    await at_last(tmp_path, partial(send_the_longest_lists, kind))
+
+
+async def send_the_longest_lists(kind: str, folder: Path) -> object:
+    """Returns what took too long."""
+    async with serving(kind, folder, ready=True) as there, channel(there.address) as opened:
         for one, name, data in lists_of(kind):
             error = await ending(opened, one, data, timeout_s=60)
 
             assert error.code() in REFUSALS, (one.path, name, error)
             said = there.log.read_text()
-            assert longest_step_ms(said) < STEP_MS_MAX, (one.path, name, said)
+            if longest_step_ms(said) >= STEP_MS_MAX:
+                return one.path, name, said
+    return None
 
 
 @pytest.mark.slow
@@ -311,7 +338,12 @@ async def test_a_request_that_unpacks_to_more_than_may_be_is_not_unpacked(tmp_pa
 
 
 async def test_senders_that_stall_do_not_hold_up_the_others(tmp_path: Path) -> None:
-    async with ingest(tmp_path) as there, channel(there.address) as opened:
+    await at_last(tmp_path, publish_beside_senders_that_stall)
+
+
+async def publish_beside_senders_that_stall(folder: Path) -> object:
+    """Returns the errors."""
+    async with ingest(folder) as there, channel(there.address) as opened:
         host, port = there.address.split(":")
 
         # Given more stalled requests than may arrive at once: a part of each was sent
@@ -328,9 +360,10 @@ async def test_senders_that_stall_do_not_hold_up_the_others(tmp_path: Path) -> N
         publishing = (ended(call(small.SerializeToString(), timeout=30)) for _ in range(20))
 
         # Then they are served
-        assert set(await asyncio.gather(*publishing)) == {None}
+        errors = [error for error in await asyncio.gather(*publishing) if error is not None]
         for writer in stalled:
             writer.close()
+        return errors
 
 
 def begun_request(address: str) -> bytes:
