@@ -18,7 +18,7 @@ from slatemq._admin.task_ids import parse_task_id
 from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
 from slatemq._requests import fields_of, message_of
-from slatemq._rpc.peers import CallOptions, Method
+from slatemq._rpc.peers import LAST_TRY_S, CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
 from slatemq.models import Duration, seconds
@@ -83,7 +83,8 @@ class TaskCalls(Calls):
         until = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while True:
             left = WAIT_S if until is None else until - time.monotonic()
-            if left <= 0:
+            if left < LAST_TRY_S:
+                await asyncio.sleep(max(left, 0))
                 return await self.get_task(task_id)
             response = await self._ask_ingest(
                 shard,
