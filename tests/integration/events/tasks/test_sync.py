@@ -22,6 +22,7 @@ from libs.serving.process.store_watch import HUNG_MS
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
 from libs.storage.objects.topology_entries import FOLDER
+from services.ingest.rpc import queued as queued_rpc
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
@@ -35,6 +36,7 @@ from tests.integration.events.conftest import SERVERS
 from tests.integration.events.tasks.queued_ingest import (
     LARGE,
     QueuedIngest,
+    eventually,
     queue_settings,
     queued,
     until_connected,
@@ -93,17 +95,30 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
     backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = queue_settings(*backend, "sync")
+    order: list[str] = []
+    enqueue = TaskBackend.enqueue
 
     async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
         await asyncio.Event().wait()
 
+    async def enqueue_noted(tasks: TaskBackend, task: WriteTask) -> None:
+        await enqueue(tasks, task)
+        order.append("enqueued")
+
+    def seconds_to_wait(context: object) -> float:
+        order.append("waits")
+        return 0.2
+
     # Given an ingest that does not come to its tasks, and a backend that is slow to take one
     monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    monkeypatch.setattr(TaskBackend, "enqueue", enqueue_noted)
+    monkeypatch.setattr(queued_rpc, "seconds_to_wait", seconds_to_wait)
     async with queued(settings) as ingest, aioredis.Redis.from_url(settings.redis.url) as client:
         await client.client_pause(1000, all=False)
-        # Then the call ends with its task, before its deadline
-        answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=4)
+        # Then the call ends with its task, after a wait for the rest of its time
+        answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=60)
         assert answer.task_id
+        assert order == ["enqueued", "waits"]
 
 
 async def test_a_sync_publish_reads_no_record_of_its_task(
@@ -121,7 +136,8 @@ async def test_a_sync_publish_reads_no_record_of_its_task(
 
         # And with its task before the deadline, where it is not
         monkeypatch.setattr(TaskConsumer, "_begin", hang)
-        assert (await ingest.stub.Publish(ingest_request(b"x"), timeout=4)).task_id
+        monkeypatch.setattr(queued_rpc, "seconds_to_wait", lambda context: 0.2)
+        assert (await ingest.stub.Publish(ingest_request(b"x"), timeout=60)).task_id
 
 
 class SilentTopology(Objects):
@@ -208,7 +224,11 @@ async def test_a_store_that_is_down_costs_latency_and_no_task(
 
             # And small ones still are when a process says that its store hangs: this one serves on
             await asyncio.sleep(max(0, HUNG_MS / 1000 + 2 - (time.monotonic() - held_at)))
-            assert await asyncio.to_thread(probe, address) == ""
+
+            async def is_served() -> bool:
+                return await asyncio.to_thread(probe, address) == ""
+
+            await eventually(is_served)
             tasks += await publish_in_time(ingest, names[5:], consistency)
 
             # When it is back, then all are applied, once, without an attempt that counts
