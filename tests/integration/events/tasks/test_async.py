@@ -29,6 +29,7 @@ from slatemq.events.envelope import parse_timestamp
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
+    EVENTUALLY_S,
     LARGE,
     QueuedIngest,
     enqueue,
@@ -308,13 +309,14 @@ async def _lists(ingest: QueuedIngest, task_ids: list[str]) -> bool:
 
 
 async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
-    backend: tuple[str, Server],
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with queued(queue_settings(*backend)) as ingest:
         now_ms = int((await ingest.wait(await ingest.send_task(b"x"))).ended_at_ms)
         waiting = TaskIds(0).make(now_ms)
         assert (await ingest.task(waiting)).state == PENDING
-        assert (await ingest.wait(waiting, 0.5)).state == PENDING
+        monkeypatch.setattr(servicer, "WAIT_S_MAX", 0.3)
+        assert (await ingest.wait(waiting)).state == PENDING
         with pytest.raises(NotFound):
             await ingest.task(TaskIds(0).make(now_ms - KEPT_MS - 60_000))
         with pytest.raises(InvalidArgument) as elsewhere:
@@ -402,8 +404,11 @@ async def test_an_ingest_that_starts_before_its_backend_waits_for_it(
             await asyncio.to_thread(backend[1].start)
 
 
-async def test_an_ingest_that_serves_takes_publishes_at_once(backend: tuple[str, Server]) -> None:
+async def test_an_ingest_that_serves_takes_publishes_at_once(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given one whose backend is there: it is connected to before it serves
+    monkeypatch.setattr("services.ingest.tasks.backend.FIRST_TRY_S", EVENTUALLY_S)
     for _ in range(3):
         async with serving(queue=queue_settings(*backend)) as plain:
             ingest = QueuedIngest(plain.channel)
