@@ -26,6 +26,7 @@ from tests.integration.events.tasks.queued_ingest import (
     QueuedIngest,
     eventually,
     queue_settings,
+    until_connected,
     write_config,
 )
 from tests.integration.ingest.server import message, process
@@ -115,6 +116,8 @@ async def test_two_ingests_of_one_group_apply_all_tasks_once_though_one_is_kille
         stack.push_async_callback(successor.close)
         if has_standby:
             ready = await successor.begin()
+
+        await until_connected(first)
 
         # When both get publishes, until that one is dead
         await asyncio.gather(
