@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
+from services.ingest.tasks import consumer
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
@@ -33,6 +35,7 @@ from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS, eventually, served
 from tests.integration.events.tasks.queued_ingest import queue_settings
+from tests.integration.waiting import WAIT_SECONDS
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, opened, sequences
 
@@ -265,18 +268,20 @@ async def test_a_task_that_is_refused_permanently_says_so_and_is_tried_no_more(
 
 
 async def test_a_task_that_cannot_be_encoded_ends_processes_until_it_is_a_dead_letter(
-    backend: tuple[str, Server],
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer, "UNSTORABLE_END_S", WAIT_SECONDS)
     root = open_root("memory:///")
     settings = queue_settings(*backend, max_retries=1, retry_delay_ms=100)
     # Given a task that cannot be encoded, among others: two processes end by it
     good: list[str] = []
+    bad = ""
     for attempt in range(2):
         async with consuming(settings, root) as made:
             if not attempt:
                 good = [await made.enqueue(b"good %d" % number) for number in range(5)]
-                await made.enqueue(UNSTORABLE)
-            await eventually(lambda: made.shard.publisher.commits.failed)
+                bad = await made.enqueue(UNSTORABLE)
+            await eventually(partial(made.outcomes.last_attempt, bad))
             assert isinstance(made.shard.publisher.commits.failed, Unstorable)
 
     # Then it is a dead letter that says why, and the others are applied
