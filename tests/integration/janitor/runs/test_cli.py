@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import pty
@@ -128,6 +129,7 @@ class Terminal:
 
     def __init__(self, there: Janitor, *arguments: str) -> None:
         self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._master, slave = pty.openpty()
         self._there = there
         self._arguments = arguments
@@ -149,7 +151,7 @@ class Terminal:
 
     def _read(self) -> None:
         try:
-            self.shown += os.read(self._master, 4096).decode()
+            self.shown += self._decoder.decode(os.read(self._master, 4096))
         except OSError:  # The other side has closed it.
             asyncio.get_running_loop().remove_reader(self._master)
             self._closed.set()
