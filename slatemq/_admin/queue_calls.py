@@ -145,7 +145,8 @@ class QueueCalls(Calls):
 
         A repeat after any step goes on with what was begun.
         """
-        shards = await self._shards_for(request.queue.partition.count, with_queue)
+        count = request.queue.partition.count
+        shards = await self._peers.call(lambda _: self._shards_for(count, with_queue))
         try:
             await self._create_partition(request, shards, 0)
         except AlreadyExists:

@@ -14,9 +14,12 @@ import pytest
 import slatemq
 from libs.storage.layout.partitions import partition_of_value
 from slatemq import codecs
+from slatemq._admin import placement
+from slatemq._consume import gathering
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -112,7 +115,10 @@ async def test_each_message_is_in_one_partition_and_the_queue_is_seen_as_one(
     assert len(done) == 600
 
 
-async def test_batches_and_waiting_claims_gather_from_all_partitions(made: Instance) -> None:
+async def test_batches_and_waiting_claims_gather_from_all_partitions(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "REFUSED_S", 60.0)
     client = made.client
     await create(made, "q")
     waiting = asyncio.create_task(client.claim("q", 10, wait=30, lease=600))
@@ -142,7 +148,10 @@ async def test_batches_and_waiting_claims_gather_from_all_partitions(made: Insta
     assert got == Counter(dict.fromkeys(ids, 1))
 
 
-async def test_a_view_takes_the_items_of_all_partitions(made: Instance) -> None:
+async def test_a_view_takes_the_items_of_all_partitions(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "REFUSED_S", 60.0)
     await create(made, "q")
     ids = await made.publish("q", 30)
     await made.routed()
@@ -200,8 +209,9 @@ async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt
 
 
 async def test_batches_of_a_consumer_that_closes_go_back_and_count_no_attempt(
-    made: Instance,
+    made: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("slatemq._consume.consumer.CLOSE_S", 60.0)
     client = made.client
     await create(made, "q", max_attempts=1)
     got: list[int] = []
@@ -239,7 +249,7 @@ async def test_a_claim_that_waits_while_its_client_closes_is_refused(
         with pytest.raises(Unavailable) as refused:
             await claiming
         assert refused.value.reason == "CLIENT_CLOSED"
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("slatemq")]
 
 
 async def test_what_a_frozen_broker_brings_after_a_claim_goes_back_uncounted(
@@ -407,7 +417,7 @@ async def listed_without(down: int, listing: AsyncIterator[T]) -> list[T]:
 
 
 async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
-    made: Instance,
+    made: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = made.client
     queue = await create(made, "q")
@@ -432,14 +442,16 @@ async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
         assert refused.value.reason == "INCOMPLETE"
         with pytest.raises(Unavailable, match=r"misses partitions \(1\)"):
             await client.delete_queue("q", etag=etag)
-    got = await claimed(made, "q", there)
+    with monkeypatch.context() as patient:
+        patient.setattr(gathering, "REFUSED_S", 5.0)
+        got = await claimed(made, "q", there)
     await client.ack([one.lease_token for one in got])
     done = await listed_without(down, client.list_entries("q", "done"))
     assert sorted(one.message_id for one in done) == sorted(one.message_id for one in got)
     with pytest.raises(Unavailable) as refused:
         await client.claim("q", 10)
     assert refused.value.metadata["broker_shards"] == str(down)
-    with pytest.raises(Unavailable):
+    with pytest.raises((Unavailable, DeadlineExceeded)):
         await client.queue_view("q", codecs.BYTES, timeout=0.2).try_next()
 
     # What the others do not have comes once it is back.
@@ -568,6 +580,19 @@ async def test_more_partitions_than_brokers_are_refused(made: Instance) -> None:
     assert [part.broker_shard for part in beside.partitions.values()] == [
         part.broker_shard for part in queue.partitions.values()
     ]
+
+
+async def test_a_creation_asks_again_for_a_load_that_comes_late(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, late = placement._load, [DeadlineExceeded("no answer came in time")]
+
+    async def late_once(*asked: Any) -> Any:
+        return late.pop() if late else await load(*asked)
+
+    monkeypatch.setattr(placement, "_load", late_once)
+    assert len((await create(made, "q")).partitions) == BROKERS
+    assert not late
 
 
 async def test_a_client_that_knew_the_queue_before_it_had_partitions_finds_them(
