@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 import slatemq
-from slatemq._rpc import topology_cache
+from slatemq._rpc import peers, topology_cache
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable, Unimplemented
 from tests.integration.client.peers import Ingest, Instance, refuse
@@ -315,17 +315,23 @@ async def test_no_publish_waits_for_an_ingest_that_refuses_connections(
 
 
 async def test_a_publish_leaves_an_ingest_that_no_connection_reaches_within_its_own_deadline(
-    instance: Instance,
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peers, "CONNECT_S", 0.5)
+    monkeypatch.setattr(
+        peers,
+        "_OPTIONS",
+        [*dict(peers._OPTIONS, **{"grpc.min_reconnect_backoff_ms": 600_000}).items()],
+    )
     # Given an ingest at an address that takes connections, and never says a word
     instance.ingest.shards = [0, 1]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         instance.directory.put("ingests", 1, f"127.0.0.1:{silent.getsockname()[1]}")
         # When clients publish twice, to each in turn, with less time than gRPC takes to connect
-        async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+        async with slatemq.connect(instance.endpoint, call_timeout=8) as client:
             await client.publish(b"0")
             await client.publish_many([b"1"])
-        async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+        async with slatemq.connect(instance.endpoint, call_timeout=8) as client:
             await client.publish_batch([slatemq.OutgoingMessage(b"2")])
             await client.publish_batch([slatemq.OutgoingMessage(b"3")])
     # Then the other one has stored each of them, once
