@@ -234,14 +234,18 @@ async def instance() -> AsyncIterator[Instance]:
 async def test_messages_that_wait_for_an_ingest_are_logged_though_others_come(
     instance: Instance, lines: Lines, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outages, "WARN_S", 0.2)
-    instance.broker.awaited = [3]
+    monkeypatch.setattr(outages, "WARN_S", 600.0)
     async with (
         slatemq.connect(instance.endpoint) as client,
         getattr(client, kind)("q", outage_timeout=60) as consumer,
     ):
         # Given messages that come while others wait
+        instance.broker.available.append((b"before", 0))
+        await anext(consumer)
+        monkeypatch.setattr(outages, "WARN_S", 0.2)
+        instance.broker.awaited = [3]
         instance.broker.available.append((b"0", 0))
+        await instance.broker.report()
         await anext(consumer)
         line = await lines.first("not answered")
         assert line.startswith("an ingest that messages of queue 'q' wait for has not answered")
@@ -258,14 +262,18 @@ async def test_messages_that_wait_for_an_ingest_are_logged_though_others_come(
 async def test_the_timeout_counts_from_the_last_message_that_came(
     instance: Instance, lines: Lines
 ) -> None:
-    instance.broker.awaited = [3]
     async with (
         slatemq.connect(instance.endpoint) as client,
-        client.consume("q", outage_timeout=2) as messages,
+        client.consume("q", outage_timeout=600) as messages,
         asyncio.timeout(60),
     ):
+        instance.broker.available.append((b"before", 0))
+        await anext(messages)
+        messages._parts[0].ingests._timeout_s = 2
         # Given messages in the buffer for longer than the timeout
+        instance.broker.awaited = [3]
         instance.broker.available.extend([(b"0", 0), (b"1", 0)])
+        await instance.broker.report()
         await anext(messages)
         await asyncio.sleep(2.5)
         assert (await anext(messages)).payload == b"1"
@@ -327,7 +335,7 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
         await stack.ingest.kill()
 
         # When the command consumes, it says what is down, and ends as with a broker that is down
-        command = ("-m", "slatemq.cli", "consume", "q", "--timeout", "6s")
+        command = ("-m", "slatemq.cli", "consume", "q", "--timeout", "10s")
         consuming = await asyncio.create_subprocess_exec(
             *(sys.executable, *command, "--endpoint", stack.broker.address),
             stdout=asyncio.subprocess.PIPE,
@@ -338,7 +346,7 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
         assert (consuming.returncode, out) == (3, b"")
         what = "an ingest that messages of queue 'q' wait for has not answered for"
         away = "ingest 0 is down, or still reading payloads"
-        assert warned == f"slatemq: {what} 5 s: {away}"
+        assert re.fullmatch(f"slatemq: {what} \\d+ s: {away}", warned)
         assert re.fullmatch(f"slatemq: {what} \\d+ s: {away}", ended)
 
         # And a program that claims batches hears of it long before its claim ends
@@ -348,7 +356,7 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
             client.consume_batches("q") as claiming,
         ):
             waiting = asyncio.create_task(anext(claiming))
-            assert (await lines.first("not answered")).startswith(what)
+            await lines.first(what)
             waiting.cancel()
             await asyncio.wait([waiting])
         lines.lines.clear()
@@ -364,7 +372,7 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
 
         async with slatemq.connect(stack.broker.address) as client:
             working = asyncio.create_task(client.process("q", handle))
-            assert (await lines.first("not answered")).startswith(what)
+            await lines.first(what)
             assert not got
             # And when it is back, with the first attempt of each
             await stack.ingest.start()

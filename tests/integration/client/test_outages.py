@@ -12,6 +12,7 @@ from slatemq._rpc import outages
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client.outage_lines import Lines, lines
 from tests.integration.client.peers import Instance
+from tests.integration.waiting import eventually
 
 __all__ = ["lines"]
 
@@ -76,12 +77,13 @@ async def test_an_outage_is_logged_when_it_lasts_and_when_it_is_over(
 
 
 async def test_a_stream_that_a_limit_keeps_out_is_logged_as_refused(
-    instance: Instance, client: slatemq.Client, lines: Lines, patience: pytest.MonkeyPatch
+    instance: Instance, client: slatemq.Client, lines: Lines
 ) -> None:
-    patience.setattr(outages, "WARN_S", 0.2)
     instance.broker.full = True
     async with client.consume("q") as consumer:
         waiting = asyncio.create_task(taken(consumer))
+        await eventually(lambda: consumer._parts and consumer._parts[0].watch.outage)
+        consumer._parts[0].watch._warn()
         line = await lines.first("refuses calls")
         assert line.startswith("the broker of queue 'q' refuses calls for ")
         assert line.endswith(": no place for a stream")
@@ -161,10 +163,15 @@ async def test_process_waits_for_its_handlers_before_it_reports_the_outage(
         ended.append(message.payload)
 
     instance.broker.available.append((b"x", 0))
-    work = asyncio.create_task(client.process("q", handle, concurrency=2, outage_timeout=2))
+    work = asyncio.create_task(client.process("q", handle, concurrency=2, outage_timeout=600))
     await begun.wait()
     await stop_broker(instance)
-    done, _ = await asyncio.wait([work], timeout=3)
+    (consumer,) = client._consumers
+    watch = consumer._parts[0].watch
+    await eventually(lambda: watch.outage)
+    watch._timeout_s = 0
+    watch._give_up()
+    done, _ = await asyncio.wait([work], timeout=0.5)
     assert not done
     await instance.serve(broker=instance.broker)
     go_on.set()
