@@ -9,6 +9,7 @@ import pytest
 
 import slatemq
 from slatemq import BatchSettings, OutgoingMessage
+from slatemq._publish import sending
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client.peers import RECEIVED_AT_MS, Ingest, Instance
@@ -94,7 +95,8 @@ async def test_a_batch_of_two_shards_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize("how", ["singly", "many", "batch"])
-async def test_keys_follow_when_a_shard_is_added(how: str) -> None:
+async def test_keys_follow_when_a_shard_is_added(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "MOVED_S", 60.0)
     async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
         # Given a client that knows of one shard only
         await client.publish(b"before", dedupe_key="before")
@@ -112,7 +114,10 @@ async def test_keys_follow_when_a_shard_is_added(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["singly", "many", "batch"])
-async def test_a_shard_whose_drain_was_cancelled_stores_keys_that_it_has_refused(how: str) -> None:
+async def test_a_shard_whose_drain_was_cancelled_stores_keys_that_it_has_refused(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "MOVED_S", 60.0)
     async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
         refusal = InvalidArgument("runs[0].dedupe_keys[0]", "no", reason="WRONG_SHARD")
         # The first try may go on a stream.
@@ -140,7 +145,10 @@ class Drained(Ingest):
         raise InvalidArgument("runs[0].dedupe_keys[0]", "no", reason="WRONG_SHARD")
 
 
-async def test_a_batch_with_and_without_keys_waits_for_the_topology() -> None:
+async def test_a_batch_with_and_without_keys_waits_for_the_topology(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "MOVED_S", 60.0)
     keys = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
     async with Instance() as instance:
         drained = Drained(shard=1, instance=instance)

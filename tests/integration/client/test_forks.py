@@ -23,6 +23,8 @@ import grpc, slatemq, slatemq.sync
 
 warnings.simplefilter("ignore")
 endpoint, parent, work = sys.argv[1:]
+if parent.endswith("closed"):
+    slatemq._rpc.forks.SHUTDOWN_S = 60
 
 def child():
     if work == "idle":

@@ -9,6 +9,7 @@ import pytest
 
 import slatemq
 from slatemq import BatchSettings, OutgoingMessage
+from slatemq._rpc import peers
 from slatemq.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -311,7 +312,10 @@ def test_settings_that_could_not_work_are_refused(settings: BatchSettings) -> No
         slatemq.connect("127.0.0.1:1", batches=settings)
 
 
-async def test_connecting_outlasts_a_restart_of_the_endpoint() -> None:
+async def test_connecting_outlasts_a_restart_of_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "REACH_S", 60.0)
     # Given an endpoint where no one listens any more
     address = f"127.0.0.1:{free_ports(1)[0]}"
 

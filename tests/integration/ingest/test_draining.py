@@ -18,6 +18,7 @@ from libs.storage.layout.ids import message_id, shard_of
 from services.broker.outbox.targets import IngestPushes
 from services.ingest.config import IngestConfig
 from slatemq import OutgoingMessage
+from slatemq._publish import sending
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -121,7 +122,10 @@ async def test_a_repeat_gets_its_first_answer_and_nothing_new_is_stored(tmp_path
         assert await one.payloads(*first) == [b"x"]
 
 
-async def test_the_keys_of_a_draining_shard_go_to_the_others(tmp_path: Path) -> None:
+async def test_the_keys_of_a_draining_shard_go_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "MOVED_S", 60.0)
     keys = [f"key {number}" for number in range(30)]
     its_own = [key for key in keys if dedupe_shard(key, [0, 1]) == 1]
     assert its_own
