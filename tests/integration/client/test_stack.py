@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 import slatemq
 import slatemq.sync
 from slatemq import BatchSettings
+from slatemq._admin import instance
+from slatemq._consume import consumer as consuming
 from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from tests.acceptance.local_stack import LocalStack
 
@@ -86,7 +89,10 @@ async def test_a_consumer_outlives_kills_of_the_broker(stack: LocalStack) -> Non
     assert queue.counts.failed_count == 0
 
 
-async def test_buffered_messages_lose_no_attempt(stack: LocalStack) -> None:
+async def test_buffered_messages_lose_no_attempt(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consuming, "CLOSE_S", 60.0)
     # Given consumers that take a few messages each and leave, with a full buffer every time
     async with slatemq.connect(stack.endpoint) as client:
         await client.create_queue("polite", max_attempts=1)
@@ -126,7 +132,10 @@ async def test_errors_have_their_types(stack: LocalStack) -> None:
             await client.claim("typed", -1)
 
 
-def test_the_synchronous_face_does_the_same(stack: LocalStack) -> None:
+def test_the_synchronous_face_does_the_same(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "STATUS_S", 60.0)
     with slatemq.sync.connect(stack.endpoint) as client:
         client.create_queue("sync")
         ids = client.publish_many(
@@ -158,15 +167,23 @@ def test_the_synchronous_face_does_the_same(stack: LocalStack) -> None:
     client.close()
 
 
+def interrupt(messages: slatemq.sync.Consumer) -> None:
+    """Sends Ctrl-C once the stream is open, and a message is waited for."""
+    consumer = messages._inner
+    while not (consumer._consumer_id and consumer._arrived._waiters):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_ends_a_wait_and_loses_nothing(stack: LocalStack) -> None:
     with slatemq.sync.connect(stack.endpoint) as client:
         client.create_queue("interrupted", max_attempts=1)
         with client.consume("interrupted") as messages:
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
+            interrupting = threading.Thread(target=interrupt, args=(messages,))
+            interrupting.start()
             with pytest.raises(KeyboardInterrupt):
                 next(messages)
-            timer.join()
+            interrupting.join()
             client.publish(b"x", {"queue": "interrupted"})
             message = next(messages)
             with pytest.raises(KeyboardInterrupt), message:
