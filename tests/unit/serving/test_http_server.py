@@ -317,6 +317,7 @@ async def test_a_body_that_does_not_arrive_is_given_up_and_its_place_is_free_aga
         # Given as many slow bodies as there are places
         async with asyncio.timeout(60):
             assert await asyncio.gather(*(post() for _ in range(POSTS_MAX))) == [408] * POSTS_MAX
+        monkeypatch.setattr(http_server, "READ_S", 3_600.0)
         async with session.post("/echo", data=b"y", headers=RIGHT) as answer:
             assert answer.status == 200
     assert seen == [b"y"]

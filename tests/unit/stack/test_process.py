@@ -156,7 +156,7 @@ async def test_a_stopped_process_drains_and_is_not_started_again(
     run = watched.it.start()
     await watched.served.acquire()
 
-    assert await watched.it.stop(10, asyncio.Event()) is True
+    assert await watched.it.stop(60, asyncio.Event()) is True
 
     assert run.done()
     assert watched.it.pid is None

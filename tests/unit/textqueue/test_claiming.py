@@ -380,7 +380,7 @@ def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make:
         assert taken(queue).text == "a"
 
     # Then both get their message
-    other.join(10)
+    other.join(60)
     assert got == ["b"]
 
 

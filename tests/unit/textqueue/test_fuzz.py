@@ -1,6 +1,6 @@
 """The short form of `python -m tests.conformance.fuzz_textqueue`."""
 
-import time
+import math
 from pathlib import Path
 
 import pytest
@@ -14,4 +14,4 @@ from tests.forms import examples
 def test_both_readers_agree_on_mangled_files_and_changes_stay_in_their_bytes(
     seed: int, tmp_path: Path
 ) -> None:
-    assert fuzz(seed, time.monotonic() + 60, examples(500), tmp_path) == examples(500)
+    assert fuzz(seed, math.inf, examples(500), tmp_path) == examples(500)

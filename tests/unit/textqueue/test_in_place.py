@@ -242,7 +242,7 @@ def test_a_reader_waits_for_the_append_that_is_under_way(path: Path) -> None:
         assert seen == ["a"]
         with path.open("ab", buffering=0) as file:
             file.write(b" of it\n rest\n")
-    thread.join(10)
+    thread.join(60)
 
     # Then the reader got it whole
     assert seen == ["a", "half of it\nrest"]
