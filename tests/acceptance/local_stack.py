@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from libs.storage.database.roots import open_root
+from services.stack.stack import PARTS, STANDBYS
+from tests.ports import free_ports
 from tests.ready_process import popen
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,7 +47,7 @@ class LocalStack:
         command = [sys.executable, "-m", module, "--ready-file", str(self._ready_file)]
         with self._said.open("w") as err, (folder / "launcher.out").open("w") as out:
             self.process: Any = begin(
-                [*command, *(arguments or ("--data", str(folder / "data")))],
+                [*command, *_with_ports(arguments or ("--data", str(folder / "data")))],
                 cwd=REPOSITORY,
                 stdout=out,
                 stderr=err,
@@ -129,6 +131,21 @@ class LocalStack:
 
     def _ready(self) -> Any:
         return json.loads(self._ready_file.read_text())
+
+
+def _with_ports(arguments: tuple[str, ...]) -> list[str]:
+    """Arguments that name ports: those that a launcher chooses another one may choose, too, until
+    services listen there."""
+    given = list(arguments)
+    if "--ports" not in given:
+        given += ["--ports", _ports()]
+    if "--http-ports" in given and given[place := given.index("--http-ports") + 1] == "0":
+        given[place] = _ports()
+    return given
+
+
+def _ports() -> str:
+    return str(free_ports(len(PARTS) + len(STANDBYS)).start)
 
 
 def wait_until(come_about: Any, seconds: float, check: Any = lambda: None) -> None:
