@@ -40,6 +40,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 
 def test_it_says_where_all_is_and_how_to_publish(own: LocalStack) -> None:
+    # It says so once the file is there.
+    wait_until(lambda: "; logs in " in own.said and "The console is at" in own.said, 60)
     line, console = (own.folder / "launcher.out").read_text().splitlines()
     ready = json.loads((own.folder / "ready.json").read_text())
 
