@@ -226,7 +226,8 @@ def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_pa
     assert "3 done already" in result
     assert "replace" not in result
     assert all(one["already"] for one in objects(cli, *act))
-    assert counts(cli, queue) == {"available": 2, "done": 2}
+    # What was replaced is published again, and comes in a moment.
+    wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 2}, 60)
 
 
 def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_path: Path) -> None:
