@@ -27,7 +27,8 @@ class Ended(NamedTuple):
     err: bytes
 
 
-CONSUMERS = {"for ever": ("--timeout", "3s"), "with a wait": ("--timeout", "3s", "--wait", "2s")}
+CONSUMERS = {"for ever": ("--timeout", "10s"), "with a wait": ("--timeout", "10s", "--wait", "8s")}
+"""The wait is the shorter one, and longer than the broker takes to end."""
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
 
         # Given a claim that waits at the broker
         cli.ok("queue", "create", "empty")
-        start("claim", "claim", "empty", "--timeout", "2s", "--wait", "10m")
+        start("claim", "claim", "empty", "--timeout", "10s", "--wait", "10m")
         # And a watch that has told a delayed message
         cli.ok("queue", "create", "reminders")
         cli.ok("publish", "--to", "reminders", "later", "--visible-at", "2100-01-01T00:00:00Z")
-        start("watch", "message", "watch", "reminders", "--timeout", "2s", "--json")
+        start("watch", "message", "watch", "reminders", "--timeout", "10s", "--json")
         assert b"message_id" in _first_line(started["watch"])
         # And consumers that have had a message, the one that does not wait for long at last
         for number in range(len(CONSUMERS)):
@@ -97,15 +98,15 @@ def test_a_watch_ends_with_3_when_everything_stays_down(ended: Mapping[str, Ende
 
 
 def test_consume_sums_nothing_up_where_no_server_was_there(cli: Cli) -> None:
-    program = ("--exec", "true", "--wait", "2s")
-    unknown = cli.run("consume", "no-such-queue", *program)
-    unreachable = cli.run("consume", "some", *program, "--endpoint", "127.0.0.1:1")
+    program = ("--exec", "true", "--wait")
+    unknown = cli.run("consume", "no-such-queue", *program, "30s")
+    unreachable = cli.run("consume", "some", *program, "30s", "--endpoint", "127.0.0.1:1")
 
     assert (unknown.code, unreachable.code) == (1, 3)
     assert "acked" not in unknown.err + unreachable.err
     # But where there was nothing to do
     cli.ok("queue", "create", "some")
-    assert "0 acked, 0 nacked" in cli.ok("consume", "some", *program).err
+    assert "0 acked, 0 nacked" in cli.ok("consume", "some", *program, "2s").err
 
 
 def test_any_one_of_several_addresses_will_do(cli: Cli) -> None:
