@@ -17,9 +17,17 @@ from importlib import import_module
 from typing import BinaryIO, Final
 
 import slatemq.cli
+from slatemq.cli.consume import consuming
+from slatemq.cli.publish import reach
 from tests.ready_process import popen
 
 MODULE: Final = "tests.integration.cli.ready_command"
+
+ALONE: Final = "TESTS_ALONE_S"
+"""The variable that has the ALONE_S of `consume`, where the own one could be too short."""
+
+_ANSWER_S: Final = 20.0
+"""How long a publish waits for brokers and routers: they may be busy here."""
 
 _LOADED_LATE: Final = ("slatemq.client", "slatemq.sync", "rich.console", "rich.table")
 
@@ -59,4 +67,6 @@ def load() -> None:
 
 
 if __name__ == "__main__":
+    reach.ANSWER_S = _ANSWER_S
+    consuming.ALONE_S = float(os.environ.get(ALONE, consuming.ALONE_S))
     slatemq.cli.main()
