@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import slatemq
+from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.sync import SyncClient
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.cli import ready_command
 
 COMMAND = (sys.executable, "-m", "slatemq.cli")
@@ -71,12 +73,21 @@ class Cli:
     def run(
         self, *arguments: str | bytes, stdin: bytes = b"", environ: Mapping[str, str] | None = None
     ) -> Result:
-        """Run one to its end, in a fork of a process that has loaded the command."""
+        """Run one to its end, in a fork of a process that has loaded the command.
+
+        Again where the stack was too busy to tell in time where its services are: until that is
+        known, a command has sent nothing.
+        """
         there = {**self.environ, **(environ or {})}
-        done = ready_command.run(arguments, there, stdin, RUN_SECONDS)
-        err = done.stderr.decode()
-        assert "Traceback" not in err, err
-        return Result(done.returncode, done.stdout, err)
+        end = time.monotonic() + RUN_SECONDS
+        while True:
+            done = ready_command.run(arguments, there, stdin, RUN_SECONDS)
+            err = done.stderr.decode()
+            assert "Traceback" not in err, err
+            result = Result(done.returncode, done.stdout, err)
+            is_unreached = f"{self.stack.endpoint} is not reachable" in err and not result.out
+            if result.code != EXIT_UNREACHABLE or not is_unreached or time.monotonic() >= end:
+                return result
 
     def ok(self, *arguments: str | bytes, stdin: bytes = b"") -> Result:
         """Run one that is to succeed."""
@@ -93,6 +104,20 @@ class Cli:
             stderr=subprocess.PIPE,
             env=self.environ,
         )
+
+    def status(self, *options: str) -> Any:
+        """What `status --json` shows, once it has everything: a busy process may answer late."""
+        found: Any = None
+
+        def is_whole() -> bool:
+            nonlocal found
+            code, *_ = result = self.run("status", *options, "--json")
+            (found,) = result.objects
+            answered = [one["serving"] and one["instance_number"] for one in found["services"]]
+            return code == 0 and all(answered) and found["routes"] and not found["unlisted_brokers"]
+
+        wait_until(is_whole, RUN_SECONDS)
+        return found
 
     def counts(self, queue: str) -> dict[str, int]:
         """How many messages of a queue are in which state."""
