@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli.stack import Cli
 
 pytestmark = pytest.mark.stack
@@ -33,8 +34,8 @@ def test_settings_are_changed_by_numbers_and_durations(cli: Cli) -> None:
     assert same["settings"]["dedupe_window_s"] == 1200
     # What has to be started again is named
     older = f"older than instance record {same['number']}: restart ingest 0, router 0, broker 0"
-    assert older in cli.ok("status").err
-    (status,) = cli.ok("status", "--json").objects
+    wait_until(lambda: older in cli.ok("status").err, 60)  # once all say what they run with
+    status = cli.status()
     assert status["instance_number"] == same["number"]
     assert {one["instance_number"] for one in status["services"]} == {1}
 

@@ -13,6 +13,7 @@ import subprocess
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,14 +83,18 @@ def test_rates_are_measured_over_the_time_that_is_asked_for(cli: Cli) -> None:
     message.ack()
 
     totals = cli.client.get_queue(queue).totals
-    (status,) = cli.ok("--json", "status", "--rates", "500ms").objects
-    shown = cli.ok("status", "--rates", "500ms").out.decode()
+
+    def rates() -> set[float | None]:
+        status = cli.status("--rates", "500ms")
+        (found,) = [one for one in status["queues"] if one["queue_id"] == queue]
+        return set(found["rates"].values())
 
     assert (totals.entered_count, totals.claimed_count, totals.acked_count) == (1, 1, 1)
-    (found,) = [one for one in status["queues"] if one["queue_id"] == queue]
-    assert found["rates"] == dict.fromkeys(found["rates"], 0.0)
-    assert "in/s  out/s" in shown
-    assert "rates" not in cli.ok("--json", "status").objects[0]["queues"][0]
+    # A broker that is busy may answer too late to be in a sample.
+    wait_until(lambda: rates() == {0.0}, EVENTUALLY_S)
+    shown = ("status", "--rates", "500ms")
+    wait_until(lambda: "in/s  out/s" in cli.ok(*shown).out.decode(), EVENTUALLY_S)
+    assert "rates" not in cli.status()["queues"][0]
 
 
 def test_messages_that_are_put_back_do_not_count_as_new_ones(cli: Cli) -> None:
@@ -109,23 +114,31 @@ def test_messages_that_are_put_back_do_not_count_as_new_ones(cli: Cli) -> None:
 
 def test_without_a_terminal_it_prints_one_table(cli: Cli) -> None:
     queue = cli.create()
+    lines: list[str] = []
+    look: dict[str, Any] = {}
 
-    done = cli.ok("top", "--interval", "500ms")
-    (look,) = cli.ok("--json", "top", "--once", "--interval", "500ms").objects
+    # A broker that is busy may answer a look too late to be in it.
+    def is_printed() -> bool:
+        lines[:] = cli.ok("top", "--interval", "500ms").out.decode().splitlines()
+        return any(line.startswith(queue) for line in lines)
 
-    head, *rows = done.out.decode().splitlines()
-    assert head.split() == [
+    def found() -> list[tuple[float | None, ...]]:
+        look.update(*cli.ok("--json", "top", "--once", "--interval", "500ms").objects)
+        names = ("in_per_s", "available_count", "lag_count")
+        return [tuple(map(one.get, names)) for one in look["queues"] if one["queue_id"] == queue]
+
+    wait_until(is_printed, EVENTUALLY_S)
+    wait_until(lambda: found() == [(0.0, 0, 0)], EVENTUALLY_S)
+
+    assert lines[0].split() == [
         *("queue", "in/s", "out/s", "retry/s", "waiting", "delayed", "flight", "failed"),
         *("oldest", "lag"),
     ]
-    assert any(row.startswith(queue) for row in rows)
-    (found,) = [one for one in look["queues"] if one["queue_id"] == queue]
-    assert (found["in_per_s"], found["available_count"], found["lag_count"]) == (0.0, 0, 0)
     assert {one["service"] for one in look["services"]} >= {"ingest", "router", "broker"}
 
 
 def test_each_look_asks_no_process_to_read_the_store(cli: Cli) -> None:
-    assert all(one["instance_number"] for one in cli.ok("--json", "status").objects[0]["services"])
+    assert all(one["instance_number"] for one in cli.status()["services"])
     assert not any(one.instance_number for one in cli.client.status(settings=False).services)
 
 
@@ -171,11 +184,20 @@ def test_a_stack_that_does_not_answer_is_an_error_at_the_start(cli: Cli, tmp_pat
 
 
 def test_a_stack_that_is_well_is_found_so(cli: Cli) -> None:
-    found = cli.ok("--json", "doctor").objects
-    shown = cli.ok("doctor").out.decode()
+    found: list[Any] = []
+    shown = ""
 
-    # The disk is that of the machine on which the tests run.
-    assert {one["level"] for one in found if one["check"] != "disk"} == {"ok"}
+    # A machine that has much else to do is found slow at times.
+    def is_well() -> bool:
+        nonlocal found, shown
+        found = cli.run("--json", "doctor").objects
+        shown = cli.run("doctor").out.decode()
+        # The disk is that of the machine on which the tests run.
+        levels = {one["level"] for one in found if one["check"] != "disk"}
+        return levels == {"ok"} and "conditional writes hold" in shown
+
+    wait_until(is_well, EVENTUALLY_S)
+    assert cli.ok("doctor").code == 0
     assert {one["check"] for one in found} >= {"processes", "clocks", "store", "compaction", "disk"}
     assert "conditional writes hold" in shown
     assert "none beyond its log" in shown
