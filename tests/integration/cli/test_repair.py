@@ -16,6 +16,7 @@ import pytest
 from slatemq.v1 import removal_pb2
 from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
 from tests.acceptance.local_stack import peer_address, wait_until
+from tests.integration.cli import queue_file_calls
 from tests.integration.cli.stack import COMMAND, Cli
 
 pytestmark = pytest.mark.stack
@@ -254,8 +255,7 @@ def test_a_redrive_shows_the_ids_that_are_no_dead_letters_and_moves_the_others(
 
 def test_ctrl_c_on_a_redrive_says_that_it_goes_on(cli: Cli) -> None:
     queue = new_queue(cli, max_attempts=1)
-    for payload in ("a", "b", "c", "d"):
-        dead_letter(cli, queue, payload)
+    queue_file_calls.dead_letters(cli, queue, *[b"x"] * 60)  # That takes a minute.
 
     redrive = cli.start("failed", "redrive", queue, "--rate", "1")
     assert redrive.stderr is not None
