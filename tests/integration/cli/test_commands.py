@@ -223,7 +223,7 @@ def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
     wait_until(lambda: cli.counts(queue)["available_count"] == 1, 60)
 
-    (result,) = cli.ok("status", "--check", "--json").objects
+    result = cli.status("--check")
 
     assert {(one["service"], one["shard"], one["serving"]) for one in result["services"]} == {
         ("ingest", 0, True),
@@ -324,6 +324,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli, queue: str) -> None:
     # Given more messages than the reader takes
     lines = b"".join(b"%d %s\n" % (n, b"x" * 10_000) for n in range(200))
     cli.ok("publish", "--to", queue, "--jsonl", "-", stdin=lines)
+    wait_until(lambda: cli.counts(queue)["available_count"] == 200, 60)
     consumer = cli.start("consume", queue)
     assert consumer.stdout is not None
     consumer.stdout.read(10)
@@ -352,6 +353,7 @@ def test_a_reader_that_goes_away_from_a_program_costs_no_message_an_attempt(
     # Given a program that writes more messages than the reader takes
     for text in ("a", "b", "c"):
         cli.ok("publish", "--to", queue, text)
+    wait_until(lambda: cli.counts(queue)["available_count"] == 3, 60)
     consumer = cli.start("consume", queue, "--exec", "cat; echo", "--wait", "60s")
     assert consumer.stdout is not None
 
@@ -393,7 +395,7 @@ def test_the_command_is_the_one_of_the_package() -> None:
 def test_consume_says_that_its_queue_is_paused(cli: Cli) -> None:
     cli.ok("queue", "create", "at-rest")
     cli.ok("queue", "pause", "at-rest")
-    result = cli.ok("consume", "at-rest", "--wait", "2s")
+    result = cli.ok("consume", "at-rest", "--wait", "10s")
     assert result.out == b""
     assert result.err.count("at-rest is paused: waiting until `slatemq queue resume at-rest`") == 1
     # And nothing where it is not
