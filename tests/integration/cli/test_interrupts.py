@@ -1,6 +1,7 @@
 """Ctrl-C before a command is at work, and after: it ends, and shows no one the inside."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,15 +32,21 @@ SECONDS = 60
 def test_ctrl_c_while_modules_are_loaded_ends_a_command_with_130(
     words: tuple[str, ...], module: str, tmp_path: Path
 ) -> None:
-    # Given a command that tells which modules it has loaded
-    with subprocess.Popen(
-        [sys.executable, "-X", "importtime", *COMMAND[1:], *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY), "SLATEMQ_ENDPOINT": "127.0.0.1:1"},
-    ) as process:
+    # Given a command that tells which modules it has loaded, and a server that says nothing
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen(
+            [sys.executable, "-X", "importtime", *COMMAND[1:], *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env={
+                "PYTHONPATH": str(REPOSITORY),
+                "SLATEMQ_ENDPOINT": f"127.0.0.1:{server.getsockname()[1]}",
+            },
+        ) as process,
+    ):
         assert process.stderr is not None
         for line in process.stderr:
             if line.rpartition(b"|")[2].strip() == module.encode():
