@@ -7,13 +7,15 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.integration.console.looking import Console
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
 from tests.integration.stack.secured import Secured
+
+expect.set_options(timeout=60_000)
 
 VERBS = ["publish", "consume", "inspect", "edit", "administer", "operate"]
 
