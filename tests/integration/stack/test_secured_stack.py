@@ -95,7 +95,9 @@ async def test_each_caller_does_what_the_policy_permits(
         for client, patterns in ((shop, ("orders*",)), (ops, ("*",))):
             caller = await client.get_caller()
             assert caller.inspected_queues == patterns
-            assert await client.get_callers() == {0: caller}
+            while not (callers := await client.get_callers()):
+                pass  # A broker that is busy may answer too late.
+            assert callers == {0: caller}
         for forbidden in (shop.purge_queue("orders"), shop.get_queue("bills")):
             with pytest.raises(PermissionDenied):
                 await forbidden
@@ -256,7 +258,7 @@ async def test_a_limit_holds_one_caller_and_no_other(secured: tuple[Secured, Loc
     async with (
         slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
         slatemq.connect(
-            stack.endpoint, credentials=made.credentials("shop"), call_timeout=2
+            stack.endpoint, credentials=made.credentials("shop"), call_timeout=8
         ) as shop,
     ):
         headers = {"queue": "orders-x", "tenant": "acme"}
@@ -318,7 +320,7 @@ async def test_a_client_without_tls_does_not_get_in_and_its_error_says_why(
     _, stack = secured
 
     with pytest.raises(InvalidArgument, match=r"speaks TLS, .*--ca FILE") as raised:
-        async with slatemq.connect(stack.endpoint, call_timeout=1):
+        async with slatemq.connect(stack.endpoint, call_timeout=10):
             pytest.fail("connected without TLS")
     assert raised.value.reason == "TLS_MISMATCH"
 
@@ -605,6 +607,9 @@ async def test_a_claim_that_waits_gets_no_message_once_the_policy_forbids_it(
                 break
             await asyncio.sleep(0.1)
         waiting = asyncio.create_task(shop.claim("orders-awaited", wait=50))
+        await asyncio.sleep(0)
+        # Behind it on the same connection: the one that waits is there when this is answered.
+        assert not await shop.claim("orders-awaited")
         made.write_policy({**POLICY, "roles": {**POLICY["roles"], "shop": [elsewhere]}})
         try:
             with suppress(PermissionDenied):
