@@ -146,6 +146,8 @@ async def fill(ops: slatemq.Client) -> Prey:
     redrive = await ops.start_redrive(THEIRS, message_ids=[1], request_id=REQUEST_ID)
     while (await ops.get_redrive(redrive)).state is slatemq.RedriveState.RUNNING:
         await asyncio.sleep(0.05)
+    while (await ops.get_queue(THEIRS)).counts.available_count != 1:
+        await asyncio.sleep(0.05)
     (dead_letter,) = [one async for one in ops.list_entries(THEIRS, "failed")]
     return Prey(
         sent.message_id,
