@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import slatemq
 from services.scaler.stubs.externalscaler_pb2 import ScaledObjectRef
 from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerStub
+from slatemq.errors import FailedPrecondition
 from tests.acceptance.local_stack import LocalStack
 from tests.forms import proof
 from tests.integration.lone_service import running
@@ -223,9 +224,10 @@ async def _work(endpoint: str, whole_run: bool) -> None:
         run = await client.run_job("report")
         async for seen in client.watch_job_run(run.run_id):
             if seen.progress is not None and not whole_run:
-                await client.cancel_job_run(run.run_id)
+                with suppress(FailedPrecondition):  # It may have ended since.
+                    await client.cancel_job_run(run.run_id)
             run = seen
-        assert run.state == ("done" if whole_run else "cancelled"), run.error
+        assert run.state == "done" or (run.state == "cancelled" and not whole_run), run.error
 
 
 def _all(collector: Collector) -> list[Exported]:
@@ -237,6 +239,7 @@ def _names(spans: Sequence[Exported]) -> set[tuple[str, str]]:
 
 
 def _parent(spans: Sequence[Exported], service: str, name: str) -> tuple[str, str]:
-    (child,) = [one for one in spans if (one.service, one.name) == (service, name)]
-    (parent,) = [one for one in spans if one.span_id == child.parent_id]
-    return parent.service, parent.name
+    """Which span is above this one; a call that was refused was sent again from another one."""
+    above = {one.parent_id for one in spans if (one.service, one.name) == (service, name)}
+    (parent,) = {(one.service, one.name) for one in spans if one.span_id in above}
+    return parent
