@@ -25,7 +25,7 @@ TOUR = REPOSITORY / "docs" / "tour.md"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
 FILES_MAX = 40
 SERVICES = ("ingest", "router", "broker")
-START_S = 60
+START_S = 300
 
 
 def steps() -> list[str]:
@@ -89,8 +89,9 @@ async def recorded_services(folder: Path) -> AsyncIterator[str]:
             command += ["--ready-file", str(folder / f"{name}.ready")]
             running.append(await create_subprocess(*command, cwd=REPOSITORY))
         async with asyncio.timeout(START_S):
-            for name in SERVICES:
+            for name, process in zip(SERVICES, running, strict=True):
                 while not (folder / f"{name}.ready").exists():
+                    assert process.returncode is None, f"{name} ended while starting"
                     await asyncio.sleep(0.05)
         yield json.loads((folder / "ingest.ready").read_text())["address"]
     finally:
