@@ -19,7 +19,7 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.cli import instance as command
 from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 from slatemq.v1 import instance_pb2, instance_pb2_grpc
-from tests.integration.stack.processes import Service
+from tests.integration.stack.processes import WAIT_SECONDS, Service
 
 WAIT_S = 60
 HOUR_MS = 3_600_000
@@ -31,7 +31,7 @@ async def running(*services: Service) -> AsyncIterator[slatemq.Client]:
     try:
         for service in services:
             await service.start()
-        async with slatemq.connect(services[0].address) as client:
+        async with slatemq.connect(services[0].address, call_timeout=WAIT_SECONDS) as client:
             yield client
     finally:
         for service in services:
@@ -96,9 +96,12 @@ async def test_a_change_holds_in_each_process_that_starts_again(tmp_path: Path) 
         await broker.kill()
         await broker.start()
         assert (await client.create_queue("slow", default_delay=3600)).default_delay_ms == HOUR_MS
-        status = await client.status()
+        numbers = {"broker": 0}
+        async with asyncio.timeout(WAIT_S):
+            while not all(numbers.values()):  # A process that is busy may answer too late.
+                status = await client.status()
+                numbers = {one.service: one.instance_number for one in status.services}
         assert status.instance_number == 2
-        numbers = {one.service: one.instance_number for one in status.services}
         assert numbers == {"ingest": 1, "broker": 2}
 
 
