@@ -17,7 +17,7 @@ SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 # Tests start hundreds of processes: what one has compiled the others load.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup spark demo up test proofs lint types protos lock faults fuzz mutants nightly simulate bench bench-page compose-test clean
+.PHONY: help setup spark demo up test test-slow proofs lint types protos lock faults fuzz mutants nightly simulate bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,14 +57,21 @@ up: $(STACK) ## Run the whole stack on this machine, data in ./data
 # first then, and what is short comes last; before all, and in one process, what has Spark
 # (tests/side_by_side.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -m 'not compose and not proof' -n 6 $(BY_FILE)
 
-test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
-	$(BIN)/python -m pytest tests -m 'not compose and not proof' -n 6 $(BY_FILE) $(ARGS)
+# What takes as long as all else together: whole stacks, commands, and Spark.
+SLOW := tests/acceptance $(addprefix tests/integration/,stack cli observability janitor/jobs janitor/spark)
 
-# All that `make test` leaves out, and what tries a number of examples once more with all of them.
+test: setup ## Run the tests of every part, proofs in their short form; one after the other with ARGS='-n 0'
+	$(PYTEST) tests $(addprefix --ignore=,$(SLOW)) $(ARGS)
+
+test-slow: setup ## Run the tests of whole stacks, of commands, and of jobs on Spark
+	$(PYTEST) $(SLOW) $(ARGS)
+
+# All that these two leave out, and what tries a number of examples once more with all of them.
 # Hypothesis marks its own tests; a worker's name and what is done stand before each. The longest
 # take minutes on an idle machine. Some of it alone (ARGS) plants no bugs.
-proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples, planted bugs
+proofs: setup ## Run what the other tests are the short forms of: every kill, long histories, many examples, planted bugs
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or repeated or hypothesis) and not compose' \
 	  -n 4 $(BY_FILE) --timeout 1800 -v $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.planted)

@@ -48,7 +48,13 @@ def load_share(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", None)
     if given is None:
         return
-    files = [file for one in config.args for file in _files_of(Path(one.partition("::")[0]))]
+    left_out = [Path(one).absolute() for one in config.getoption("ignore") or ()]
+    files = [
+        file
+        for one in config.args
+        for file in _files_of(Path(one.partition("::")[0]))
+        if not any(file.absolute().is_relative_to(folder) for folder in left_out)
+    ]
     begin = len(files) * int(given["workerid"].removeprefix("gw")) // given["workercount"]
     for file in files[begin:] + files[:begin]:
         parts = file.absolute().relative_to(config.rootpath).with_suffix("").parts

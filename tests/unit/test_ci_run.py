@@ -29,7 +29,7 @@ def test_runs():
 
 def function(name: str) -> str:
     """A function of `.ci/run`."""
-    found = re.search(rf"^{name}\(\) \{{$.*?^\}}$", CI_RUN.read_text(), re.M | re.S)
+    found = re.search(rf"^{name}\(\) \{{.*?^\}}$", CI_RUN.read_text(), re.M | re.S)
     assert found is not None
     return found[0]
 
@@ -77,12 +77,17 @@ def test_tests_that_pass_only_when_run_again_alone_fail_the_run_and_are_named_fl
         }}
         {function("skipped_tests")}
         {function("tests")}
-        tests
+        tests test
     """
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
 
     assert bool(ended.returncode) is fails, ended.stderr
     assert ("FLAKY" in ended.stdout) is is_flaky
+
+
+@pytest.mark.parametrize("word", ["test", "test-slow"])
+def test_ci_runs_the_tests_of_both_words(word: str) -> None:
+    assert re.search(rf"^step '.+' tests {word}$", CI_RUN.read_text(), re.MULTILINE)
 
 
 LONG = ("bench", "compose-test", "faults", "fuzz", "mutants", "nightly", "proofs", "simulate")
