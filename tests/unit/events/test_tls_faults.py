@@ -16,10 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from libs.events import tls_faults
 from libs.events.tls_faults import find_tls_fault
 from tests.ports import free_ports
 
 HELLO = b"hello"
+PATIENCE_S = 60.0
+"""Only for servers that are not silent: a probe waits so long for one that is."""
 
 
 def certify(folder: Path, *, is_expired: bool) -> Path:
@@ -71,20 +74,24 @@ async def answering(answer: bytes, certificate: Path | None = None) -> AsyncIter
 
 @pytest.mark.parametrize("is_expired", [True, False])
 async def test_a_certificate_that_has_expired_is_the_servers_matter(
-    tmp_path: Path, is_expired: bool
+    tmp_path: Path, is_expired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = certify(tmp_path, is_expired=is_expired)
     trusting = ssl.create_default_context(cafile=str(file))
     untrusting = ssl.create_default_context()
     async with answering(b"yes", file) as port:
         assert await find_tls_fault("127.0.0.1", port, trusting, HELLO) is None
+        monkeypatch.setattr(tls_faults, "PROBE_S", PATIENCE_S)
         fault = await find_tls_fault("127.0.0.1", port, untrusting, HELLO)
         assert fault is not None
         assert not fault.is_own
         assert "is refused" in fault.description
 
 
-async def test_a_server_of_the_other_kind_is_found(tmp_path: Path) -> None:
+async def test_a_server_of_the_other_kind_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_faults, "PROBE_S", PATIENCE_S)
     async with (
         answering(b"yes") as plain,
         answering(b"", certify(tmp_path, is_expired=False)) as tls,

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from libs.events import tls_faults
 from libs.events.backends import open_backend
 from libs.events.kafka.connection import tls_context
 from libs.events.settings import KafkaSettings
@@ -57,7 +58,10 @@ async def tls_end(port: int, behind: int, folder: Path) -> AsyncIterator[None]:
 
 
 @pytest.mark.slow
-async def test_brokers_are_reached_by_tls_with_a_client_certificate(tmp_path: Path) -> None:
+async def test_brokers_are_reached_by_tls_with_a_client_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_faults, "PROBE_S", 8.0)
     certificates = tmp_path / "certificates"
     make_certificates(certificates)
     (port,) = free_ports(1)
