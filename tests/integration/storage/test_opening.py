@@ -16,6 +16,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
+from libs.storage.objects.small_objects import Objects
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
@@ -25,6 +26,7 @@ NAME = "broker/0"
 WAL = f"{NAME}/wal"
 NEVER = ReplayBound(10**9, 10**9)
 SILENCE_S = 2.0
+PATIENCE_S = 60.0
 PROGRESS = re.compile(f"opening {NAME}: 0 of about [1-5] WAL objects read")
 """Of five commits: on a busy machine, some share an object."""
 
@@ -36,12 +38,31 @@ def store() -> Iterator[FaultyStore]:
 
 
 @pytest.fixture
-def root(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Root]:
+def url(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    url = root_url(store.port, f"opening/{secrets.token_hex(8)}")
-    yield open_root(url, timeout_s=SILENCE_S)
+    yield root_url(store.port, f"opening/{secrets.token_hex(8)}")
     store.set()
+
+
+@pytest.fixture
+def root(url: str) -> Root:
+    return open_root(url, timeout_s=PATIENCE_S)
+
+
+@pytest.fixture
+def impatient(url: str) -> Root:
+    return open_root(url, timeout_s=SILENCE_S)
+
+
+def _check_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers anything counts as there, however busy the machine is."""
+    check = Objects.check
+
+    async def check_patiently(objects: Objects, timeout_s: float) -> None:
+        await check(objects, max(timeout_s, PATIENCE_S))
+
+    monkeypatch.setattr(Objects, "check", check_patiently)
 
 
 def _bounded(bound: ReplayBound) -> Tuning:
@@ -61,8 +82,13 @@ async def _until(come: Callable[[], bool]) -> None:
 
 
 async def test_a_start_waits_for_as_long_as_the_store_answers_anything_at_all(
-    store: FaultyStore, root: Root, caplog: pytest.LogCaptureFixture
+    store: FaultyStore,
+    root: Root,
+    impatient: Root,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    _check_patiently(monkeypatch)
     # Given what a crash left, in WAL objects that the store does not give now
     crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
     for number in range(5):
@@ -71,7 +97,7 @@ async def test_a_start_waits_for_as_long_as_the_store_answers_anything_at_all(
     store.set(hanging)
 
     # When a start has been without progress for longer than a store may be silent
-    starting = asyncio.create_task(root.database(NAME, Kind.BROKER))
+    starting = asyncio.create_task(impatient.database(NAME, Kind.BROKER))
     await _until(lambda: hanging.happened > 0 or starting.done())
     await _until(lambda: bool(PROGRESS.search(caplog.text)) or starting.done())
 
@@ -113,14 +139,14 @@ async def test_a_start_counts_what_is_to_be_read_once_the_store_lets_it(
 
 
 async def test_a_look_at_the_files_of_a_database_ends_where_the_store_does_not_give_them(
-    store: FaultyStore, root: Root, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, root: Root, impatient: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
     for number in range(5):
         await _commit(crashed, number)
     store.set(Fault(Outcome.HANG, method="GET", match="/manifest/"))
     with pytest.raises(StoreUnavailable, match=f"no answer within {SILENCE_S:g} s"):
-        await root.files(NAME)
+        await impatient.files(NAME)
     store.set()
     files = await root.files(NAME)
 
@@ -133,15 +159,19 @@ async def test_a_look_at_the_files_of_a_database_ends_where_the_store_does_not_g
     await crashed.close()
 
 
-async def test_a_start_ends_when_the_store_has_gone(store: FaultyStore, root: Root) -> None:
+async def test_a_start_ends_when_the_store_has_gone(
+    store: FaultyStore, root: Root, impatient: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
     for number in range(5):
         await _commit(crashed, number)
     hanging = Fault(Outcome.HANG, method="GET", match="/wal/")
     store.set(hanging)
 
-    starting = asyncio.create_task(root.database(NAME, Kind.BROKER))
-    await _until(lambda: hanging.happened > 0 or starting.done())
+    with monkeypatch.context() as patched:
+        _check_patiently(patched)
+        starting = asyncio.create_task(impatient.database(NAME, Kind.BROKER))
+        await _until(lambda: hanging.happened > 0 or starting.done())
     store.set(Fault(Outcome.HANG))
 
     with pytest.raises(StoreUnavailable, match=f"opening {NAME} stopped after"):
@@ -152,7 +182,7 @@ async def test_a_start_ends_when_the_store_has_gone(store: FaultyStore, root: Ro
 
 @pytest.mark.proof
 async def test_a_shard_opens_by_itself_in_a_store_that_is_down_for_most_of_the_time(
-    store: FaultyStore, root: Root
+    store: FaultyStore, root: Root, impatient: Root
 ) -> None:
     # Given what a crash left, and a store that is silent for longer than a start waits for it
     crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
@@ -166,7 +196,7 @@ async def test_a_shard_opens_by_itself_in_a_store_that_is_down_for_most_of_the_t
         database = None
         while database is None:
             with suppress(StoreUnavailable):
-                database = await root.database(NAME, Kind.BROKER)
+                database = await impatient.database(NAME, Kind.BROKER)
 
     # Then it opens while the store is down most of the time, with all that there was
     assert away.happened
