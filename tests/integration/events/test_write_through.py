@@ -233,14 +233,16 @@ async def test_the_status_shows_the_lag_behind_a_backend_that_is_down(
             await suite.has_all(answered)
             # which may have them before ingest hears that it has
             async with asyncio.timeout(EVENTUALLY_S):
-                while (result := await status(address)).lag_count:
+                while (result := await status(address)).lag_count or not result.answering:
                     await asyncio.sleep(0.1)
             await asyncio.sleep(suite.server.settle_s)
-            assert (result.enabled, result.answering, result.lag_count) == (True, True, 0)
+            assert (result.enabled, result.lag_count) == (True, 0)
             assert result.cursor == result.durable_sequence == answered[-1]
             assert result.published_count == 1
-            health = await suite.health()
-            assert health == (200, {"backend": result.backend, "connected": True, **EMPTY})
+            healthy = (200, {"backend": result.backend, "connected": True, **EMPTY})
+            async with asyncio.timeout(EVENTUALLY_S):
+                while await suite.health() != healthy:
+                    await asyncio.sleep(0.1)
 
             # When it is killed
             await asyncio.to_thread(suite.server.kill)
