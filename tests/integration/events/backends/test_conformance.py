@@ -18,7 +18,7 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
 from tests.integration.events.backends.raw_tasks import enqueue_raw
-from tests.integration.events.conftest import Rig, eventually
+from tests.integration.events.conftest import EVENTUALLY_S, Rig, eventually
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
 
@@ -50,6 +50,7 @@ class Subscriber:
     def __init__(self, backend: QueueBackend, refuse: int = 0) -> None:
         self.backend = backend
         self.got: list[Event] = []
+        self.acknowledged: list[str] = []
         self.refused: Counter[str] = Counter()
         self._refuse = refuse
 
@@ -59,6 +60,7 @@ class Subscriber:
             raise RuntimeError(f"refused {event.id}")
         self.got.append(event)
         await self.backend.acknowledge(event.id)
+        self.acknowledged.append(event.id)
 
 
 # --- Events -------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ async def test_an_acknowledged_event_does_not_come_again(rig: Rig) -> None:
     await first.subscribe([], subscriber)
     done, fresh = created("done"), created("fresh")
     await publisher.publish(done)
-    await eventually(lambda: subscriber.got)
+    await eventually(lambda: subscriber.acknowledged)
     await first.acknowledge(done.id)  # again: does nothing
     await first.close()
 
@@ -389,7 +391,7 @@ async def test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself(
     await producer.publish(before)
     await producer.enqueue_task(task)
     await eventually(lambda: subscriber.got)
-    assert await producer.health_check()
+    await until_healthy(producer)
 
     # When the server is killed
     await asyncio.sleep(rig.server.settle_s)
@@ -406,7 +408,13 @@ async def test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself(
     await eventually(lambda: after in subscriber.got, 120)
     assert before in subscriber.got
     assert await persist(lambda: next_task(consumer)) == task
-    assert await producer.health_check()
+    await until_healthy(producer)
+
+
+async def until_healthy(backend: QueueBackend) -> None:
+    async with asyncio.timeout(EVENTUALLY_S):
+        while not await backend.health_check():
+            await asyncio.sleep(0.05)
 
 
 async def persist(call: Callable[[], Any]) -> Any:
