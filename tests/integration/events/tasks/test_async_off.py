@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from tests.integration.ingest.server import serving
+from tests.integration.waiting import eventually
 
 
 async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
@@ -22,12 +22,14 @@ async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
     for path in ("tasks/ingest-0/a", "tasks/ingest-0/b", "tasks/ingest-1/c"):
         await objects.put(path, b"body")
 
+    def said() -> list[str]:
+        bodies = "services.ingest.tasks.bodies"
+        return [one.getMessage() for one in caplog.records if one.name == bodies]
+
     async with serving(root) as ingest:
-        async with asyncio.timeout(60):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+        await eventually(said)
         assert await ingest.send(b"it serves")
 
-    (record,) = caplog.records
-    assert "tasks/ingest-0 has 2 bodies" in record.getMessage()
+    (line,) = said()
+    assert "tasks/ingest-0 has 2 bodies" in line
     assert len(await objects.list("tasks")) == 3
