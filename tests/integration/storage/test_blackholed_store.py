@@ -16,11 +16,11 @@ import pytest
 
 from libs.serving.process.healthprobe import probe
 from libs.serving.process.store_watch import HUNG_MS
-from slatemq import Client, connect
+from slatemq import Client, ServiceStatus, connect
 from slatemq.errors import SlateMQError
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
-from tests.integration.waiting import eventually
+from tests.integration.waiting import WAIT_SECONDS, eventually
 from tests.ready_process import popen
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
@@ -90,11 +90,9 @@ async def test_a_store_behind_a_dead_network_is_seen_and_all_goes_on_when_it_is_
             # Then both say so: their health, the status of the instance, and their logs
             for owner in owners:
                 await eventually(owner.is_hung)
-            status = await client.status()
-            fields = {one.service: one for one in status.services}
+            fields = await until_both_say(client, "the object store has not answered for")
             for owner, kind in zip(owners, ("ingest", "broker"), strict=True):
                 assert not fields[kind].serving
-                assert "the object store has not answered for" in fields[kind].detail
                 assert len(owner.lines("not serving: the object store has not answered")) == 1
                 waited = re.search(r"not answered for (\d+) s", fields[kind].detail)
                 assert waited is not None
@@ -117,6 +115,16 @@ async def test_a_store_behind_a_dead_network_is_seen_and_all_goes_on_when_it_is_
         store.set()
         for owner in owners:
             owner.end()
+
+
+async def until_both_say(client: Client, words: str) -> dict[str, ServiceStatus]:
+    """The status of each service, once these words are in both."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            fields = {one.service: one for one in (await client.status()).services}
+            if all(words in one.detail for one in fields.values()) and len(fields) == 2:
+                return fields
+            await asyncio.sleep(0.1)
 
 
 async def patiently(client: Client, payload: bytes) -> int:

@@ -13,7 +13,7 @@ import slatemq.sync
 from slatemq._admin.janitor import JobRun, JobRunState
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tests.integration.broker.rig import running
-from tests.integration.janitor.runs.janitors import QUIET, Janitor, janitor
+from tests.integration.janitor.runs.janitors import QUIET, WAIT_S, Janitor, janitor
 from tests.ports import free_ports
 
 
@@ -37,8 +37,13 @@ async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
         assert [one async for one in client.list_job_runs()] == [run]
         assert [one async for one in client.list_job_runs("done")] == []
         assert (await client.topology()).janitors == {0: there.address}
-        status = await client.status()
-        assert [(one.service, one.serving) for one in status.services] == [("janitor", True)]
+
+        async def services() -> list[tuple[str, bool]]:
+            return [(one.service, one.serving) for one in (await client.status()).services]
+
+        async with asyncio.timeout(WAIT_S):
+            while await services() != [("janitor", True)]:
+                await asyncio.sleep(0.05)
 
 
 async def test_the_options_of_each_job_arrive(tmp_path: Path) -> None:
