@@ -161,7 +161,7 @@ async def test_a_job_is_not_run_twice_at_once_and_a_repeated_request_gets_its_ru
 
 
 async def test_a_stopped_janitor_ends_its_runs_first(tmp_path: Path) -> None:
-    async with janitor(tmp_path) as there:
+    async with janitor(tmp_path, *QUIET, "--drain-ms", "60000") as there:
         run_id = await there.run("retention", "stubborn")
         waiting = await there.run("done", "quick")
         await there.under_way(run_id)
