@@ -252,6 +252,7 @@ async def test_a_backup_that_stood_still_until_another_one_was_taken_ends_withou
     root: Root, backups: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await write(root, b"first")
+    monkeypatch.setattr(turns, "RENEW_S", 3600)
     async with halted(root, backups, tmp_path / "backups") as (going, objects):
         other = await instantly(taking(root, backups, kept=1)).take()
         monkeypatch.setattr(turns, "RENEW_S", 0)
