@@ -37,7 +37,7 @@ def _trace(folder: Path, log: Path) -> list[str]:
         env=_environment(),
         check=True,
         stdout=subprocess.DEVNULL,
-        timeout=60,
+        timeout=240,
     )
     return log.read_text().splitlines()
 

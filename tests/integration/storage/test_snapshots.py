@@ -168,7 +168,8 @@ async def test_a_brokers_snapshot_waits_for_replays_that_have_raised_the_purge_e
 async def test_a_snapshot_is_renewed_and_released_by_its_id(tmp_path: Path) -> None:
     async with serving(tmp_path.as_uri()) as ingest:
         stub = stub_of(ingest)
-        snapshot = await take(stub, lifetime_ms=10_000)
+        await take(stub, lifetime_ms=10_000)
+        snapshot = await take(stub, lifetime_ms=600_000)
         name = snapshot.snapshot_id
 
         await stub.RenewSnapshot(snapshot_pb2.RenewSnapshotRequest(snapshot_id=name))
