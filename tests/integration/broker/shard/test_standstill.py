@@ -13,6 +13,11 @@ from services.broker.core.queue import Queue
 from tests.integration.broker.rig import Rig, running
 
 
+@pytest.fixture(autouse=True)
+def no_standstill() -> None:
+    """Replaces that of all tests of brokers: here some stand still."""
+
+
 async def test_a_lease_that_was_alive_when_the_broker_stood_still_goes_on() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1, lease_ms=5000)
