@@ -49,6 +49,7 @@ from slatemq.v1 import (
 from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.waiting import WAIT_SECONDS
 from tests.manual_clock import ManualClock
 from tests.stored_messages import cached
 
@@ -323,7 +324,8 @@ async def running(
         assert not ended.done(), ended.result()
         await asyncio.sleep(0.005)
     try:
-        async with open_channel(rig.running.peer_address) as channel:
+        address = rig.running.peer_address
+        async with open_channel(address, deadline_seconds=WAIT_SECONDS) as channel:
             rig.connect(channel)
             yield rig
     finally:
