@@ -294,6 +294,12 @@ class Rig:
         await self.owner.durable()
 
 
+async def introduce(*rigs: Rig) -> None:
+    """Has brokers know of each other, whichever was started first."""
+    for rig in rigs:
+        await rig.service.directory.read(max_age_ms=0)
+
+
 def memory_root(disk: Disk) -> Root:
     """A root in memory, with this disk beneath."""
     root = open_root("memory:///")

@@ -23,8 +23,8 @@ async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
     disk, pushes, clock = Disk(), Pushes(), ManualClock()
     root = memory_root(disk)
     async with (
-        running(root, clock, disk=disk, pushes=pushes) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, clock, disk=disk, pushes=pushes) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)
@@ -60,8 +60,8 @@ async def test_a_dead_letter_that_is_too_large_to_be_pushed_stays_and_is_logged(
     root = memory_root(disk)
     pushes.limit = 100_000
     async with (
-        running(root, disk=disk, pushes=pushes) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)
@@ -88,8 +88,8 @@ async def test_contents_count_in_the_budget_of_deliveries_until_they_are_pushed(
     root = memory_root(disk)
     settings = {"delivery_bytes_max": 1 << 20}
     async with (
-        running(root, disk=disk, pushes=pushes, settings=settings) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes, settings=settings) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)

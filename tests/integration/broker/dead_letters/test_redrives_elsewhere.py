@@ -36,7 +36,7 @@ from tests.integration.broker.entry_calls import (
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.outbox.test_outbox import UNANSWERED, Fault
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
+from tests.integration.broker.rig import Disk, Rig, introduce, memory_root, refusal, running
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
@@ -57,8 +57,8 @@ async def test_into_a_queue_of_another_shard_they_go_as_new_messages() -> None:
     disk, pushes = Disk(), Pushes()
     root = memory_root(disk)
     async with (
-        running(root, disk=disk, pushes=pushes) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)
@@ -96,8 +96,8 @@ async def test_where_nothing_can_be_pushed_it_goes_on_to_the_end(
     disk, pushes = Disk(), Pushes()
     root = memory_root(disk)
     async with (
-        running(root, disk=disk, pushes=pushes) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)
@@ -119,6 +119,7 @@ async def test_a_target_shard_that_is_down_is_waited_for_and_a_deleted_one_is_re
         await rig.create(max_attempts=1)
         await fail(rig, range(1, LETTERS + 1))
         async with running(root, disk=disk, shard=1) as other:
+            await introduce(rig)
             await other.create("far")
             one = await start(rig, target_queue_id="far", rate=10)
             await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
@@ -144,8 +145,8 @@ async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
     root = memory_root(disk)
     pushes.down = True
     async with (
-        running(root, disk=disk, pushes=pushes, settings={"outbox_rows_max": 1}) as rig,
         running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes, settings={"outbox_rows_max": 1}) as rig,
     ):
         await other.create("far")
         await rig.create(max_attempts=1)

@@ -18,7 +18,7 @@ from services.broker.moves.targets import PurgeEpochs
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import assignment_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
-from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, running
+from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, introduce, running
 
 NEVER = 10**9
 
@@ -26,6 +26,7 @@ NEVER = 10**9
 @asynccontextmanager
 async def two_brokers(folder: Path) -> AsyncIterator[tuple[Rig, Rig]]:
     async with running(folder, shard=0) as first, running(folder, shard=1) as second:
+        await introduce(first, second)
         yield first, second
 
 

@@ -26,7 +26,7 @@ from tests.integration.broker.moves.movers import (
     then,
     two_brokers,
 )
-from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.broker.rig import Rig, introduce, refusal, running
 
 
 async def test_pages_share_the_commits_of_a_target_that_paces_them(
@@ -37,6 +37,7 @@ async def test_pages_share_the_commits_of_a_target_that_paces_them(
         running(tmp_path, shard=0) as first,
         running(tmp_path, shard=1, settings={"commit_interval_ms": "500"}) as second,
     ):
+        await introduce(first)
         await first.create("q")
         for last in range(10, 310, 10):
             await route_all(first, last)

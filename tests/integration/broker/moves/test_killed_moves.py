@@ -26,7 +26,7 @@ from tests.integration.broker.moves.movers import (
     route_all,
     settled_move,
 )
-from tests.integration.broker.rig import Rig, running
+from tests.integration.broker.rig import Disk, Rig, introduce, running
 
 SOURCE_STEPS = 23
 TARGET_STEPS = 14
@@ -45,8 +45,18 @@ async def brokers_beside(folder: Path, kind: str) -> AsyncIterator[Sequence[Rig]
         yield [await stack.enter_async_context(running(folder, shard=one)) for one in shards]
 
 
+@asynccontextmanager
+async def with_disk(folder: Path, shard: int) -> AsyncIterator[Rig]:
+    """A broker whose disk can be held."""
+    root, disk = open_root(folder.as_uri()), Disk()
+    root.durability = disk
+    async with running(root, disk=disk, shard=shard) as rig:
+        yield rig
+
+
 async def filled(kind: str, source: Rig, target: Rig, beside: Sequence[Rig]) -> None:
     """A queue with messages in all lists, some of them from before and some from after others."""
+    await introduce(source, target, *beside)
     if kind == "whole":
         await source.create("q", max_attempts=2)
     elif kind == "partition":
@@ -110,7 +120,7 @@ async def test_the_source_may_be_killed_at_any_step(
     async with (
         running(tmp_path, shard=1) as target,
         brokers_beside(tmp_path, kind) as beside,
-        running(tmp_path, shard=0) as old,
+        with_disk(tmp_path, 0) as old,
     ):
         await filled(kind, old, target, beside)
         steps = Steps(step, old.disk if on_disk else None)
@@ -133,7 +143,7 @@ async def test_the_target_may_be_killed_at_any_step(
     async with (
         running(tmp_path, shard=0) as source,
         brokers_beside(tmp_path, kind) as beside,
-        running(tmp_path, shard=1) as old,
+        with_disk(tmp_path, 1) as old,
     ):
         await filled(kind, source, old, beside)
         steps = Steps(step, old.disk if on_disk else None)

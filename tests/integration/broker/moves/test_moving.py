@@ -22,7 +22,7 @@ from services.broker.core.moves import LISTED_MS
 from services.broker.core.queue import Queue
 from services.broker.core.shard import BEING_MOVED
 from services.broker.entries.finder import EntryFinder, SearchStep
-from services.broker.moves import copies, rows
+from services.broker.moves import copies, departures, rows
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
 from tests.integration.broker.entry_calls import entries
@@ -44,7 +44,7 @@ from tests.integration.broker.moves.movers import (
     two_brokers,
 )
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.broker.rig import Rig, introduce, refusal, running
 
 
 async def test_a_queue_arrives_with_its_settings_lists_and_attempts(tmp_path: Path) -> None:
@@ -172,6 +172,7 @@ async def test_a_log_that_only_the_source_knows_of_is_routed_from_its_beginning(
 async def test_a_restart_goes_on_waiting_until_routing_has_caught_up(tmp_path: Path) -> None:
     async with running(tmp_path, shard=0) as first:
         async with running(tmp_path, shard=1) as second:
+            await introduce(first)
             await first.create("q")
 
             async def fall_behind() -> None:
@@ -273,7 +274,10 @@ def restore(rig: Rig) -> None:
             vars(owner).pop(name, None)
 
 
-async def test_what_cannot_move_is_refused_and_stays(tmp_path: Path) -> None:
+async def test_what_cannot_move_is_refused_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "BEHIND_S", 0.3)
     async with two_brokers(tmp_path) as (first, second):
         await first.create("q")
 
@@ -342,6 +346,7 @@ async def test_a_move_whose_target_is_down_is_cancelled_and_can_be_repeated(
     monkeypatch.setattr(copies, "GIVE_UP_S", 0.3)
     async with running(tmp_path, shard=0) as first:
         async with running(tmp_path, shard=1) as second:
+            await introduce(first)
             await first.create("q")
             await route_all(first, 10)
             await route_all(second, 10)
@@ -412,6 +417,7 @@ class ManualMonotonic:
 
 async def test_a_cancelled_move_is_over_before_its_target_knows(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (first, second), running(tmp_path, shard=2) as third:
+        await introduce(first, second)
         await first.create("q")
         for rig in (first, second, third):
             await route_all(rig, 10)
@@ -509,6 +515,7 @@ async def test_what_came_of_a_queue_is_dropped_where_its_name_is_claimed_again(
 
 async def test_no_queue_is_created_under_a_name_that_moves(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as (first, second), running(tmp_path, shard=2) as third:
+        await introduce(first, second)
         await first.create("q")
         for step in range(1, 8):
             source, target = (first, second) if step % 2 else (second, first)
@@ -692,7 +699,7 @@ async def test_waiting_claims_end_when_their_queue_leaves(tmp_path: Path) -> Non
 
 async def test_the_client_moves_queues_and_empties_shards(tmp_path: Path) -> None:
     async with (
-        two_brokers(tmp_path) as (first, _),
+        two_brokers(tmp_path) as (first, second),
         slatemq.connect(first.running.address) as client,
     ):
         for name in ("a", "b"):
@@ -714,6 +721,7 @@ async def test_the_client_moves_queues_and_empties_shards(tmp_path: Path) -> Non
         await swept(first, "a")
         assert await client.move_queue("a") == 0
         assert await client.queue_moves(1) == []
+        await gone(second, "a")
         shard = next(one for one in (await client.broker_shards()).shards if one.broker_shard)
         assert shard.state == "drained"
 
@@ -742,6 +750,7 @@ async def test_a_repeat_without_a_shard_waits_for_the_move_that_is_under_way(
         running(tmp_path, shard=2) as third,
         slatemq.connect(first.running.address) as client,
     ):
+        await introduce(first, second)
         source, other = first, third
         for name in ("send", "arrive"):
             # Given a move that its caller no longer waits for, before and after it is claimed

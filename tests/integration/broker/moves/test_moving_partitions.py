@@ -29,12 +29,14 @@ from tests.integration.broker.moves.movers import (
     then,
 )
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.broker.rig import Rig, introduce, refusal, running
 from tests.integration.broker.rpc.test_partitions import outcome
 
 
 async def brokers(stack: AsyncExitStack, folder: Path, count: int) -> list[Rig]:
-    return [await stack.enter_async_context(running(folder, shard=n)) for n in range(count)]
+    rigs = [await stack.enter_async_context(running(folder, shard=n)) for n in range(count)]
+    await introduce(*rigs)
+    return rigs
 
 
 async def claim_of(folder: Path) -> NameClaim:
@@ -300,6 +302,7 @@ async def test_where_every_shard_has_a_partition_none_moves(tmp_path: Path) -> N
         running(tmp_path, shard=1) as second,
         slatemq.connect(first.running.address) as client,
     ):
+        await introduce(first)
         await create_partitions(first, second)
         with pytest.raises(FailedPrecondition) as refused:
             await client.move_queue("q", partition=1)

@@ -31,7 +31,7 @@ from tests.integration.broker.moves.movers import (
     two_brokers,
 )
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import NO_BACKOFF, Rig, refusal, running
+from tests.integration.broker.rig import NO_BACKOFF, Rig, introduce, refusal, running
 from tests.integration.broker.rpc.test_partitions import outcome
 
 Three = tuple[Rig, Rig, Rig]
@@ -40,6 +40,7 @@ Three = tuple[Rig, Rig, Rig]
 @asynccontextmanager
 async def three_brokers(folder: Path) -> AsyncIterator[Three]:
     async with two_brokers(folder) as (first, second), running(folder, shard=2) as third:
+        await introduce(first, second, third)
         yield first, second, third
 
 
@@ -106,6 +107,7 @@ async def test_a_shard_that_was_down_takes_no_deleted_queue_back_that_has_left_i
 ) -> None:
     async with running(tmp_path, shard=0) as first, running(tmp_path, shard=2) as third:
         async with running(tmp_path, shard=1) as old:
+            await introduce(first, third)
             await filled(first, old, third)
             steps = Steps(1)
             steps.between(old.broker.departures._targets, "arrive")

@@ -24,7 +24,7 @@ from slatemq.v1.consumer_pb2 import (
     TransferCommand,
 )
 from tests.integration.broker.outbox.pushes import Pushes
-from tests.integration.broker.rig import Disk, Rig, memory_root, running
+from tests.integration.broker.rig import Disk, Rig, introduce, memory_root, running
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
@@ -271,6 +271,7 @@ async def test_queues_of_other_shards_take_pushes_but_no_transfers() -> None:
     root = memory_root(disk)
     async with running(root, disk=disk, pushes=pushes) as rig:
         async with running(root, disk=disk, shard=1) as other:
+            await introduce(rig)
             await other.create("far")
             await rig.create()
             await rig.assign([1])

@@ -18,14 +18,16 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import consumer_pb2, queue_name_pb2, queue_name_pb2_grpc, queue_pb2
 from tests.integration.broker.queue_calls import delete, get
-from tests.integration.broker.rig import NO_BACKOFF, Rig, refusal
+from tests.integration.broker.rig import NO_BACKOFF, Rig, introduce, refusal
 from tests.integration.broker.rpc.test_unique_names import Broker, broker
 
 
 @asynccontextmanager
 async def brokers(folder: Path, count: int) -> AsyncIterator[list[Broker]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(broker(folder, n)) for n in range(count)]
+        found = [await stack.enter_async_context(broker(folder, n)) for n in range(count)]
+        await introduce(*(one.rig for one in found))
+        yield found
 
 
 def request(

@@ -24,7 +24,7 @@ from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
-from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.broker.rig import Rig, introduce, refusal, running
 from tests.integration.unanswered_removals import unanswered
 
 
@@ -37,6 +37,7 @@ async def two_brokers(
         running(folder, shard=1, pushes=pushes) as second,
         slatemq.connect(first.running.address) as client,
     ):
+        await introduce(first)
         yield first, second, client
 
 
@@ -154,8 +155,7 @@ async def test_a_claim_that_a_removed_shard_has_left_holds_up_no_name(tmp_path: 
         await client.remove_shard(1)
         async with asyncio.timeout(60):
             await removed.ended
-        for rig in (first, other):
-            await rig.service.directory.read(max_age_ms=0)
+        await introduce(first, other)
 
         # Then there is no such queue, and each shard may have one
         with pytest.raises(NotFound):
