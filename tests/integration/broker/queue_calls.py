@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -43,6 +44,12 @@ def has_garbage(queue: Queue) -> bool:
     lists = (queue.done, queue.failed, queue.archived)
     epochs = queue.garbage_epochs or queue.waiting.garbage_epochs
     return bool(epochs or any(one.garbage.last for one in lists))
+
+
+def sweep_task(rig: Rig) -> asyncio.Task[object]:
+    """The background task that sweeps what is left of deleted queues and of what was purged."""
+    (found,) = [one for one in rig.service._tasks if "Sweeper.run " in repr(one.get_coro())]
+    return found
 
 
 async def swept(rig: Rig) -> None:

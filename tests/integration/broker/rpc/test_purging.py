@@ -11,7 +11,7 @@ from services.broker.core.commands import Purge
 from services.broker.core.waiting.available import Available
 from services.broker.shard import owner, sweeper
 from slatemq.v1 import queue_pb2
-from tests.integration.broker.queue_calls import has_garbage, rows_of_lists, swept
+from tests.integration.broker.queue_calls import has_garbage, rows_of_lists, sweep_task, swept
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
@@ -86,7 +86,7 @@ async def test_a_sweep_of_purged_rows_cut_short_goes_on_after_the_restart(
         while len(commits) < 4:  # the purge, and some pieces of the sweep
             await asyncio.sleep(0)
         assert 0 < await rows_of_lists(rig) < full
-        rig.service._tasks[2].cancel()
+        sweep_task(rig).cancel()
     async with running(root, clock, disk=disk) as rig:
         await swept(rig)
         assert await rows_of_lists(rig) == 4, "three empty records, and what is in flight"

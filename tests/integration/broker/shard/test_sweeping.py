@@ -11,7 +11,7 @@ import pytest
 from libs.storage.layout.primitives import KeyRange
 from services.broker.shard import sweeper
 from slatemq._rpc.rpc_status import from_rpc_error
-from tests.integration.broker.queue_calls import delete, rows_of_lists, swept
+from tests.integration.broker.queue_calls import delete, rows_of_lists, sweep_task, swept
 from tests.integration.broker.rig import Disk, memory_root, running
 from tests.manual_clock import ManualClock
 
@@ -51,8 +51,7 @@ async def test_a_sweep_cut_short_goes_on_after_the_restart() -> None:
             await asyncio.sleep(0)
         left = await rows_of_lists(rig, with_attempts=True)
         assert 0 < left < full
-        sweeper = rig.service._tasks[3]
-        sweeper.cancel()
+        sweep_task(rig).cancel()
         await rig.ended
     assert rig.exit is not None
     assert rig.exit.code == 1, "a background task that ends takes the process with it"
