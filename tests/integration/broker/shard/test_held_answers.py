@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import pytest
 from google.protobuf.message import Message
 
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
@@ -150,8 +151,9 @@ async def test_what_a_reading_call_shows_is_on_disk() -> None:
         assert early == {name: before[name] for name in early}
         assert set(early) <= OF_DISK, early
         disk.free.set()
-        for name in requests.keys() - early.keys():
-            assert await tasks[name] != before[name], name
+        await asyncio.wait(tasks.values())
+        for name in requests.keys() - early.keys() - OF_DISK:
+            assert tasks[name].result() != before[name], name
 
 
 async def test_no_command_is_refused_for_what_is_not_on_disk() -> None:
@@ -231,6 +233,7 @@ async def test_what_goes_while_a_reading_call_waits_is_reported_when_it_is_gone_
         before = {name: await call(name, request) for name, request in requests.items()}
         await commit_in_flight(disk, rig)
         tasks = {name: asyncio.create_task(call(name, one)) for name, one in requests.items()}
+        await asyncio.wait([tasks[name] for name in AT_ONCE])
         assert await answered(tasks) == {name: before[name] for name in AT_ONCE}
 
         # When all is removed before they go on, and that hangs
@@ -269,15 +272,25 @@ async def test_an_entry_is_in_the_wrong_state_when_that_is_on_disk() -> None:
         await claiming
 
 
-async def test_a_redrive_is_not_refused_for_a_target_whose_deletion_is_not_on_disk() -> None:
+async def test_a_redrive_is_not_refused_for_a_target_whose_deletion_is_not_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Given a redrive that waits for a commit
     disk = Disk()
     async with running(disk=disk) as rig, asyncio.timeout(60):
         for queue_id in ("q", "target"):
             await rig.create(queue_id)
         await commit_in_flight(disk, rig)
+        waits, durable = asyncio.Event(), rig.owner.durable
+
+        async def wait_durable() -> None:
+            waits.set()
+            await durable()
+
+        monkeypatch.setattr(rig.owner, "durable", wait_durable)
         request = entry_pb2.StartRedriveRequest(queue_id="q", target_queue_id="target")
         starting: asyncio.Task[Any] = asyncio.create_task(caller(rig)("StartRedrive", request))
+        await waits.wait()
         assert not await answered({"StartRedrive": starting})
 
         # When its target is deleted before it goes on, and that hangs
