@@ -14,6 +14,9 @@ from tests.manual_clock import ManualClock
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 HOUR_MS = 60 * 60 * 1000
 
+LETTERS = 300
+"""At one a second, more than a redrive moves during a test."""
+
 
 async def cancelled(rig: Rig) -> str:
     """A redrive that was stopped on its way."""
@@ -39,10 +42,10 @@ async def test_those_that_ended_long_ago_are_forgotten_permanently(
     async with running(root, clock, disk=disk, settings=settings) as rig:
         await rig.create(max_attempts=1)
         await rig.create("other", max_attempts=1)
-        await fail(rig, [1, 2, 3])
+        await fail(rig, range(1, LETTERS + 1))
         stopped = await cancelled(rig)
         await redriven(rig, "other")
-        runs = await start(rig, rate=1, message_ids=[3, 2])
+        runs = await start(rig, rate=1, message_ids=[*range(2, LETTERS + 1)])
         clock.advance(HOUR_MS // 2)
         late = await redriven(rig, "other")
         newest = await redriven(rig, "other")
@@ -74,7 +77,7 @@ async def test_only_so_many_are_kept_and_the_ids_that_they_named_are_let_go() ->
     async with running(settings={"redrives_kept": 2}) as rig:
         await rig.create(max_attempts=1)
         await rig.create("other", max_attempts=1)
-        await fail(rig, [1, 2, 3])
+        await fail(rig, range(1, LETTERS + 1))
         stopped = [await cancelled(rig) for _ in range(3)]
         assert await redrive_ids(rig) == [stopped[2], stopped[1]]
         done = await redriven(rig, message_ids=[7, 9])

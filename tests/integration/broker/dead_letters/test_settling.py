@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ import grpc.aio
 import pytest
 
 from libs.storage.database.blobs import Blobs
+from services.broker.dead_letters import mover, redrive_runner
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.v1 import entry_pb2, queue_pb2
@@ -34,8 +36,8 @@ from tests.integration.broker.entry_calls import (
 )
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
-from tests.integration.waiting import eventually
-from tests.manual_clock import ManualClock
+from tests.integration.waiting import WAIT_SECONDS, eventually
+from tests.manual_clock import ManualClock, ManualSeconds
 
 WITH_ATTEMPTS = entry_pb2.ENTRY_VIEW_ATTEMPTS
 
@@ -154,10 +156,13 @@ async def test_a_repeat_does_nothing_and_other_content_under_its_id_is_refused()
         assert pushes.payloads() == [b"new", b"other"]
 
 
-async def test_calls_for_the_same_dead_letters_at_the_same_time_settle_each_once() -> None:
+async def test_calls_for_the_same_dead_letters_at_the_same_time_settle_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mover, "LOCK_S", WAIT_SECONDS)
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
-        handles = await dead_letters(rig, 200)
+        handles = await dead_letters(rig, 60)
 
         async def replaced(handle: str, by: int) -> bool:
             try:
@@ -169,7 +174,7 @@ async def test_calls_for_the_same_dead_letters_at_the_same_time_settle_each_once
 
         # A redrive runs beside them
         reasons: set[str] = set()
-        moving = asyncio.create_task(redriven(rig, message_ids=range(1, 101)))
+        moving = asyncio.create_task(redriven(rig, message_ids=range(1, 31)))
         calls = (replaced(handle, by) for handle in handles for by in range(3))
         results = await asyncio.gather(*calls)
         moved = await moving
@@ -181,12 +186,15 @@ async def test_calls_for_the_same_dead_letters_at_the_same_time_settle_each_once
             for name, count in (("available", moved.redriven_count), ("done", sum(results)))
             if count
         }
-        assert moved.redriven_count + sum(results) == 200
+        assert moved.redriven_count + sum(results) == 60
         await eventually(lambda: len(pushes.payloads()) == sum(results))
 
 
-async def test_a_redrive_that_runs_stays_at_its_message_when_dead_letters_before_it_go() -> None:
-    clock = ManualClock()
+async def test_a_redrive_that_runs_stays_at_its_message_when_dead_letters_before_it_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, seconds = ManualClock(), ManualSeconds()
+    monkeypatch.setattr(redrive_runner, "time", SimpleNamespace(monotonic=seconds))
     async with running(clock=clock) as rig:
         handles = await dead_letters(rig, 300)
         # Given a redrive in the middle of the row
@@ -203,6 +211,7 @@ async def test_a_redrive_that_runs_stays_at_its_message_when_dead_letters_before
                 entry_pb2.GetRedriveRequest(redrive_id=begun.redrive.redrive_id)
             )
         ).redrive.state == entry_pb2.Redrive.STATE_RUNNING:
+            seconds.now_s += 1
             await asyncio.sleep(0.01)
 
         # Then it has moved all others, and none twice
