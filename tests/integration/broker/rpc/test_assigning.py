@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from slatemq.v1 import assignment_pb2, queue_pb2
-from tests.integration.broker.queue_calls import delete, update
+from tests.integration.broker.queue_calls import delete, swept, update
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
@@ -151,6 +151,7 @@ async def test_a_queue_made_again_gets_nothing_that_the_one_before_matched() -> 
     async with running(memory_root(disk), disk=disk) as rig:
         await rig.create("q")
         await delete(rig)
+        await swept(rig)
         disk.free.clear()
         creating = asyncio.create_task(rig.create("q", filter="false"))
         while "q" not in rig.owner.shard.queues:

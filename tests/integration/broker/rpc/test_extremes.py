@@ -18,6 +18,7 @@ from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.broker.rpc.extreme_requests import REQUESTS, prepare
 from tests.integration.extreme_fields import caller, count_taken
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 from tests.services import service_of
 
@@ -64,7 +65,8 @@ def methods() -> dict[str, Any]:
 
 
 async def state(rig: Rig) -> list[Any]:
-    """All that can be told of queues and redrives."""
+    """All that can be told of queues and redrives, once these are over."""
+    await eventually(lambda: not rig.owner.shard.redrives.running())
     request = queue_pb2.ListQueuesRequest(page_size=1000)
     queues = list((await rig.queues.ListQueues(request)).queues)
     for queue in queues:

@@ -18,6 +18,7 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import AlreadyExists, NotFound, Unavailable
 from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc, queue_pb2
 from tests.forms import shortly
+from tests.integration.broker.queue_calls import swept
 from tests.integration.broker.rig import Disk, Rig, running
 
 NEVER = 10**9
@@ -153,6 +154,7 @@ async def test_a_deleted_name_is_free_for_every_shard_even_while_its_broker_is_d
     async with broker(folder, 1) as second:
         assert await second.create("q") == "created"
         await second.delete("q")
+        await swept(second.rig)
         assert await second.create("q") == "created"
 
 
