@@ -18,6 +18,7 @@ from libs.storage.layout.ids import message_id
 from services.broker.dead_letters.redrive_runner import ASKING_MAX
 from services.broker.delivery import message_cache as payloads
 from services.broker.delivery.message_cache import Ingests
+from services.broker.outbox import targets
 from services.broker.outbox.targets import IngestPushes
 from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.integration.broker.entry_calls import (
@@ -31,7 +32,7 @@ from tests.integration.broker.entry_calls import (
 from tests.integration.broker.outbox.test_executing import execute, push
 from tests.integration.broker.rig import Rig, running
 from tests.integration.ingest.server import message, serving
-from tests.integration.waiting import eventually
+from tests.integration.waiting import WAIT_SECONDS, eventually
 from tests.manual_clock import ManualClock
 
 REAL: Any = Ingests
@@ -40,8 +41,14 @@ REAL: Any = Ingests
 STUCK = [f"q{number}" for number in range(30)]
 """Queues whose dead letters the hanging ingest has: far more than may wait for it at once."""
 
-ONE_DEADLINE_S = 25.0
+ONE_DEADLINE_S = WAIT_SECONDS
 """Below every deadline of a call to an ingest: who waits for one takes longer."""
+
+
+@pytest.fixture(autouse=True)
+def late_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "FETCH_DEADLINE_S", 600.0)
+    monkeypatch.setattr(targets, "PUSH_DEADLINE_S", 600.0)
 
 
 class Silent(grpc.GenericRpcHandler):
@@ -107,12 +114,12 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
         ):
             outbox = rig.owner.shard.outbox
             async with asyncio.timeout(ONE_DEADLINE_S):
-                for n in range(20):
+                for n in range(5):
                     await execute(rig, push(payload=b"%d" % n))
                     await eventually(lambda: outbox.waiting_count(1) == 0)
             # Then these are there at once
             log = await one.log()
-            assert len(log) == 20
+            assert len(log) == 5
             assert outbox.waiting_count(0) == 1
     # And the other comes when its ingest answers
     async with (
@@ -124,10 +131,7 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
         assert await zero.payloads(entry.message_id) == [b"for 0"]
 
 
-async def test_redrives_of_what_another_ingest_has_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(payloads, "FETCH_DEADLINE_S", 60.0)
+async def test_redrives_of_what_another_ingest_has_go_on(tmp_path: Path) -> None:
     clock = ManualClock()
     async with (
         serving(tmp_path.as_uri(), shard=1) as one,

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from services.broker.delivery import late_fetches
 from services.broker.delivery.message_cache import IngestMessages
 from services.broker.entries import editor as editing_module
 from services.broker.entries.editor import Find, replacement
@@ -261,7 +262,10 @@ class SlowShard(Ingest):
         return fetched
 
 
-async def test_what_was_read_for_a_claim_before_an_edit_is_not_handed_out_after_it() -> None:
+async def test_what_was_read_for_a_claim_before_an_edit_is_not_handed_out_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(late_fetches, "LATE_S", 600.0)
     ingest = SlowShard()
     async with running(ingest=ingest) as rig:
         await rig.create()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import slatemq
+from services.broker.shard import load
 from services.broker.shard.load import MESSAGES, SAMPLES, ShardLoad
 from slatemq.errors import AlreadyExists, InvalidArgument, NotFound
 from slatemq.v1 import queue_pb2
@@ -18,6 +19,12 @@ from tests.integration.broker.rig import Rig, running
 
 SHARDS = 4
 QUEUES = 100
+
+
+@pytest.fixture(autouse=True)
+def no_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All brokers are in this process, and would share it."""
+    monkeypatch.setattr(load, "SAMPLE_S", 1e9)
 
 
 @asynccontextmanager
