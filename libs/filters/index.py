@@ -328,7 +328,7 @@ class RuleSet:
         Raises KeyError for an unknown queue.
         """
         message = context(seen)
-        wanted = self._rules if queue_ids is None else set(queue_ids)
+        wanted = self._rules if queue_ids is None else dict.fromkeys(queue_ids)
         outcomes = [_explained(one, self._rules[one], message) for one in wanted]
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
 

@@ -96,7 +96,7 @@ class OwedEvents(RunEvents):
         self._waiting: deque[str] = deque()
         self._woken = asyncio.Event()
         self._begun: set[str] = set()
-        self._unmarked: set[str] = set()
+        self._unmarked: dict[str, None] = {}
         self._acts: dict[str, Event] = {}
         self._published_acts: list[str] = []
         self._is_read = not keeps
@@ -147,7 +147,7 @@ class OwedEvents(RunEvents):
             yield EventBatch(self._events_of(run), self.position + 1, run.created_at_ms)
             if run.ended:
                 self._begun.discard(run.run_id)
-                self._unmarked.add(run.run_id)
+                self._unmarked[run.run_id] = None
             elif run.started_at_ms:
                 self._begun.add(run.run_id)
 
@@ -196,12 +196,12 @@ class OwedEvents(RunEvents):
                 stored = await self._store.get(run_id)
             except (ObjectNotFound, ValueError) as error:
                 log.error("a run is not marked as published: %s", error, extra={"run": run_id})
-                self._unmarked.remove(run_id)
+                del self._unmarked[run_id]
                 continue
             published = replace(stored.run, events=EVENTS_PUBLISHED)
             # Where another process has just written it: once more.
             if stored.run.events != EVENTS_OWED or await self._store.save(stored, published):
-                self._unmarked.remove(run_id)
+                del self._unmarked[run_id]
 
     def _events_of(self, run: Run) -> list[Event]:
         if run.events == EVENTS_PUBLISHED:

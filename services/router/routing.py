@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -150,8 +150,8 @@ class BrokerRules:
         return len(self._queues)
 
     @property
-    def queue_ids(self) -> frozenset[str]:
-        return frozenset(self._queues)
+    def queue_ids(self) -> KeysView[str]:
+        return self._queues.keys()
 
     def changed_after(self, revision: int) -> list[str]:
         """The queues that are judged otherwise, or not at all, since this revision."""
@@ -336,17 +336,17 @@ class BrokerRules:
 
         So are partitions that would not get it: its ordering header and its ID decide that.
         """
-        asked = {
+        asked = [
             queue_id
-            for queue_id in self._queues.keys() & set(queue_ids)
+            for queue_id in filter(self._queues.__contains__, dict.fromkeys(queue_ids))
             if queue_id not in self._partitions
             or self._partitions[queue_id].select((message.message_id,), message.headers)
-        }
-        sound = asked.difference(self._broken)
-        outcomes = self._rules.explain(message, sound)
+        ]
+        outcomes = self._rules.explain(message, (one for one in asked if one not in self._broken))
         outcomes += [
             QueueOutcome(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id])
-            for queue_id in asked - sound
+            for queue_id in asked
+            if queue_id in self._broken
         ]
         return outcomes
 

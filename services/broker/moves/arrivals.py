@@ -79,7 +79,7 @@ class Arrivals:
     _names: QueueNames
     _locations: Locations
     _heard: dict[str, float] = field(default_factory=dict, init=False)
-    _unsettled: set[str] = field(default_factory=set, init=False)
+    _unsettled: dict[str, None] = field(default_factory=dict, init=False)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary, init=False
     )
@@ -87,7 +87,7 @@ class Arrivals:
     def __post_init__(self) -> None:
         for queue_id, queue in self._owner.shard.queues.items():
             if queue.settings.quarantine == BEING_MOVED:
-                self._unsettled.add(queue_id)
+                self._unsettled[queue_id] = None
 
     async def check(self, queue_id: str, cursors: Mapping[int, int], format_number: int) -> None:
         """Raises what the proto says where the queue cannot come now."""
@@ -244,7 +244,7 @@ class Arrivals:
         ranges = tuple(came.ranges)
         queue = shard.admit_moved(queue_id, came.settings, came.state, ranges, now_ms)
         if not shard.settle(queue):
-            self._unsettled.add(queue_id)
+            self._unsettled[queue_id] = None
         log.info("queue %s has arrived", queue_id)
 
     def _lock(self, queue_id: str) -> asyncio.Lock:
@@ -277,7 +277,7 @@ class Arrivals:
             def settle(_: int, queue_id: str = queue_id) -> None:
                 queue = self._owner.shard.queues.get(queue_id)
                 if queue is None or self._owner.shard.settle(queue):
-                    self._unsettled.discard(queue_id)
+                    self._unsettled.pop(queue_id, None)
 
             await self._owner.run(settle)
 

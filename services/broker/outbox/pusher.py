@@ -121,7 +121,7 @@ class Pusher:
 
     async def elsewhere(self, queue_ids: Set[str]) -> frozenset[str]:
         """The queues, of these, that are on another shard. Raises Unavailable."""
-        for queue_id in filter(self._owner.shard.moves.has, queue_ids):
+        for queue_id in filter(self._owner.shard.moves.has, sorted(queue_ids)):
             raise moving(queue_id)
         return await self._others.having(queue_ids - self._owner.shard.queues.keys())
 

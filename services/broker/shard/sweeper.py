@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -59,17 +60,16 @@ class Sweeper:
         self._owner = owner
         self._database = database
         self._wake = asyncio.Event()
-        self._attempts_left = {
-            queue_id for queue_id, state in owner.shard.deleted.items() if state.garbage_epochs
-        }
-        self._to_sweep = {*self._attempts_left, *owner.shard.queues}
+        deleted = [name for name, state in owner.shard.deleted.items() if state.garbage_epochs]
+        self._attempts_left = set(deleted)
+        self._to_sweep = OrderedDict.fromkeys((*deleted, *owner.shard.queues))
 
     def deleted(self, queue_id: str) -> None:
         self._attempts_left.add(queue_id)
         self.purged(queue_id)
 
     def purged(self, queue_id: str) -> None:
-        self._to_sweep.add(queue_id)
+        self._to_sweep[queue_id] = None
         self._wake.set()
 
     def ready_for(self, queue_id: str) -> bool:
@@ -90,11 +90,11 @@ class Sweeper:
         while True:
             self._wake.clear()
             while self._to_sweep:
-                queue_id = self._to_sweep.pop()
+                queue_id, _ = self._to_sweep.popitem(last=False)
                 try:
                     await self._sweep(queue_id)
                 except StoreUnavailable as error:
-                    self._to_sweep.add(queue_id)
+                    self._to_sweep[queue_id] = None
                     log.warning("deleted rows cannot be swept now: %s", error)
                     await asyncio.sleep(RETRY_S)
             await self._wake.wait()

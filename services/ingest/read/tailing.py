@@ -142,7 +142,7 @@ class MetadataLog:
         self._recent: list[Recent] = []
         self.size_bytes = 0
         self._closed = False
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self.rewriting = Unsettled()
 
     @property
@@ -326,14 +326,14 @@ class MetadataLog:
     async def _wait_for_entries(self) -> bool:
         """Wait for the next commit; False when a heartbeat is due."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(woken)
+        self._waiting[woken] = None
         try:
             async with asyncio.timeout(self._heartbeat_s):
                 await woken
         except TimeoutError:
             return False
         finally:
-            self._waiting.discard(woken)
+            self._waiting.pop(woken, None)
         return True
 
     def _wake(self) -> None:

@@ -103,7 +103,7 @@ class TaskBodies:
     async def remove_orphans(self, paths: Collection[str]) -> int:
         """Remove those that are still there; returns how many."""
         left = {info.path for info in await self._objects.describe(self._folder)}
-        orphans = left.intersection(paths)
+        orphans = sorted(left.intersection(paths))
         for path in orphans:
             await self._objects.delete(path)
         return len(orphans)

@@ -75,7 +75,7 @@ class TaskOutcomes:
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._unchanged: set[str] = set()
+        self._unchanged: dict[str, None] = {}
         self._entering: set[str] = set()
         self._failing: set[str] = set()
         self._new: dict[str, None] = {}
@@ -189,7 +189,7 @@ class TaskOutcomes:
 
     async def _find_all(self, task_ids: Iterable[str]) -> dict[str, TaskRecord | None]:
         """The records of tasks, for `_put_all`, which passes over those that change from now on."""
-        self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
+        self._unchanged = dict.fromkeys(filter(is_task_id, task_ids))
         return {task_id: await self.find(task_id) for task_id in list(self._unchanged)}
 
     async def _put_all(self, records: Mapping[str, TaskRecord]) -> None:
@@ -203,7 +203,7 @@ class TaskOutcomes:
             await self._publisher.commits.durable()
 
     def _put(self, task_id: str, record: TaskRecord) -> None:
-        self._unchanged.discard(task_id)
+        self._unchanged.pop(task_id, None)
         self._entering.discard(task_id)
         key = task_key(parse_task_id(task_id).ulid)
         self._publisher.put([(key, encode_task_record(record))])

@@ -46,7 +46,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self._records: OrderedDict[AttemptsKey, list[FailedAttempt]] = OrderedDict()
-        self._changed: set[AttemptsKey] = set()
+        self._changed: dict[AttemptsKey, None] = {}
         self._reading: Counter[AttemptsKey] = Counter()
 
     def __contains__(self, key: AttemptsKey) -> bool:
@@ -102,13 +102,13 @@ class Attempts:
         if key not in self._records and key not in self._reading:
             return (attempts_key(queue.queue_id, message_id),)
         self._records[key] = []  # newer than what is stored, or being read
-        self._changed.add(key)
+        self._changed[key] = None
         return ()
 
     def _put(self, key: AttemptsKey, record: list[FailedAttempt]) -> None:
         self._records[key] = record[-ATTEMPTS_KEPT:]
         self._records.move_to_end(key)
-        self._changed.add(key)
+        self._changed[key] = None
 
     def drain(self) -> Iterator[tuple[AttemptsKey, Row]]:
         # Messages that were claimed and nacked together have equal records.
@@ -119,7 +119,7 @@ class Attempts:
             if record not in values:
                 values[record] = encode_attempts(record)
             yield key, (attempts_key(queue_id, message_id), values[record])
-        self._changed = set()
+        self._changed = {}
 
     def shrink(self, undurable: Set[AttemptsKey]) -> None:
         """Drops the oldest records, except those that the database could not return yet."""
