@@ -11,7 +11,7 @@ import pytest
 
 import slatemq
 from slatemq.errors import Unavailable
-from tests.integration.janitor.instances import Instance, instance
+from tests.integration.janitor.instances import WAIT_S, Instance, instance
 from tests.partition_rule import partition_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -77,7 +77,7 @@ async def test_kills_leave_each_message_in_its_partition_once(tmp_path: Path) ->
     luck = random.Random()
     seed = luck.randrange(2**32)
     luck.seed(seed)
-    async with instance(tmp_path, BROKERS, ()) as made:
+    async with instance(tmp_path, BROKERS, (), WAIT_S) as made:
         queue = await made.client.create_queue(
             "q", partitions=BROKERS, ordering_header="customer", max_attempts=1_000
         )

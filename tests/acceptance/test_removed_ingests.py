@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,7 @@ class Workload:
         self.acked: dict[int, str] = {}
         self._acked_payloads: set[bytes] = set()
         self.is_over = asyncio.Event()
+        self._producing = 0
         self._made = made
         self._number = 0
 
@@ -49,26 +50,43 @@ class Workload:
         return b"%d" % self._number
 
     async def publish(self) -> None:
-        while not self.is_over.is_set():
-            messages = [
-                slatemq.OutgoingMessage(
-                    self._next(), {"queue": QUEUES[n % 2]}, delay_ms=1_500 if n % 5 == 0 else None
-                )
-                for n in range(BATCH)
-            ]
-            await self._made.client.publish_many(messages)
-            self.sent |= {message.payload for message in messages}
-            await asyncio.sleep(0.05)
+        with self._counted():
+            while not self.is_over.is_set():
+                messages = [
+                    slatemq.OutgoingMessage(
+                        self._next(),
+                        {"queue": QUEUES[n % 2]},
+                        delay_ms=1_500 if n % 5 == 0 else None,
+                    )
+                    for n in range(BATCH)
+                ]
+                await self._made.client.publish_many(messages)
+                self.sent |= {message.payload for message in messages}
+                await asyncio.sleep(0.05)
 
     async def push(self) -> None:
-        while not self.is_over.is_set():
-            payload, queue = self._next(), QUEUES[self._number % 2]
-            await self._made.client.execute([slatemq.Push(queue, payload)])
-            self.sent.add(payload)
-            await asyncio.sleep(0.01)
+        with self._counted():
+            while not self.is_over.is_set():
+                payload, queue = self._next(), QUEUES[self._number % 2]
+                await self._made.client.execute([slatemq.Push(queue, payload)])
+                self.sent.add(payload)
+                await asyncio.sleep(0.01)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Of a producer: what it has under way is sent once it is answered."""
+        self._producing += 1
+        try:
+            yield
+        finally:
+            self._producing -= 1
+
+    @property
+    def _is_done(self) -> bool:
+        return self.is_over.is_set() and not self._producing and self._acked_payloads >= self.sent
 
     async def consume(self, queue: str) -> None:
-        while not (self.is_over.is_set() and self._acked_payloads >= self.sent):
+        while not self._is_done:
             try:
                 messages = await self._made.client.claim(queue, 2 * BATCH, wait=1, lease=LEASE_S)
             except Unavailable:
@@ -178,7 +196,7 @@ async def test_an_ingest_removed_under_load_and_kills_loses_and_doubles_nothing(
     luck = random.Random()
     seed = luck.randrange(2**32)
     luck.seed(seed)
-    async with instance(tmp_path, 2, SHORT) as made:
+    async with instance(tmp_path, 2, SHORT, WAIT_S) as made:
         second = Service(tmp_path, "ingest", "--shard", str(REMOVED), *SHORT)
         try:
             await second.start()

@@ -136,14 +136,20 @@ class Instance:
 
 @asynccontextmanager
 async def instance(
-    folder: Path, brokers_count: int = 1, settings: Sequence[str] = SHORT
+    folder: Path,
+    brokers_count: int = 1,
+    settings: Sequence[str] = SHORT,
+    call_timeout: float = 30,
 ) -> AsyncIterator[Instance]:
-    """All of them, over what `folder`/data holds, if anything; killed at the end."""
+    """All of them, over what `folder`/data holds, if anything; killed at the end.
+
+    `call_timeout`: how long the client repeats a call while processes are down.
+    """
     (folder / "data").mkdir(parents=True, exist_ok=True)
     made = Instance(folder, brokers_count, settings)
     try:
         await asyncio.gather(*(service.start() for service in made.all))
-        async with slatemq.connect(made.brokers[0].address) as client:
+        async with slatemq.connect(made.brokers[0].address, call_timeout=call_timeout) as client:
             made.client = client
             while len((await client._peers.fresh_topology()).brokers) < brokers_count:
                 await asyncio.sleep(0.05)
