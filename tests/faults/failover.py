@@ -27,7 +27,7 @@ from libs.serving.process.health import REASON_KEY, STANDING_BY
 from slatemq.errors import SlateMQError
 from tests.faults.mixed_work import LEASE_S, Work
 from tests.faults.recorded import key_of
-from tests.faults.shard_processes import START_SECONDS, Member
+from tests.faults.shard_processes import START_SECONDS, ZOMBIE_SECONDS, Member
 from tests.faults.zombies import run_history
 
 PROBES: Final = "probes"
@@ -40,6 +40,9 @@ END_S: Final = 60.0
 KILLED: Final = "killed"
 GAP_P99_S: Final = 5.0
 """What is promised of owners that are killed."""
+
+TAKING: Final = b"the owner of the shard is silent: taking the shard"
+"""What a standby says when it replaces an owner."""
 
 SERVING, WAITING, NEITHER = "serving", "waiting", "neither"
 
@@ -81,7 +84,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Side(Member):
-    """One of the two processes of a shard: its owner, or its standby."""
+    """One of the two processes of a shard: its owner, or its standby.
+
+    Attributes:
+        began: What its process was, once it was started.
+    """
+
+    began = NEITHER
 
     def __init__(self, folder: Path, service: str, shard: int, side: int) -> None:
         super().__init__(folder, service, shard, "--standby")
@@ -96,9 +105,10 @@ class Side(Member):
         await self.begin(ports)
         self.address, self.peer_address = (f"127.0.0.1:{port}" for port in self.ports)
         async with asyncio.timeout(START_SECONDS):
-            while await self.state() == NEITHER:
+            while (state := await self.state()) == NEITHER:
                 self.check_running()
                 await asyncio.sleep(LOOK_S)
+        self.began = state
 
     async def state(self) -> str:
         """What its health says now."""
@@ -130,6 +140,29 @@ class Pair:
                     if await side.state() == SERVING:
                         return side
                 await asyncio.sleep(LOOK_S)
+
+    async def restart_fenced(self) -> None:
+        """Start again what was replaced meanwhile: the machine kept it waiting for seconds."""
+        for side in self.sides:
+            if not side.runs and await side.ended() == EXIT_FENCED:
+                await self.restart(side)
+
+    async def restart(self, side: Side) -> None:
+        """Start a side that has ended; it waits then, unless the owner is silent just now.
+
+        Raises RuntimeError where it took the shard from an owner that was not, or that goes on.
+        """
+        said = side.log.stat().st_size
+        await side.start(side.ports)
+        if side.began == WAITING:
+            return
+        if TAKING not in side.log.read_bytes()[said:]:
+            raise RuntimeError(f"{side.name} was started as a standby, and is {side.began}")
+        (owner,) = (one for one in self.sides if one is not side)
+        async with asyncio.timeout(ZOMBIE_SECONDS):
+            code = await owner.ended()
+        if code != EXIT_FENCED:
+            raise RuntimeError(f"{owner.name} was replaced, and ended with {code}")
 
     async def end_owner(self, how: str) -> tuple[Side, asyncio.Task[int]]:
         """Kill, stop or freeze the owner; returns it, and what ends with its exit code."""
@@ -225,6 +258,7 @@ async def run_failovers(folder: Path, kills: int, others: int, seed: int) -> Fai
 
 async def _fail_over(pair: Pair, how: str, probes: Probes) -> float:
     """End the owner, measure the gap, and start it again; the one that it was is a standby then."""
+    await pair.restart_fenced()
     former, ending = await pair.end_owner(how)
     gap_s = await probes.gap_s()
     if how == "frozen":
@@ -234,7 +268,5 @@ async def _fail_over(pair: Pair, how: str, probes: Probes) -> float:
     expected = {KILLED: -signal.SIGKILL, "stopped": EXIT_CLEAN, "frozen": EXIT_FENCED}[how]
     if code != expected:
         raise RuntimeError(f"{former.name} ended with {code}, not {expected}")
-    await former.start(former.ports)
-    if (state := await former.state()) != WAITING:
-        raise RuntimeError(f"{former.name} was started again as a standby, and is {state}")
+    await pair.restart(former)
     return gap_s
