@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
-from tests.acceptance.workload import Run, make_lines
+from tests.acceptance.workload import LONG_LEASE_MS, Run, make_lines
 
 SERVICES = ("ingest", "router", "broker")
 
@@ -33,7 +33,7 @@ async def kill_along(stack: LocalStack, run: Work, victims: list[str]) -> None:
 
 async def ingest_down_under_claims(stack: LocalStack, stubs: Stubs, seconds: float) -> Run:
     """Stop ingest for so long while consumers claim what no cache holds; returns the run."""
-    run = Run(make_lines(2_000))
+    run = Run(make_lines(2_000), LONG_LEASE_MS)
     await run.create_queues(stubs, max_attempts=1)
     await run.publish(stubs)
     await _until_routed(stubs, run)

@@ -22,6 +22,10 @@ from tests.acceptance.stubs import Stubs, persist
 from tests.claimed_runs import messages_of
 
 LEASE_MS = 5_000
+LONG_LEASE_MS = 20_000
+"""Where no lease may end: a consumer acks before, on a machine that stands still for seconds too.
+The look at the end waits for as long."""
+
 PUBLISH_BATCH = 250
 CLAIM_MAX = 400
 CALL_SECONDS = 20
@@ -93,6 +97,7 @@ class Run:
     """One workload: what to publish, and everything that consumers saw."""
 
     lines: Sequence[Line]
+    lease_ms: int = LEASE_MS
     notes: dict[tuple[str, bytes], list[Note]] = field(default_factory=lambda: defaultdict(list))
     acked_count: int = 0
     published_count: int = 0
@@ -153,7 +158,7 @@ class Run:
 
     async def _consumer(self, stubs: Stubs, queue: str) -> None:
         claim = consumer_pb2.ClaimRequest(
-            queue_id=queue, max_messages=CLAIM_MAX, lease_ms=LEASE_MS, wait_ms=500
+            queue_id=queue, max_messages=CLAIM_MAX, lease_ms=self.lease_ms, wait_ms=500
         )
         while not self.done:
             assert time.monotonic() - self._progress_at < STALLED_SECONDS, self.missing()
@@ -178,10 +183,10 @@ class Run:
 
     async def find_nothing_more(self, stubs: Stubs, queues: Iterable[str] = FILTERS) -> None:
         """Look into every queue once all leases have ended; what comes then is noted."""
-        await asyncio.sleep(LEASE_MS / 1000 + 1)
+        await asyncio.sleep(self.lease_ms / 1000 + 1)
         for queue in queues:
             claim = consumer_pb2.ClaimRequest(
-                queue_id=queue, max_messages=CLAIM_MAX, lease_ms=LEASE_MS, wait_ms=200
+                queue_id=queue, max_messages=CLAIM_MAX, lease_ms=self.lease_ms, wait_ms=200
             )
             while (answer := await stubs.consumer.Claim(claim, timeout=CALL_SECONDS)).runs:
                 await self._finish(stubs, queue, messages_of(answer))
@@ -203,7 +208,7 @@ class Run:
             if payload not in self.expected[queue]:
                 found.append(f"{queue} got what its filter refuses: {payload[:60]!r}")
             found += [
-                f"{queue}: {fault}: {payload[:60]!r}" for fault in find_faults(notes, LEASE_MS)
+                f"{queue}: {fault}: {payload[:60]!r}" for fault in find_faults(notes, self.lease_ms)
             ]
         return found
 

@@ -18,7 +18,7 @@ from services.stack.process import until_serving
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 from tests.acceptance.local_stack import LocalStack, peer_address
 from tests.acceptance.stubs import Stubs
-from tests.acceptance.workload import PUBLISH_BATCH, Run, make_lines
+from tests.acceptance.workload import LONG_LEASE_MS, PUBLISH_BATCH, Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.faults.verified import faults_of
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
@@ -46,7 +46,7 @@ async def _routed(stubs: Stubs, entries: int) -> None:
 
 
 async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: float) -> Run:
-    run = Run(make_lines(messages + len(FAILURES)))
+    run = Run(make_lines(messages + len(FAILURES)), LONG_LEASE_MS)
     lines, extra = run.lines[:messages], run.lines[messages:]
     async with Stubs() as stubs:
         await stubs.connect(stack.endpoint)
