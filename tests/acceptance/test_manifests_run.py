@@ -336,8 +336,8 @@ def cluster(
 def test_all_probes_pass_once_the_pods_serve(cluster: Cluster) -> None:
     cluster.wait_ready()
     for pod in cluster.pods:
-        assert pod.probe("startupProbe")
-        assert pod.probe("livenessProbe")
+        for kind in ("startupProbe", "livenessProbe"):
+            wait_until(partial(pod.probe, kind), 60)
         assert "unknown environment variables" not in pod.said
 
 
@@ -377,7 +377,7 @@ def test_a_pod_that_is_deleted_drains_within_its_grace_and_its_successor_serves(
     broker.start()
     assert broker.process.wait(timeout=60) == EXIT_FENCED
     broker.process, broker._environ = running, new
-    assert broker.probe("readinessProbe")
+    wait_until(lambda: broker.probe("readinessProbe"), 60)
 
 
 @pytest.mark.parametrize("rounds", [1, proof(10)])
@@ -471,8 +471,14 @@ async def test_standbys_take_the_shards_of_a_dead_node_and_of_pods_that_are_upda
         return [pod for pair in pairs for pod in pair if pod.serves]
 
     async def until_serving() -> list[RunningPod]:
-        await asyncio.to_thread(wait_until, lambda: len(serving()) == len(pairs), 120)
-        return serving()
+        seen: list[RunningPod] = []
+
+        def is_each_shard_served() -> bool:
+            seen[:] = serving()
+            return len(seen) == len(pairs)
+
+        await asyncio.to_thread(wait_until, is_each_shard_served, 120)
+        return seen
 
     try:
         for pod in cluster.pods:
@@ -492,7 +498,7 @@ async def test_standbys_take_the_shards_of_a_dead_node_and_of_pods_that_are_upda
                 pod.start()
             await asyncio.to_thread(cluster.wait_ready, *owners)
             await load.progress()
-            assert serving() == standbys
+            assert await until_serving() == standbys
 
             # And when an update replaces those that serve, the others take over once more
             for pod, other in zip(standbys, owners, strict=True):
@@ -501,7 +507,7 @@ async def test_standbys_take_the_shards_of_a_dead_node_and_of_pods_that_are_upda
                 pod.start_anew()
                 await asyncio.to_thread(cluster.wait_ready, pod)
                 await load.progress()
-            assert serving() == owners
+            assert await until_serving() == owners
     finally:
         for pod in cluster.pods:
             pod.kill()
