@@ -1,6 +1,7 @@
 """A crash that takes back the newest change of a queue, while an older one was answered."""
 
 import asyncio
+import itertools
 import logging
 import signal
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ from tests.acceptance.stubs import Stubs, persist
 from tests.claimed_runs import messages_of
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
-from tests.integration.waiting import eventually
+from tests.integration.waiting import WAIT_SECONDS, eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.s3]
 
 WAL = "/broker/0/wal/"
+
+CREATED_S = 10.0
+"""A creation that is not answered by then waits for a write that hangs."""
 
 
 @pytest.fixture
@@ -47,10 +51,13 @@ def update(stubs: Stubs, queue_id: str) -> Any:
     return stubs.queues.UpdateQueue(request)
 
 
-async def change_and_crash(
+async def changed_and_crashed(
     stack: LocalStack, store: FaultyStore, stubs: Stubs, queue_id: str, change: Any
-) -> None:
-    """Create a queue, and change it before that is durable; the crash takes back the change."""
+) -> bool:
+    """Create a queue, and change it before that is durable; the crash takes back the change.
+
+    Returns whether the queue was created: the write that was held may have been another one.
+    """
     first, second = Fault(Outcome.HOLD, "PUT", WAL), Fault(Outcome.HANG, "PUT", WAL)
     store.set(first)
     queue = queue_pb2.Queue(queue_id=queue_id, filter=f'headers.to == "{queue_id}"')
@@ -63,14 +70,18 @@ async def change_and_crash(
         routing: Any = AssignmentServiceStub(channel)
         await routing.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
     store.set(second)
-    await creating
+    created, _ = await asyncio.wait([creating], timeout=CREATED_S)
+    for call in created:
+        await call
     await eventually(lambda: second.happened)
     killed = stack.signal("broker", signal.SIGKILL)
     with pytest.raises(grpc.aio.AioRpcError):
         await changing
+    await asyncio.gather(creating, return_exceptions=True)
     store.set()
     await asyncio.to_thread(stack.wait_restarted, "broker", killed)
     await until_serving(stack.endpoints["broker"])
+    return bool(created)
 
 
 async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
@@ -79,9 +90,12 @@ async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
     with LocalStack(tmp_path, "--store", root_url(store.port, "changes"), ready=True) as stack:
         async with Stubs() as stubs:
             await stubs.connect(stack.endpoint)
-            for queue_id, change in {"paused": pause, "updated": update}.items():
+            for name, change in {"paused": pause, "updated": update}.items():
                 # Given a router that runs on, and a queue whose creation alone is durable
-                await change_and_crash(stack, store, stubs, queue_id, change)
+                names = (f"{name}-{number}" for number in itertools.count())
+                queue_id = next(names)
+                while not await changed_and_crashed(stack, store, stubs, queue_id, change):
+                    queue_id = next(names)
 
                 # When a message is published to it
                 message = ingest_pb2.PublishRun(payloads=[b""], headers={"to": queue_id})
@@ -90,5 +104,8 @@ async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
 
                 # Then it arrives
                 claim = consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=1, wait_ms=10_000)
-                answer: Any = await persist(lambda c=claim: stubs.consumer.Claim(c))  # type: ignore[misc]
+                async with asyncio.timeout(WAIT_SECONDS):
+                    answer: Any = None
+                    while answer is None or not answer.runs:
+                        answer = await persist(lambda c=claim: stubs.consumer.Claim(c))  # type: ignore[misc]
                 assert [one.message.headers["to"] for one in messages_of(answer)] == [queue_id]
