@@ -23,6 +23,7 @@ import gc
 import io
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -135,8 +136,12 @@ def popen(
     cwd: Path | None = None,
     process_group: int | None = None,
     start_new_session: bool = False,
+    file_bytes_max: int | None = None,
 ) -> Any:
-    """The same as `subprocess.Popen` of `python -m MODULE …`."""
+    """The same as `subprocess.Popen` of `python -m MODULE …`.
+
+    No file that a fork writes can become larger than `file_bytes_max`, from its beginning on.
+    """
     if not hasattr(os, "pidfd_open"):
         return subprocess.Popen(
             command,
@@ -158,6 +163,7 @@ def popen(
         "owner": os.getpid(),
         "group": process_group is not None,
         "session": start_new_session,
+        "file_bytes_max": file_bytes_max,
     }
     result, reports = os.pipe()
     given, theirs, ours = [], [reports], []
@@ -307,6 +313,8 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int], reports: int) -> N
         os.setsid()
     elif asked["group"]:
         os.setpgid(0, 0)
+    if (bytes_max := asked["file_bytes_max"]) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, resource.RLIM_INFINITY))
     for number, file in enumerate(streams):
         os.dup2(file, number)
         os.close(file)

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from libs.serving.process.exits import EXIT_STORE_DOWN
 from tests.faults.mixed_work import Work
@@ -60,9 +60,8 @@ class CrowdedMember(Member):
         for copying in self._copying:
             copying.wait()
 
-    def on_spawn(self) -> None:
-        limits = (self._free_bytes, resource.RLIM_INFINITY)
-        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, limits)
+    async def spawn(self, *command: str, **streams: Any) -> Any:
+        return await super().spawn(*command, **streams, file_bytes_max=self._free_bytes)
 
     async def fill_disk(self, free_bytes: int) -> None:
         """Fill the disk until the owner has ended for it, and so did one that was started again.
@@ -71,7 +70,8 @@ class CrowdedMember(Member):
         another way, or does not say why it cannot start.
         """
         self._free_bytes = free_bytes
-        self.on_spawn()
+        limits = (free_bytes, resource.RLIM_INFINITY)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, limits)
         try:
             async with asyncio.timeout(ENDED_S):
                 code = await self.ended()

@@ -102,7 +102,6 @@ class Member:
                 stdout=log,
                 stderr=log,
             )
-        self.on_spawn()
         return ready
 
     def check_running(self) -> None:
@@ -118,9 +117,6 @@ class Member:
     def program(self) -> Sequence[str]:
         """What Python runs."""
         return "-m", f"services.{self.service}"
-
-    def on_spawn(self) -> None:
-        """Called when there is a new process of it, which has not done anything yet."""
 
     async def ended(self) -> int:
         """Wait until the owner has ended by itself; returns its exit code."""
