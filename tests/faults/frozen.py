@@ -56,14 +56,12 @@ class CollectingMember(Member):
         return consumer_pb2_grpc.ConsumerServiceStub(channel).Claim(claim)
 
 
-async def replace_until_collected(owner: CollectingMember, seconds: float) -> None:
-    """Freeze an owner, and thaw it when nothing is left of its WAL, and the time is over.
+async def replace_until_collected(owner: CollectingMember, left: set[str], seconds: float) -> None:
+    """Freeze an owner, and thaw it when these objects of its WAL are gone, and the time is over.
 
     The calls that came meanwhile are the first that it reads then; it may answer none of them.
     """
     calls: list[Any] = []
-    left = owner.wal_objects()
-    assert len(left) > KEPT_WAL_OBJECTS, f"{owner.name} has nothing that can be collected"
 
     async def meanwhile() -> None:
         calls.extend(owner.call(channel) for _ in range(CALLS))
@@ -93,7 +91,10 @@ async def run_frozen(folder: Path, rounds: int, seconds: float) -> Work:
                 answered = work.answered_count
                 while work.answered_count < answered + PUBLISHES_BEFORE:
                     await asyncio.sleep(0.05)
-                await router.freeze(replace_until_collected(owner, seconds))
+                async with asyncio.timeout(COLLECTED_S):
+                    while len(left := owner.wal_objects()) <= KEPT_WAL_OBJECTS:
+                        await asyncio.sleep(0.01)
+                await router.freeze(replace_until_collected(owner, left, seconds))
                 print(f"round {number}: {owner.name} replaced, collected and thawed", flush=True)
 
     members = [ingest, broker, router]
