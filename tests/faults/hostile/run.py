@@ -56,6 +56,9 @@ SLOWER_MAX: Final = 40
 """How much slower the witness's median message may be while the stack is attacked from the same
 machine, whose processors both share."""
 
+QUIET_MS_MIN: Final = 50.0
+"""What its median message counts as before, at least: a quiet machine takes a few milliseconds."""
+
 HEALTH_S: Final = 30.0
 
 SHED_PAUSE_S: Final = 0.05
@@ -255,7 +258,7 @@ class Hostile:
             "meanwhile": round(statistics.median(during), 1),
             "slowest": round(max(during), 1),
         }
-        if statistics.median(during) > SLOWER_MAX * quiet_ms:
+        if statistics.median(during) > SLOWER_MAX * max(quiet_ms, QUIET_MS_MIN):
             self._fault(
                 f"messages take {verdict.latency_ms['meanwhile']} ms, {quiet_ms:.0f} before"
             )
