@@ -92,7 +92,8 @@ def test_a_step_that_takes_the_processor_for_long_is_logged_with_its_name_and_st
 
     async def work_long() -> None:
         await asyncio.sleep(0)
-        while not watchdog._seen[1]:  # Until the other thread was given the processor.
+        # Until the other thread was given the processor, and has seen this step.
+        while watchdog._seen[0] != watchdog._began_ns:
             work(3 * BOUND_MS)
 
     (name,) = slow = slow_steps(make, work_long(), watchdog)
