@@ -88,7 +88,7 @@ def test_a_second_stack_on_the_same_folder_warns_and_takes_over(
     with LocalStack(tmp_path / "other", "--data", str(tmp_path / "data")) as other:
         # Then it says so, and the first one ends by itself, as fenced
         assert f"another stack (process {stack.process.pid})" in other.said
-        assert stack.process.wait(timeout=30) == EXIT_FENCED
+        assert stack.process.wait(timeout=120) == EXIT_FENCED
         assert "no service that owns data is left" in stack.said
         assert other.process.poll() is None
         assert all(is_running(pid) for pid in other.pids.values())

@@ -14,7 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import slatemq
-from slatemq.errors import AlreadyExists, DeadlineExceeded, NotFound, Unavailable
+from slatemq.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from tests.faults.mixed_work import LEASE_S, Work, run_work
 from tests.faults.shard_processes import Member
 
@@ -36,7 +42,13 @@ async def change_queues(client: slatemq.Client, work: Work, task: int, count: in
         change = number % 5
         try:
             await _change(client, queue_id, change)
-        except (AlreadyExists, DeadlineExceeded, NotFound, Unavailable) as error:
+        except (
+            AlreadyExists,
+            DeadlineExceeded,
+            NotFound,
+            ResourceExhausted,
+            Unavailable,
+        ) as error:
             log.debug("%s: %s", queue_id, error)
         work.changes_count += 1
 
