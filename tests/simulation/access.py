@@ -66,6 +66,7 @@ class Access:
         tokens = Path(self._folder.name) / "tokens.yaml"
         tokens.write_text("tokens:\n" + "".join(map(_entry, ("worker", "guest"))))
         self._revoked_s: float | None = None
+        self._comment = ""
         self._allow(consume=True)
         public: Any = token_file
         public.hash_token = _hash
@@ -86,7 +87,10 @@ class Access:
         rules = [f"{{verbs: [publish], when: headers.color == '{COLOR}'}}"]
         if consume:
             rules.append(f"{{verbs: [consume], queues: [{QUEUE}]}}")
+        # Each has a size of its own: services see a change whatever the clock of this machine says.
+        self._comment += "#"
         self._policy.write_text(
+            f"{self._comment}\n"
             "roles:\n"
             "  all: [{verbs: [publish, consume, inspect, edit, administer, operate]}]\n"
             f"  guest: [{', '.join(rules)}]\n"
