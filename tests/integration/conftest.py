@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from libs.serving.process import ownership
+from services.broker.shard import owner
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli.stack import Cli
 from tests.slow_steps import PROPERTY, WatchedLoops, too_long
@@ -24,6 +27,13 @@ LOOPS = WatchedLoops()
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"watched": LOOPS.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is held, no answer would come; and where a clock is, leases would go on."""
+    monkeypatch.setattr(owner, "STANDSTILL_S", math.inf)
+    monkeypatch.setattr(ownership, "STANDSTILL_S", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.integration.broker.rig import Rig, running
 
 @pytest.fixture(autouse=True)
 def no_standstill() -> None:
-    """Replaces that of all tests of brokers: here some stand still."""
+    """Replaces that of all tests: here some brokers stand still."""
 
 
 async def test_a_lease_that_was_alive_when_the_broker_stood_still_goes_on() -> None:
