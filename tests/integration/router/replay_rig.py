@@ -8,8 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 import grpc.aio
+import pytest
 
 from libs.serving.peers.topology import TopologyDirectory
+from services.broker.shard import replay_starts
 from services.router.pieces import PieceLimits
 from services.router.router import Router
 from slatemq.v1 import queue_pb2
@@ -60,12 +62,15 @@ class World:
 
 
 @asynccontextmanager
-async def world(logs: int = 1, window_s: int = 0) -> AsyncIterator[World]:
+async def world(logs: int = 1, window_s: int = 0, try_s: float = 60.0) -> AsyncIterator[World]:
+    """`try_s`: how long a creation waits for an ingest."""
     there = World(logs, window_s)
     for server in there.servers:
         await server.start()
     try:
-        yield there
+        with pytest.MonkeyPatch.context() as patient:
+            patient.setattr(replay_starts, "TRY_S", try_s)
+            yield there
     finally:
         for server in there.servers:
             await server.stop()

@@ -101,7 +101,7 @@ async def test_the_epoch_of_each_log_is_raised_before_it_is_searched() -> None:
 
 
 async def test_an_ingest_that_is_down_holds_up_the_replay_of_its_own_log_alone() -> None:
-    async with world(2) as there, there.broker() as rig:
+    async with world(2, try_s=3.0) as there, there.broker() as rig:
         await rig.create("always", filter="true")
         async with there.router():
             for log in (0, 1):
