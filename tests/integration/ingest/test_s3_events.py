@@ -18,6 +18,7 @@ import slatemq
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.config import IngestConfig
+from services.ingest.events import s3_events
 from services.ingest.events.s3_events import token_of
 from services.ingest.service import IngestProcess
 from slatemq import _file_status
@@ -151,7 +152,7 @@ async def test_a_subscription_of_sns_is_logged_for_its_owner_to_confirm(
 
     counts = {"published_count": 0, "duplicate_count": 0, "skipped_count": 1}
     assert (sent.status, sent.body) == (200, counts)
-    (said,) = caplog.messages
+    (said,) = [one.getMessage() for one in caplog.records if one.name == s3_events.log.name]
     command = said.partition("confirmed: ")[2]
     assert command == (
         "aws sns confirm-subscription --topic-arn arn:aws:sns:us-west-2:123456789012:uploads "

@@ -164,12 +164,12 @@ class ThrottledStore(SlowStore):
 async def test_a_backlog_of_large_payloads_on_a_throttled_store_is_read_a_few_at_a_time_each_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Given room for two of ten large payloads, none of which comes before its caller's deadline
+    # Given room for two of six large payloads, none of which comes before its caller's deadline
     monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
     monkeypatch.setattr(blob_reads, "BYTES_MAX", 2 * len(LARGE))
-    monkeypatch.setattr(blob_reads, "TAKEN_S", 0.5)
+    monkeypatch.setattr(blob_reads, "TAKEN_S", 2.0)
     async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
-        ids = await ingest.send(*[LARGE] * 10)
+        ids = await ingest.send(*[LARGE] * 6)
         store = ThrottledStore(monkeypatch)
         settings = {"payload_cache_bytes": 0}
         async with running(tmp_path / "data", ingest=REAL, settings=settings) as rig:
@@ -179,7 +179,7 @@ async def test_a_backlog_of_large_payloads_on_a_throttled_store_is_read_a_few_at
             # When they are claimed
             async with asyncio.timeout(60):
                 given: list[Any] = []
-                while len(given) < 10:
+                while len(given) < 6:
                     try:
                         given += await rig.claim(max_messages=10, wait_ms=1_000)
                     except grpc.aio.AioRpcError as none_came:
@@ -190,7 +190,7 @@ async def test_a_backlog_of_large_payloads_on_a_throttled_store_is_read_a_few_at
             assert all(one.message.payload == LARGE for one in given)
             assert {one.attempts_count for one in given} == {1}
             assert store.reading_max <= 2
-            assert store.reads == 10
+            assert store.reads == 6
 
 
 async def test_a_payload_that_waits_for_room_is_not_read_if_its_caller_leaves(
