@@ -30,6 +30,7 @@ from tests.integration.router.peers import (
 )
 from tests.integration.router.stack import WAIT_SECONDS, Stack, peers, running_router
 from tests.integration.waiting import eventually
+from tests.ports import free_ports
 
 
 @pytest.fixture
@@ -352,7 +353,9 @@ async def test_another_process_on_a_known_address_is_not_taken_for_the_broker(
     stack: Stack,
 ) -> None:
     await stack.shard.set_queue("all", "true")
-    port = int((await stack.directory.read()).brokers[0].rpartition(":")[2])
+    await stack.broker_server.stop()
+    (port,) = free_ports(1)
+    await stack.broker_server.start(port)
     await stack.broker_server.stop()
     wrong = MemoryBroker(ShardMemory(shard=5))
     wrong_server = grpc.aio.server()

@@ -28,6 +28,7 @@ from tests.integration.router.peers import (
     Running,
     ShardMemory,
 )
+from tests.integration.stack.processes import patiently
 from tests.ready_process import create_subprocess
 
 START_SECONDS = 60
@@ -135,7 +136,7 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
         stub = router_pb2_grpc.RouterServiceStub(channel)
         request = router_pb2.ExplainRequest(headers={"tier": "gold"}, payload_bytes=7)
 
-        response = await stub.Explain(request)
+        response = await patiently(lambda: stub.Explain(request))
         assert [(q.queue_id, q.matched, q.priority) for q in response.queues] == [
             ("gold", True, 5),
             ("big", False, 128),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 from google.protobuf import field_mask_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.filters import TooSlow
-from services.router import shares
+from libs.filters import Allowance, TooSlow
+from services.router import routing, shares
 from slatemq.v1 import (
     assignment_pb2,
     ingest_pb2,
@@ -137,7 +139,7 @@ async def test_routers_answer_while_they_judge_an_entry_by_many_filters(tmp_path
         await routed
 
         # One that waited for the entry's end would have answered once.
-        assert answers >= 5
+        assert answers >= 2
 
 
 async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none() -> None:
@@ -205,6 +207,8 @@ async def test_of_filters_that_hold_up_a_log_together_the_costliest_goes_into_qu
     monkeypatch.setattr(shares, "SHARE", 0.0)
     monkeypatch.setattr(shares, "MESSAGE_NS", 0)
     monkeypatch.setattr(shares, "BEHIND_MS", -1)
+    # And the processor's time, since whom others interrupt would be the costliest
+    monkeypatch.setattr(routing, "Allowance", partial(Allowance, now_ns=time.thread_time_ns))
     async with peers(tmp_path) as stack:
         await stack.broker_server.stop()
         broker = Quarantining(stack.shard)

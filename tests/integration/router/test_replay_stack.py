@@ -84,7 +84,7 @@ async def test_each_message_comes_once_however_late_its_queue_and_whichever_proc
         drained = await asyncio.gather(*map(stack.drained, made))
         for (queue_id, (kind, since_ms)), got in zip(made.items(), drained, strict=True):
             # Later than asked for is never too late; what was not routed yet came, too.
-            assert set(got.values()) == {1}, queue_id
+            assert set(got.values()) <= {1}, queue_id
             assert of(kind, since_ms or 0).keys() <= got.keys() <= of(kind).keys(), queue_id
             if since_ms is None:
                 assert got == of(kind), queue_id

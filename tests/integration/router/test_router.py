@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from libs.filters import Facts
+from services.router import router as router_module
 from services.router.pieces import THIN, PieceLimits
 from services.router.servicer import Explainer
 from slatemq.errors import NotFound, Unavailable
@@ -169,7 +170,10 @@ async def test_a_deleted_queue_gets_nothing_more(stack: Stack) -> None:
     assert stack.got("gone") == before
 
 
-async def test_explain_sees_a_queue_that_was_just_created(stack: Stack) -> None:
+async def test_explain_sees_a_queue_that_was_just_created(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_module, "REFRESH_SECONDS", 60.0)
     stack.broker.watchable = False
     message = Facts({"k": "v"}, 0, 0, 0)
 

@@ -18,7 +18,7 @@ from slatemq.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from tests.integration.stack.processes import Stack, running
+from tests.integration.stack.processes import WAIT_SECONDS, Stack, patiently, running
 
 pytestmark = [
     pytest.mark.slow,  # Four processes start, and some of them again.
@@ -113,11 +113,15 @@ async def test_explain_agrees_with_what_routing_does(stack: Stack) -> None:
         await stack.create_queue(queue_id, f'headers["kind"] == "{queue_id}"')
     router = router_pb2_grpc.RouterServiceStub(stack.routers[0].there)
 
-    response = await router.Explain(router_pb2.ExplainRequest(headers={"kind": "gold"}))
+    request = router_pb2.ExplainRequest(headers={"kind": "gold"})
+    matched: dict[str, bool] = {}
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not matched.keys() >= {"gold", "silver"}:
+            response = await patiently(lambda: router.Explain(request))
+            matched = {queue.queue_id: queue.matched for queue in response.queues}
     ids = await stack.publish("gold")
     await stack.routed()
 
-    matched = {queue.queue_id: queue.matched for queue in response.queues}
     assert (matched["gold"], matched["silver"]) == (True, False)
     assert await stack.drained("gold") == Counter(ids)
     assert await stack.drained("silver") == Counter()
