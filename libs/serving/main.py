@@ -26,7 +26,7 @@ from libs.serving import telemetry
 from libs.serving.access import refuse_exposure
 from libs.serving.process import logs, parent
 from libs.serving.process.config import OwnerConfig, ServingConfig, load
-from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
+from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError, exit_with
 from libs.serving.process.instance import Instance, join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.open_files import allow_open_files
@@ -80,7 +80,7 @@ def main(
     with asyncio.Runner(loop_factory=make) as runner:
         cause = runner.run(_serve(name, config, build, watchdog, exposition))
     logging.shutdown()
-    sys.exit(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
+    exit_with(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
 
 
 async def _serve(

@@ -11,6 +11,7 @@ import sys
 from importlib import import_module
 
 from libs.serving.main import main
+from libs.serving.process.exits import exit_with
 from libs.storage.objects.durability import write_privately
 from services.janitor.config import JanitorConfig
 from services.janitor.service import JanitorProcess
@@ -23,8 +24,5 @@ if __name__ == "__main__":
     rooms = {"backup": "backup", "verify": "verify", "move-wals": "moving"}
     if room := rooms.get("".join(sys.argv[1:2])):
         command = import_module(f"services.janitor.{room}.command")
-        code = command.main(sys.argv[1:], os.environ)
-        sys.stdout.flush()
-        # Threads of the store's clients outlive the event loop; an exit in order may abort in them.
-        os._exit(code)
+        exit_with(command.main(sys.argv[1:], os.environ))
     main("janitor", JanitorConfig, JanitorProcess)

@@ -7,9 +7,12 @@ process again, so these numbers are part of the interface.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 EXIT_CLEAN = 0
 """Drained and stopped because it was asked to."""
@@ -85,3 +88,22 @@ async def first_cause(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
     finally:
         for end in ends:
             end.cancel()
+
+
+def exit_with(code: int) -> NoReturn:
+    """End this process with this code, whatever the threads of the store's clients do.
+
+    They outlive the event loop. One that calls back while the interpreter is taken apart aborts the
+    process, and its supervisor sees another code. So nothing is taken apart: this is the first of
+    the functions that run at exit, and the last.
+    """
+    atexit.register(_leave, code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 
+from libs.serving.process.exits import exit_with
 from libs.storage.database.clocks import HybridClock
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import open_root
@@ -50,3 +51,4 @@ async def write(url: str, rows_count: int, clients_count: int) -> None:
 
 if __name__ == "__main__":
     asyncio.run(write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    exit_with(0)

@@ -13,6 +13,7 @@ import signal
 import sys
 from typing import Any
 
+from libs.serving.process.exits import exit_with
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.small_objects import Objects
 from services.janitor.backup.shards import snapshots_of_stopped
@@ -51,3 +52,4 @@ if __name__ == "__main__":
     root_url, backups_url, number = sys.argv[1:]
     writes = take(open_root(root_url, sync=False), open_root(backups_url, sync=False), int(number))
     sys.stdout.write(f"{asyncio.run(writes)}\n")
+    exit_with(0)

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from libs.serving.process.exits import exit_with
 from libs.storage.database.binding import CALLS, DirectCalls
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
@@ -59,6 +60,7 @@ def main() -> None:
         threading.Thread(target=_keep_busy, daemon=True).start()
     asyncio.run(_commit_all(Path(sys.argv[1])))
     sys.stdout.write(f"{COMMITS}\n")
+    exit_with(0)
 
 
 if __name__ == "__main__":

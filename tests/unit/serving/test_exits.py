@@ -1,0 +1,21 @@
+"""How a process ends whose store's client has threads of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import atexit, os
+from libs.serving.process.exits import exit_with
+
+atexit.register(os.abort)
+print("all of it")
+exit_with(77)
+"""
+
+
+def test_a_process_ends_with_its_code_though_a_thread_would_abort_it_later() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stdout) == (77, "all of it\n")
