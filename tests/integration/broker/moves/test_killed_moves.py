@@ -112,7 +112,7 @@ async def killed(steps: Steps, source: Rig, target: Rig, beside: Sequence[Rig]) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("on_disk", shortly([False, True], True))
 @pytest.mark.parametrize("step", shortly(range(1, SOURCE_STEPS + 1), 3, 6, 9, 14, 18))
 async def test_the_source_may_be_killed_at_any_step(
     tmp_path: Path, step: int, on_disk: bool, kind: str
@@ -135,7 +135,7 @@ async def test_the_source_may_be_killed_at_any_step(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("on_disk", shortly([False, True], True))
 @pytest.mark.parametrize("step", shortly(range(1, TARGET_STEPS + 1), 2, 4, 7, 10))
 async def test_the_target_may_be_killed_at_any_step(
     tmp_path: Path, step: int, on_disk: bool, kind: str
