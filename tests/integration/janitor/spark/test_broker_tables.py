@@ -32,7 +32,7 @@ from tests.integration.broker.moves.movers import (
     two_brokers,
 )
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import Rig, running
+from tests.integration.broker.rig import Rig, introduce, running
 from tests.integration.janitor.spark.tables_read import Read, read
 from tests.integration.storage.test_snapshots import stub_of, take
 
@@ -107,6 +107,7 @@ async def test_a_partition_that_moves_is_read_on_one_shard(tmp_path: Path) -> No
         running(tmp_path, shard=3) as beside,
     ):
         rigs = (first, second, third, beside)
+        await introduce(*rigs)
         await create_partitions(beside, first)
         for rig in rigs:
             await route_all(rig, 10)
