@@ -94,14 +94,16 @@ def exit_with(code: int) -> NoReturn:
     """End this process with this code, whatever the threads of the store's clients do.
 
     They outlive the event loop. One that calls back while the interpreter is taken apart aborts the
-    process, and its supervisor sees another code. So nothing is taken apart: this is the first of
-    the functions that run at exit, and the last.
+    process, and its supervisor sees another code. So nothing is taken apart once the functions have
+    run that are registered for the exit.
     """
     atexit.register(_leave, code)
     sys.exit(code)
 
 
 def _leave(code: int) -> NoReturn:
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()  # those that were registered earlier
     try:
         sys.stdout.flush()
         sys.stderr.flush()
