@@ -20,7 +20,7 @@ if __name__ == "__main__":
     write_privately()
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
-        sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
+        exit_with(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
     rooms = {"backup": "backup", "verify": "verify", "move-wals": "moving"}
     if room := rooms.get("".join(sys.argv[1:2])):
         command = import_module(f"services.janitor.{room}.command")

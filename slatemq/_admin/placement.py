@@ -70,7 +70,8 @@ async def least_loaded(peers: Peers, beside: Collection[int] = ()) -> int:
 async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
     """Shards for the partitions of a new queue: of all, these have the least to do.
 
-    Raises InvalidArgument where there are fewer, Unavailable where fewer answer and take queues.
+    Raises InvalidArgument where there are fewer, FailedPrecondition (SHARD_DRAINING) where too many
+    are being drained, Unavailable (TOO_FEW_SHARDS) where too few of the others answer.
     """
     shards = await peers.broker_shards()
     if count > len(shards):  # Some may have started just now.
@@ -88,6 +89,13 @@ async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
         if isinstance(answer, GetShardLoadResponse) and not answer.draining
     ]
     if len(loads) < count:
+        silent_count = sum(isinstance(answer, SlateMQError) for answer in answers)
+        if len(loads) + silent_count < count:
+            raise FailedPrecondition(
+                "SHARD_DRAINING",
+                f"{count} partitions need as many broker shards, and of {len(shards)} all but "
+                f"{len(loads) + silent_count} are being drained",
+            )
         raise Unavailable(
             f"only {len(loads)} of {len(shards)} brokers answer and are not being drained; "
             f"{count} partitions need as many",

@@ -7,7 +7,6 @@ it: its messages get their IDs when the task is applied.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +17,7 @@ from slatemq._admin.task_ids import parse_task_id
 from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
 from slatemq._requests import fields_of, message_of
-from slatemq._rpc.peers import LAST_TRY_S, CallOptions, Method
+from slatemq._rpc.peers import CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
 from slatemq.models import Duration, seconds
@@ -80,21 +79,23 @@ class TaskCalls(Calls):
         """
         shard = _shard_of(task_id)
         request = task_pb2.WaitTaskRequest(task_id=task_id)
-        until = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while True:
-            left = WAIT_S if until is None else until - time.monotonic()
-            if left < LAST_TRY_S:
-                await asyncio.sleep(max(left, 0))
-                return await self.get_task(task_id)
-            response = await self._ask_ingest(
-                shard,
-                lambda channel: TaskServiceStub(channel).WaitTask,
-                request,
-                attempt_s=min(left, WAIT_S),
-            )
-            task = _task_of(response.task)
-            if task.state is not TaskState.PENDING:
-                return task
+        bound = asyncio.timeout(None if timeout is None else seconds(timeout, "timeout"))
+        try:
+            async with bound:
+                while True:
+                    response = await self._ask_ingest(
+                        shard,
+                        lambda channel: TaskServiceStub(channel).WaitTask,
+                        request,
+                        attempt_s=WAIT_S,
+                    )
+                    task = _task_of(response.task)
+                    if task.state is not TaskState.PENDING:
+                        return task
+        except TimeoutError:
+            if not bound.expired():
+                raise
+        return await self.get_task(task_id)
 
     async def failed_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
         """The tasks that failed permanently, the oldest of each ingest first.

@@ -358,11 +358,11 @@ class Peers:
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)
             pause = pause_s(problem, backoff)
-            latest = until - min(LAST_TRY_S, call_s / 4)
-            if time.monotonic() + pause >= latest:
+            least_s = min(LAST_TRY_S, call_s / 4)
+            if time.monotonic() + pause >= until - least_s:
                 raise problem
             await asyncio.sleep(pause)
-            if time.monotonic() > latest:  # The pause took longer than it was to.
+            if time.monotonic() > limit - least_s:  # The pause took longer than it was to.
                 raise problem
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 

@@ -97,6 +97,7 @@ def exit_with(code: int) -> NoReturn:
     process, and its supervisor sees another code. So nothing is taken apart once the functions have
     run that are registered for the exit.
     """
+    sys.stdout.flush()  # An output that could not be written is an error, as it is at each end.
     atexit.register(_leave, code)
     sys.exit(code)
 

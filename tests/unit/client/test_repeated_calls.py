@@ -85,3 +85,19 @@ async def test_no_try_begins_that_could_only_run_out_of_time(
         await Peers(["127.0.0.1:1"]).call(attempt, call_s=1.0)
     assert len(timeouts_s) == tries
     assert min(timeouts_s) >= peers.LAST_TRY_S
+
+
+async def test_a_call_whose_server_may_wait_is_tried_again_though_a_pause_took_too_long(
+    clock: Slept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a pause after which the time for a call without a wait is over
+    clock.late_s = 1.0
+    monkeypatch.setattr(peers, "pause_s", lambda *_: 0.3)
+    errors = iter([DOWN])
+
+    async def attempt(timeout: float) -> str:
+        if (error := next(errors, None)) is not None:
+            raise error
+        return "answered"
+
+    assert await Peers(["127.0.0.1:1"]).call(attempt, call_s=1.0, wait_s=4.0) == "answered"

@@ -10,38 +10,49 @@ import pytest
 
 from slatemq._admin.task_ids import TaskIds
 from slatemq._admin.tasks import TaskCalls, TaskState
-from slatemq.errors import DeadlineExceeded
 from slatemq.v1 import task_pb2
 
-WAY_S = 0.02
-"""How long an answer is on its way."""
+TASK_ID = TaskIds(0).make(1_700_000_000_000)
 
 
-class PendingTask(TaskCalls):
-    """Calls to an ingest that applies nothing."""
+class TasksOfAnIngest(TaskCalls):
+    """Calls to an ingest that has applied the task, or does not apply it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_applied: bool) -> None:
         super().__init__(SimpleNamespace(peers=None))  # type: ignore[arg-type]
+        self.asked: list[Any] = []
+        self._is_applied = is_applied
 
     async def _ask_ingest(
         self, shard: int, method: Any, request: Any, attempt_s: float = 10, **_: Any
     ) -> Any:
-        task = task_pb2.Task(task_id=request.task_id, state=task_pb2.TASK_STATE_PENDING)
+        self.asked.append(type(request))
+        state = task_pb2.TASK_STATE_APPLIED if self._is_applied else task_pb2.TASK_STATE_PENDING
+        task = task_pb2.Task(task_id=request.task_id, state=state)
         if isinstance(request, task_pb2.GetTaskRequest):
             return task_pb2.GetTaskResponse(task=task)
-        await asyncio.sleep(0.8 * attempt_s)
-        if 0.2 * attempt_s < WAY_S:
-            raise DeadlineExceeded("the answer was on its way")
+        if not self._is_applied:
+            await asyncio.sleep(0.8 * attempt_s)
         return task_pb2.WaitTaskResponse(task=task)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.1, 0.5])
 async def test_a_wait_for_a_task_that_stays_pending_ends_with_it(timeout_s: float) -> None:
-    task_id = TaskIds(0).make(1_700_000_000_000)
+    client = TasksOfAnIngest(is_applied=False)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
 
-    task = await PendingTask().wait_task(task_id, timeout_s)
+    task = await client.wait_task(TASK_ID, timeout_s)
 
-    assert (task.task_id, task.state) == (task_id, TaskState.PENDING)
+    assert (task.task_id, task.state) == (TASK_ID, TaskState.PENDING)
     assert loop.time() - began_at >= timeout_s
+    assert client.asked[-1] is task_pb2.GetTaskRequest
+
+
+async def test_a_wait_for_a_task_that_was_applied_is_one_call() -> None:
+    client = TasksOfAnIngest(is_applied=True)
+
+    task = await client.wait_task(TASK_ID, 0.1)
+
+    assert task.state is TaskState.APPLIED
+    assert client.asked == [task_pb2.WaitTaskRequest]

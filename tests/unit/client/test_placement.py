@@ -1,0 +1,58 @@
+"""On which broker shards the partitions of a new queue go, and when there are too few."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slatemq._admin import placement
+from slatemq._admin.placement import least_loaded_of_all
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError, Unavailable
+from slatemq.v1.queue_pb2 import GetShardLoadResponse
+
+SILENT = DeadlineExceeded("late")
+DRAINED = GetShardLoadResponse(draining=True)
+
+
+def load(value: float) -> GetShardLoadResponse:
+    return GetShardLoadResponse(load=value)
+
+
+async def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    *answers: GetShardLoadResponse | SlateMQError,
+) -> tuple[int, ...]:
+    """The shards for so many partitions, where those of the instance answer so."""
+
+    async def shards() -> list[int]:
+        return [*range(len(answers))]
+
+    async def answer(_: Any, shard: int) -> GetShardLoadResponse | SlateMQError:
+        return answers[shard]
+
+    monkeypatch.setattr(placement, "_load", answer)
+    peers: Any = SimpleNamespace(broker_shards=shards)
+    return await least_loaded_of_all(peers, count)
+
+
+async def test_partitions_go_where_there_is_least_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await chosen(monkeypatch, 2, load(3), load(1), DRAINED, SILENT, load(2)) == (1, 4)
+
+
+async def test_a_broker_that_is_silent_may_answer_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(Unavailable) as refused:
+        await chosen(monkeypatch, 3, load(1), SILENT, load(2), DRAINED)
+    assert refused.value.reason == "TOO_FEW_SHARDS"
+
+
+async def test_where_too_many_shards_are_drained_no_repeat_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(FailedPrecondition, match="of 3 all but 2 are being drained") as refused:
+        await chosen(monkeypatch, 3, load(1), SILENT, DRAINED)
+    assert refused.value.reason == "SHARD_DRAINING"
