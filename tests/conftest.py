@@ -1,7 +1,7 @@
 """What every test may use.
 
-Hypothesis: `make test` tries few examples, `make proofs` and HYPOTHESIS_PROFILE=full many, and
-`--hypothesis-profile=thorough` runs state machines for hours, over millions of steps.
+Hypothesis tries few examples, with `make proofs` and HYPOTHESIS_PROFILE=full many, and with
+`--hypothesis-profile=thorough` it runs state machines for hours, over millions of steps.
 """
 
 import signal

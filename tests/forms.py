@@ -1,8 +1,9 @@
 """Short and full forms of tests that repeat something.
 
-`make test` has a part of it: fewer examples, and of many variants those not marked `proof`. `make
-proofs` has all of it, and HYPOTHESIS_PROFILE=full has all of the examples. Hypothesis marks its own
-tests; another test that calls `examples` is marked `repeated`, or `make proofs` does not run it.
+`make test` and `make test-slow` have a part of it: fewer examples, and of many variants those not
+marked `proof`. `make proofs` has all of it, and HYPOTHESIS_PROFILE=full has all of the examples.
+Hypothesis marks its own tests; another test that calls `examples` is marked `repeated`, or `make
+proofs` does not run it.
 """
 
 from __future__ import annotations

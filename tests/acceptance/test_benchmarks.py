@@ -1,6 +1,6 @@
 """The benchmarks are alive: in their short form every workload gives back what was put in.
 
-`make test` runs one workload, `make proofs` all of them.
+`make test-slow` runs one workload, `make proofs` all of them.
 
 The suite counts and hashes by itself, and fails where anything is missing or changed. Times are
 looked at by no one here.

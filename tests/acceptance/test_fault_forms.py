@@ -23,7 +23,7 @@ def make_faults(folder: Path, forms: str = "") -> subprocess.CompletedProcess[st
     python.chmod(0o755)
     for stamp in (".stack", ".complete"):
         (folder / stamp).touch()
-    # Those of a `make test` around it would be its own otherwise.
+    # Those of a `make test-slow` around it would be its own otherwise.
     command = ["make", "--silent", f"VENV={folder}", "ARGS=", "faults"]
     if forms:
         command.append(f"FAULTS={forms}")

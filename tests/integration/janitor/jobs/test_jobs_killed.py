@@ -1,7 +1,7 @@
 """Drivers that are killed in the middle of a job, and janitors that run it at the same time.
 
 `make proofs` kills each job at one stage, and `python -m tests.faults janitor` each at every one;
-the short form, in `make test`, kills the ones that have least to do.
+the short form, in `make test-slow`, kills the ones that have least to do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real jobs after a random history on a real instance, held to a model in plain Python.
 
-Its short form, in `make test`, is test_jobs.py, where what happens is written down, and
+Its short form, in `make test-slow`, is test_jobs.py, where what happens is written down, and
 test_job_logic.py, where the jobs' questions are held to a model.
 """
 
