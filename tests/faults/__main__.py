@@ -255,15 +255,15 @@ def _frozen(given: argparse.Namespace) -> int:
 
 def _failover(given: argparse.Namespace) -> int:
     """Kill, stop and freeze owners whose shards have a standby."""
-    slow: list[str] = []
+    faults: list[str] = []
 
     async def run(folder: Path) -> Work:
         found = await run_failovers(folder, given.kills, given.rounds, given.seed)
         print(found.table())
-        slow.extend(found.slow())
+        faults.extend([*found.slow(), *found.replaced()])
         return found.work
 
-    return _judge_history(given, run) or _show(slow)
+    return _judge_history(given, run) or _show(faults)
 
 
 def _disk(given: argparse.Namespace) -> int:
