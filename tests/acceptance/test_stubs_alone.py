@@ -10,6 +10,7 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import LEASE_MS, LONG_LEASE_MS, Run, make_lines
 from tests.claimed_runs import messages_of
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.stack
 
@@ -51,8 +52,9 @@ async def test_what_a_consumer_left_under_its_lease_is_found_afterwards(stubs: S
     # When the queue is looked into once more, and again where its broker stood still: it gives
     # leases more time then
     run = Run([])
-    while not run.notes["left", b"one"]:
-        await run.find_nothing_more(stubs, ["left"])
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not run.notes["left", b"one"]:
+            await run.find_nothing_more(stubs, ["left"])
 
     # Then the message is noted
     [note] = run.notes["left", b"one"]

@@ -34,6 +34,9 @@ from tests.unit.janitor.test_archive import Waits
 
 pytestmark = pytest.mark.stack
 
+KILLS_MAX = 10
+"""Of so many commands, at least one is killed before it has come to its end."""
+
 
 def archived_letters(
     cli: Cli, queue: str, *payloads: bytes, headers: dict[str, str] | None = None
@@ -179,7 +182,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
     """The short form kills at the first moment only."""
     # Given letters to bring back and to drop, and a command that is killed as soon as the file
     # says that they are under way, or a moment later
-    while True:
+    for _ in range(KILLS_MAX):
         queue = new_queue(cli, max_attempts=1)
         file = tmp_path / f"{queue}.tq"
         archived_letters(cli, queue, *(b"%d" % one for one in range(4)))
@@ -190,13 +193,17 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
         file.write_text(text)
         act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes", "--json")
         killed = cli.start(*act)
+        end = time.monotonic() + 60
         while "settled=.." not in file.read_text() and killed.poll() is None:
-            pass
+            assert time.monotonic() < end, "the file does not say that they are under way"
+            time.sleep(0.001)
         time.sleep(number * 0.004)
         killed.kill()
-        killed.communicate()
+        _, err = killed.communicate()
         if killed.returncode == -signal.SIGKILL or number:
             break  # Else it had come to its end before.
+    else:
+        pytest.fail(f"each of {KILLS_MAX} ended before it was killed, the last so: {err!r}")
 
     # When it is run again, then all of it is done, and nothing is reported as a conflict
     again = cli.ok(*act)

@@ -24,6 +24,7 @@ from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, peer_address, wait_until
 from tests.integration.stack.secured import Secured
+from tests.integration.waiting import WAIT_SECONDS
 from tests.ready_process import popen
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # A whole stack, and two processes beside it.
@@ -133,13 +134,14 @@ class Keda:
 
     async def _ask(self, method: Any, request: Any) -> Any:
         """The answer, once the services that the scaler asks have answered it in time."""
-        while True:
-            try:
-                return await method(request, timeout=60)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                try:
+                    return await method(request, timeout=60)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                await asyncio.sleep(0.05)
 
     async def is_active(self) -> bool:
         return bool((await self._ask(self.stub.IsActive, self.ref)).result)

@@ -15,6 +15,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from libs.serving import limits
 from slatemq._rpc import peers
 from tests.integration.serving.echo_service import METHODS, EchoServicer
+from tests.integration.waiting import WAIT_SECONDS
 
 QUICKER: Final = 50
 """The times of keepalive are divided by this, and by nothing else: 30 s become 0.6 s."""
@@ -67,18 +68,20 @@ async def freezing(port: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
 
 async def idle_stream(channel: grpc.aio.Channel, servicer: EchoServicer) -> Any:
     """A stream that is open and idle; another one where a stall of this process ended the first."""
-    while True:
-        servicer.waiting.clear()
-        servicer.cancelled.clear()
-        call: Any = channel.unary_stream(
-            METHODS["us"], StringValue.SerializeToString, StringValue.FromString
-        )(StringValue(value="first wait"), wait_for_ready=True)
-        with suppress(grpc.aio.AioRpcError):
-            assert await call.read() == StringValue(value="first")
-            while not (servicer.waiting.is_set() or call.done()):
-                await asyncio.sleep(0.001)
-        if not call.done():
-            return call
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            servicer.waiting.clear()
+            servicer.cancelled.clear()
+            call: Any = channel.unary_stream(
+                METHODS["us"], StringValue.SerializeToString, StringValue.FromString
+            )(StringValue(value="first wait"), wait_for_ready=True)
+            with suppress(grpc.aio.AioRpcError):
+                assert await call.read() == StringValue(value="first")
+                while not (servicer.waiting.is_set() or call.done()):
+                    await asyncio.sleep(0.001)
+            if not call.done():
+                return call
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

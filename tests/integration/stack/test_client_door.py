@@ -38,6 +38,7 @@ from slatemq.v1.janitor_pb2 import RunJobRequest
 from slatemq.v1.outbox_pb2 import ResumeOutboxRequest
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.stack.secured import Secured
+from tests.integration.waiting import WAIT_SECONDS
 from tests.unit.access.test_methods import rpcs
 
 pytestmark = pytest.mark.slow
@@ -144,10 +145,12 @@ async def fill(ops: slatemq.Client) -> Prey:
     await failed.nack("broken")
     (claimed,) = await ops.claim(THEIRS, wait=30, lease=3600)
     redrive = await ops.start_redrive(THEIRS, message_ids=[1], request_id=REQUEST_ID)
-    while (await ops.get_redrive(redrive)).state is slatemq.RedriveState.RUNNING:
-        await asyncio.sleep(0.05)
-    while (await ops.get_queue(THEIRS)).counts.available_count != 1:
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await ops.get_redrive(redrive)).state is slatemq.RedriveState.RUNNING:
+            await asyncio.sleep(0.05)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await ops.get_queue(THEIRS)).counts.available_count != 1:
+            await asyncio.sleep(0.05)
     (dead_letter,) = [one async for one in ops.list_entries(THEIRS, "failed")]
     return Prey(
         sent.message_id,

@@ -48,6 +48,7 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, peer_address
 from tests.acceptance.test_node_stubs import modules
 from tests.integration.stack.secured import POLICY, Secured
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -95,8 +96,9 @@ async def test_each_caller_does_what_the_policy_permits(
         for client, patterns in ((shop, ("orders*",)), (ops, ("*",))):
             caller = await client.get_caller()
             assert caller.inspected_queues == patterns
-            while not (callers := await client.get_callers()):
-                pass  # A broker that is busy may answer too late.
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not (callers := await client.get_callers()):
+                    await asyncio.sleep(0.05)  # A broker that is busy may answer too late.
             assert callers == {0: caller}
         for forbidden in (shop.purge_queue("orders"), shop.get_queue("bills")):
             with pytest.raises(PermissionDenied):

@@ -25,7 +25,7 @@ TOUR = REPOSITORY / "docs" / "tour.md"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
 FILES_MAX = 40
 SERVICES = ("ingest", "router", "broker")
-START_S = 300
+START_S = 200
 
 
 def steps() -> list[str]:
