@@ -7,7 +7,9 @@ other call, the commit loop, health. So no step may take long, and work that may
 
     call_soon, call_later, add_reader ─► wrapped ─► step ─► over the bound? ─► log, count
                                             │        ▲
-                             when it began ─┘        └── looked at twice per bound: its stack
+                             when it began ─┘        └── looked at twice per bound: its stack,
+                                                         which its own thread takes between two
+                                                         instructions
 
 What counts is the processor time of the loop's thread: a step that was only kept off the processor
 is not the code's fault. It is read after steps that were long by the wall clock, since reading it
@@ -19,17 +21,18 @@ out what a process does before it serves anyone.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
+import ctypes
 import logging
-import os
-import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from traceback import StackSummary
+from types import FrameType
 from typing import Any, Final
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,8 @@ class SlowSteps:
     Attributes:
         count: How many there were.
         worst_ms: Processor time of the longest.
-        stack: Where the longest was seen, innermost last; empty if it was never seen.
+        stack: Where the longest was seen, innermost last; empty if it was never seen, as on a loop
+            of another thread than the main one.
     """
 
     count: int = 0
@@ -80,7 +84,8 @@ class Watchdog:
         self._bound_ns = bound_ms * 1_000_000
         self._began_ns = 0
         self._mark_ns = self._mark_cpu_ns = 0
-        self._seen: tuple[int, str] = (0, "")
+        self._asked_ns = 0
+        self._seen: tuple[int, Frames] = (0, [])
         self._thread_id = 0
         self._ended = threading.Event()
 
@@ -115,8 +120,12 @@ class Watchdog:
         cpu_ns = time.thread_time_ns() - self._mark_cpu_ns
         self._mark_ns = 0
         if cpu_ns > self._bound_ns:
-            seen_ns, stack = self._seen
-            self._report(name_of(callback), cpu_ns // 1_000_000, stack * (seen_ns == began_ns))
+            seen_ns, frames = self._seen
+            self._report(
+                name_of(callback),
+                cpu_ns // 1_000_000,
+                _text_of(frames) if seen_ns == began_ns else "",
+            )
 
     def _report(self, name: str, took_ms: int, stack: str) -> None:
         if name not in self.slow and len(self.slow) >= NAMES_MAX:
@@ -135,17 +144,19 @@ class Watchdog:
             steps.logged_ns, steps.unlogged_count = now_ns, 0
 
     def _look(self) -> None:
-        """Record the stack of a step that has taken half the bound; runs in its own thread."""
+        """Have the stack of a step recorded that has taken half the bound; runs in a thread."""
         every_s = self._bound_ns / 2e9
         while not self._ended.wait(every_s):
             began_ns = self._began_ns
             if not began_ns or time.perf_counter_ns() - began_ns < self._bound_ns // 2:
                 continue
-            if self._seen[0] == began_ns:
-                continue
-            stack = _stack_of(self._thread_id)
-            if self._began_ns == began_ns:
-                self._seen = began_ns, stack
+            if self._asked_ns != began_ns:
+                self._asked_ns = began_ns
+                _in_main_thread(partial(self._see, began_ns))
+
+    def _see(self, began_ns: int, frame: FrameType | None) -> None:
+        if self._began_ns == began_ns and threading.get_ident() == self._thread_id:
+            self._seen = began_ns, _frames_of_step(frame)
 
 
 @contextmanager
@@ -160,32 +171,45 @@ def uncounted() -> Iterator[None]:
             leave_out(time.thread_time_ns() - began_ns)
 
 
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+Frames = list[tuple[str, int, str]]
+"""File, line and function of each, innermost last."""
+
+_asked: deque[Callable[[FrameType | None], None]] = deque()
 
 
-def _stack_of(thread_id: int) -> str:
-    """The stack of a step of this thread, innermost last: its last `FRAMES_MAX` frames at most.
+def _in_main_thread(look: Callable[[FrameType | None], None]) -> None:
+    """Have the main thread call this soon, between two of its instructions, with its frame.
 
-    Its frames are not walked here. The thread goes on between two of them, and the one after the
-    next was seen to be no frame any more: an exception, and a crash with less luck. C code takes
-    the stacks of all threads while none of them can run.
+    No other thread can walk the frames of one that goes on meanwhile. Nor can it have those of all
+    threads written while none of them runs Python: threads of the store's clients make their states
+    without the interpreter's lock, and one that is half made crashes who reads it.
     """
-    if sys.platform != "linux":
-        return ""
-    try:
-        descriptor = os.memfd_create("stacks")
-    except OSError as error:  # as with too many open files
-        log.debug("no stack of a long step: %s", error)
-        return ""
-    with open(descriptor, "w+b", buffering=0) as file:
-        faulthandler.dump_traceback(file.fileno(), all_threads=True)
-        file.seek(0)
-        stacks = file.read().decode(errors="replace")
-    stack = stacks.partition(f" 0x{thread_id:016x} ")[2].partition("\n\n")[0]
-    frames = [(file, int(line), name, None) for file, line, name in _FRAME.findall(stack)][::-1]
-    own = [place for place, (file, *_) in enumerate(frames) if file == __file__]
-    inner = frames[own[-1] + 1 :] if own else frames
-    return "".join(StackSummary.from_list(inner[-FRAMES_MAX:]).format()).rstrip()
+    _asked.append(look)
+    # Where too much is pending already, the next look has it called.
+    ctypes.pythonapi.Py_AddPendingCall(_ANSWER, None)
+
+
+def _answer(_: int | None) -> int:
+    frame = sys._getframe(1)
+    while _asked:
+        _asked.popleft()(frame)
+    return 0
+
+
+_ANSWER: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_answer)
+
+
+def _frames_of_step(frame: FrameType | None) -> Frames:
+    """The last `FRAMES_MAX` frames at most of the step in which this is the innermost one."""
+    frames: Frames = []
+    while frame is not None and frame.f_code.co_filename != __file__ and len(frames) < FRAMES_MAX:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _text_of(frames: Frames) -> str:
+    return "".join(StackSummary.from_list([(*one, None) for one in frames]).format()).rstrip()
 
 
 def name_of(callback: Callable[..., object]) -> str:
