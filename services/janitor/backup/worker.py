@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
+from libs.serving.process.exits import exit_with
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StorageError
 from services.janitor.backup.shards import snapshots_of_owners
@@ -41,4 +41,4 @@ def run_backup(job: str, root: str, options: JobOptions, report: Report) -> JobR
 
 
 if __name__ == "__main__":
-    sys.exit(work(run_backup))
+    exit_with(work(run_backup))

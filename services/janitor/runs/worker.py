@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, Final
 
 from libs.serving.process import logs
+from libs.serving.process.exits import exit_with
 from services.janitor.jobs.contract import (
     VERIFYING,
     JobCancelled,
@@ -131,4 +132,4 @@ def _run_job(job: str, root: str, options: JobOptions, report: Report) -> JobRes
 
 
 if __name__ == "__main__":
-    sys.exit(work(_run_job))
+    exit_with(work(_run_job))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from libs.serving.peers.channels import inherited
+from libs.serving.process.exits import exit_with
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
@@ -156,4 +157,4 @@ def run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResu
 
 if __name__ == "__main__":
     bear()
-    sys.exit(work(run_job))
+    exit_with(work(run_job))
