@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import slatemq
 from slatemq._admin.entry_models import StateName
-from tests.integration.serving.test_large_requests import STEP_MS_MAX, longest_step_ms, serving
+from tests.integration.serving.test_large_requests import (
+    STEP_MS_MAX,
+    at_last,
+    longest_step_ms,
+    serving,
+)
 
 COUNT = 10_000
 ROUNDS = 2
@@ -28,11 +32,16 @@ async def routed(client: slatemq.Client, queue_id: str, count: int) -> None:
 async def test_listings_and_claims_of_10_000_delay_others_by_short_steps_only(
     tmp_path: Path,
 ) -> None:
+    await at_last(tmp_path, list_and_claim_beside_another)
+
+
+async def list_and_claim_beside_another(folder: Path) -> object:
+    """Returns what took too long."""
     # Given a queue of 10,000 messages, and one that others claim from
     async with AsyncExitStack() as exits, asyncio.timeout(240):
         for kind in ("ingest", "router"):
-            await exits.enter_async_context(serving(kind, tmp_path))
-        broker = await exits.enter_async_context(serving("broker", tmp_path))
+            await exits.enter_async_context(serving(kind, folder))
+        broker = await exits.enter_async_context(serving("broker", folder))
         greedy = await exits.enter_async_context(slatemq.connect(broker.address))
         other = await exits.enter_async_context(slatemq.connect(broker.address))
         for queue_id in ("large", "small"):
@@ -41,7 +50,7 @@ async def test_listings_and_claims_of_10_000_delay_others_by_short_steps_only(
             message = slatemq.OutgoingMessage(b"x" * 100, {"to": queue_id})
             await greedy.publish_many([message] * count, in_flight=4)
             await routed(greedy, queue_id, count)
-        logged = [len(broker.log.read_text())]
+        before = len(broker.log.read_text())
 
         # When one client lists all of them, claims them at once, and lists them again
         async def listed(state: StateName) -> int:
@@ -56,7 +65,6 @@ async def test_listings_and_claims_of_10_000_delay_others_by_short_steps_only(
                 tokens = [one.lease_token for one in claimed]
                 assert not any(await greedy.nack(tokens, "again", delay=0))
                 await routed(greedy, "large", COUNT)
-                logged.append(len(broker.log.read_text()))
 
         # And another client claims meanwhile
         working = asyncio.create_task(list_and_claim())
@@ -67,8 +75,7 @@ async def test_listings_and_claims_of_10_000_delay_others_by_short_steps_only(
             answered += 1
         await working
 
-        # Then its claims were answered, and no step of the broker took long, as it would each time
-        log = broker.log.read_text()
+        # Then its claims were answered, and no step of the broker took long
+        log = broker.log.read_text()[before:]
         assert answered > ROUNDS
-        longest = [longest_step_ms(log[begin:end]) for begin, end in pairwise(logged)]
-        assert min(longest) <= STEP_MS_MAX, log[logged[0] :]
+        return log if longest_step_ms(log) > STEP_MS_MAX else None
