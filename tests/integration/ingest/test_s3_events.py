@@ -18,7 +18,6 @@ import slatemq
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.config import IngestConfig
-from services.ingest.events import s3_events
 from services.ingest.events.s3_events import token_of
 from services.ingest.service import IngestProcess
 from slatemq import _file_status
@@ -33,6 +32,7 @@ from tests.integration.events.backends.servers import running
 from tests.integration.ingest.server import Ingest
 from tests.integration.stack.processes import Service
 from tests.integration.storage.s3_servers import CREDENTIALS, moto
+from tests.logged import logged_besides
 from tests.unit.events.test_s3 import about_subscription, document, record
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ async def test_a_subscription_of_sns_is_logged_for_its_owner_to_confirm(
 
     counts = {"published_count": 0, "duplicate_count": 0, "skipped_count": 1}
     assert (sent.status, sent.body) == (200, counts)
-    (said,) = [one.getMessage() for one in caplog.records if one.name == s3_events.log.name]
+    (said,) = [one.getMessage() for one in logged_besides(caplog)]
     command = said.partition("confirmed: ")[2]
     assert command == (
         "aws sns confirm-subscription --topic-arn arn:aws:sns:us-west-2:123456789012:uploads "

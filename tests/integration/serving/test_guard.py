@@ -10,7 +10,6 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from libs.serving.peers.channels import open_channel
-from libs.serving.process import watchdog
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
@@ -18,6 +17,7 @@ from libs.storage.errors import CorruptRecord, StoreUnavailable
 from slatemq import errors
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from tests.integration.serving.echo_service import METHODS, EchoServicer
+from tests.logged import logged_besides
 
 KINDS = list(METHODS)
 
@@ -240,8 +240,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_handler(
         await servicer.cancelled.wait()
         while gate.calls_count:
             await asyncio.sleep(0)
-    logged = caplog.get_records("call")
-    assert [one for one in logged if one.name != watchdog.__name__] == []
+    assert logged_besides(caplog) == []
 
 
 async def test_calls_over_the_bound_must_wait(

@@ -10,6 +10,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from tests.integration.ingest.server import serving
 from tests.integration.waiting import eventually
+from tests.logged import logged_besides
 
 
 async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
@@ -22,14 +23,10 @@ async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
     for path in ("tasks/ingest-0/a", "tasks/ingest-0/b", "tasks/ingest-1/c"):
         await objects.put(path, b"body")
 
-    def said() -> list[str]:
-        bodies = "services.ingest.tasks.bodies"
-        return [one.getMessage() for one in caplog.records if one.name == bodies]
-
     async with serving(root) as ingest:
-        await eventually(said)
+        await eventually(lambda: logged_besides(caplog))
         assert await ingest.send(b"it serves")
 
-    (line,) = said()
-    assert "tasks/ingest-0 has 2 bodies" in line
+    (record,) = logged_besides(caplog)
+    assert "tasks/ingest-0 has 2 bodies" in record.getMessage()
     assert len(await objects.list("tasks")) == 3
