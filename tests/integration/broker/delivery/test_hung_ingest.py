@@ -16,10 +16,11 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.layout.ids import message_id
 from services.broker.dead_letters.redrive_runner import ASKING_MAX
-from services.broker.delivery import message_cache as payloads
+from services.broker.delivery import message_cache
 from services.broker.delivery.message_cache import Ingests
 from services.broker.outbox import targets
 from services.broker.outbox.targets import IngestPushes
+from services.broker.shard import replay_starts
 from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.integration.broker.entry_calls import (
     RUNNING,
@@ -44,11 +45,19 @@ STUCK = [f"q{number}" for number in range(30)]
 ONE_DEADLINE_S = WAIT_SECONDS
 """Below every deadline of a call to an ingest: who waits for one takes longer."""
 
+DEADLINES = [
+    (message_cache, "FETCH_DEADLINE_S"),
+    (message_cache, "REPLACE_DEADLINE_S"),
+    (targets, "PUSH_DEADLINE_S"),
+    (replay_starts, "ASK_DEADLINE_S"),
+]
+"""Of a broker's calls to an ingest."""
+
 
 @pytest.fixture(autouse=True)
 def late_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "FETCH_DEADLINE_S", 600.0)
-    monkeypatch.setattr(targets, "PUSH_DEADLINE_S", 600.0)
+    for module, name in DEADLINES:
+        monkeypatch.setattr(module, name, 5 * ONE_DEADLINE_S)
 
 
 class Silent(grpc.GenericRpcHandler):
@@ -114,12 +123,12 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
         ):
             outbox = rig.owner.shard.outbox
             async with asyncio.timeout(ONE_DEADLINE_S):
-                for n in range(5):
+                for n in range(20):
                     await execute(rig, push(payload=b"%d" % n))
                     await eventually(lambda: outbox.waiting_count(1) == 0)
             # Then these are there at once
             log = await one.log()
-            assert len(log) == 5
+            assert len(log) == 20
             assert outbox.waiting_count(0) == 1
     # And the other comes when its ingest answers
     async with (
