@@ -128,6 +128,6 @@ def processor_s(program: str) -> float:
 def test_the_version_takes_little_more_processor_time_than_python_itself() -> None:
     run = "import sys, slatemq.cli; sys.argv[1:] = ['--version']; slatemq.cli.main()"
 
-    # In pairs: what else a machine does slows both runs of one, and others only add to it.
-    times = [processor_s(run) / processor_s("pass") for _ in range(5)]
-    assert min(times) < TIMES_PYTHON_MAX
+    # In turns, and the least of each: what else a machine does only adds to it.
+    took = [(processor_s(run), processor_s("pass")) for _ in range(5)]
+    assert min(took)[0] < TIMES_PYTHON_MAX * min(empty for _, empty in took)
