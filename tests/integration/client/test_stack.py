@@ -20,6 +20,7 @@ from slatemq._admin import instance
 from slatemq._consume import consumer as consuming
 from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from tests.acceptance.local_stack import LocalStack
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.stack
 
@@ -167,11 +168,19 @@ def test_the_synchronous_face_does_the_same(
     client.close()
 
 
-def interrupt(messages: slatemq.sync.Consumer) -> None:
-    """Sends Ctrl-C once the stream is open, and a message is waited for."""
+def interrupt(messages: slatemq.sync.Consumer, over: threading.Event) -> None:
+    """Sends Ctrl-C once the stream is open, and a message is waited for.
+
+    Nothing if `over` is set before; after a long time it sends it anyway, and sets `over`.
+    """
     consumer = messages._inner
+    late_s = time.monotonic() + WAIT_SECONDS
     while not (consumer._consumer_id and consumer._arrived._waiters):
-        time.sleep(0.01)
+        if over.wait(0.01):
+            return
+        if time.monotonic() > late_s:
+            over.set()
+            break
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -179,10 +188,15 @@ def test_ctrl_c_ends_a_wait_and_loses_nothing(stack: LocalStack) -> None:
     with slatemq.sync.connect(stack.endpoint) as client:
         client.create_queue("interrupted", max_attempts=1)
         with client.consume("interrupted") as messages:
-            interrupting = threading.Thread(target=interrupt, args=(messages,))
+            over = threading.Event()
+            interrupting = threading.Thread(target=interrupt, args=(messages, over), daemon=True)
             interrupting.start()
-            with pytest.raises(KeyboardInterrupt):
-                next(messages)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    next(messages)
+                assert not over.is_set(), "no message was waited for"
+            finally:
+                over.set()
             interrupting.join()
             client.publish(b"x", {"queue": "interrupted"})
             message = next(messages)
