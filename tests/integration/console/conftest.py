@@ -15,8 +15,6 @@ from tests.integration.events.backends.servers import running
 from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
 from tests.integration.stack.secured import Secured
 
-expect.set_options(timeout=60_000)
-
 VERBS = ["publish", "consume", "inspect", "edit", "administer", "operate"]
 
 POLICY = {
@@ -26,6 +24,13 @@ POLICY = {
         {"principals": ["reader"], "roles": ["reader"]},
     ],
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_looks() -> Iterator[None]:
+    expect.set_options(timeout=60_000)
+    yield
+    expect.set_options(timeout=None)
 
 
 @pytest.fixture(scope="module")
