@@ -17,6 +17,7 @@ import uvloop
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import RabbitmqSettings
+from libs.events.tasks import WriteTask
 from tests.integration.events.backends.kafka_server import KafkaServer
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
@@ -143,6 +144,13 @@ async def eventually(come_about: Callable[[], object], seconds: float = EVENTUAL
     async with asyncio.timeout(seconds):
         while not come_about():
             await asyncio.sleep(0.02)
+
+
+async def next_task(backend: QueueBackend) -> WriteTask:
+    async with asyncio.timeout(EVENTUALLY_S):
+        while (task := await backend.dequeue_task()) is None:
+            pass
+    return task
 
 
 SHORT_FORMS = (

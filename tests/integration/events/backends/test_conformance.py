@@ -18,7 +18,7 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
 from tests.integration.events.backends.raw_tasks import enqueue_raw
-from tests.integration.events.conftest import EVENTUALLY_S, Rig, eventually
+from tests.integration.events.conftest import EVENTUALLY_S, Rig, eventually, next_task
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
 
@@ -194,13 +194,6 @@ async def test_consumers_of_one_group_share_and_another_group_gets_all(rig: Rig)
 
 
 # --- Tasks --------------------------------------------------------------------------------------
-
-
-async def next_task(backend: QueueBackend) -> WriteTask:
-    async with asyncio.timeout(60):
-        while (task := await backend.dequeue_task()) is None:
-            pass
-    return task
 
 
 async def test_a_task_is_dequeued_as_it_was_and_gone_once_complete(rig: Rig) -> None:

@@ -12,7 +12,8 @@ import pytest
 from libs.events.backends import open_backend
 from tests.integration.events.backends.kafka_server import KafkaServer
 from tests.integration.events.backends.servers import running
-from tests.integration.events.backends.test_conformance import a_task, created, next_task
+from tests.integration.events.backends.test_conformance import a_task, created
+from tests.integration.events.conftest import next_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]  # A group takes seconds to form.
 

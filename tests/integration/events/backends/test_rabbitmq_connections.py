@@ -22,10 +22,9 @@ from tests.integration.events.backends.test_conformance import (
     a_task,
     created,
     eventually_stats,
-    next_task,
     persist,
 )
-from tests.integration.events.conftest import eventually
+from tests.integration.events.conftest import eventually, next_task
 
 pytestmark = pytest.mark.slow  # A real server.
 

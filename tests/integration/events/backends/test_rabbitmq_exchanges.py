@@ -20,9 +20,8 @@ from tests.integration.events.backends.test_conformance import (
     created,
     deleted,
     eventually_stats,
-    next_task,
 )
-from tests.integration.events.conftest import eventually, in_group
+from tests.integration.events.conftest import eventually, in_group, next_task
 
 pytestmark = pytest.mark.slow  # A real server.
 

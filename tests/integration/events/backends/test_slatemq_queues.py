@@ -25,9 +25,8 @@ from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
     created,
-    next_task,
 )
-from tests.integration.events.conftest import Rig, eventually
+from tests.integration.events.conftest import Rig, eventually, next_task
 from tests.integration.janitor.instances import instance
 from tests.integration.waiting import WAIT_SECONDS
 

@@ -24,7 +24,7 @@ from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2
 from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.backends.servers import Server
-from tests.integration.events.conftest import SERVERS, served
+from tests.integration.events.conftest import SERVERS, next_task, served
 from tests.integration.events.tasks.queued_ingest import (
     LARGE,
     enqueue,
@@ -54,7 +54,6 @@ from tests.integration.events.tasks.test_task_dead_letters import (
     test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried,
 )
 from tests.integration.ingest.server import message
-from tests.integration.waiting import WAIT_SECONDS
 from tests.manual_clock import ManualClock
 
 # The same tests, with the backends of this file.
@@ -168,10 +167,10 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": "any"})
         await channel.queue_delete(f"{prefix}.dead-letter")
         with pytest.raises(Unavailable):
-            await next_task(tasks)
+            await next_task(tasks.connected)
         # And comes next, in front of the task
         assert await tasks.connected.dequeue_task() is None
-        assert (await next_task(tasks)).task_id == task_id
+        assert (await next_task(tasks.connected)).task_id == task_id
 
         # When there is no exchange for them, then the task is not finished
         await channel.exchange_delete(f"{exchange}.dead-letter")
@@ -187,13 +186,6 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
     assert isinstance(failed, FailedTask)
     assert failed.task.task_id == task_id
     await tasks.close()
-
-
-async def next_task(tasks: TaskBackend) -> WriteTask:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while (task := await tasks.connected.dequeue_task()) is None:
-            pass
-    return task
 
 
 @pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
