@@ -12,7 +12,7 @@ import grpc.aio
 
 from tests.faults.hostile.generated import LARGE, TOKENLESS, Generated, generate
 from tests.faults.hostile.target import Target
-from tests.integration.stack.test_secured_stack import UNSENT
+from tests.unsent import UNSENT
 
 AT_ONCE: Final = 32
 """Calls under way."""

@@ -22,8 +22,8 @@ from libs.serving.reflection import SERVICE_NAMES
 from slatemq._rpc.rpc_status import from_rpc_error
 from tests.forms import seeds
 from tests.integration.stack.processes import Service
-from tests.integration.stack.test_secured_stack import UNSENT
 from tests.services import service_of
+from tests.unsent import UNSENT
 
 FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED})
 """What no caller is answered, whatever was sent."""

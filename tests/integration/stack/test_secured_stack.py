@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -49,12 +49,9 @@ from tests.acceptance.local_stack import REPOSITORY, LocalStack, peer_address
 from tests.acceptance.test_node_stubs import modules
 from tests.integration.stack.secured import POLICY, Secured
 from tests.integration.waiting import WAIT_SECONDS
+from tests.unsent import UNSENT
 
 pytestmark = pytest.mark.slow
-
-UNSENT: Final = "Internal error from Core"
-"""What the client itself says, with INTERNAL, where its stream ended while it sent: the server's
-answer is lost to it."""
 
 
 @pytest.fixture(scope="module")
