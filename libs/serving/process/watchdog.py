@@ -20,10 +20,10 @@ out what a process does before it serves anyone.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import ctypes
 import logging
-import sys
+import signal
 import threading
 import time
 from collections import deque
@@ -51,6 +51,9 @@ OTHERS: Final = "(others)"
 FRAMES_MAX: Final = 12
 """Innermost frames of a step that are logged."""
 
+Frames = list[tuple[str, int, str]]
+"""File, line and function of each, innermost last."""
+
 
 @dataclass
 class SlowSteps:
@@ -60,7 +63,7 @@ class SlowSteps:
         count: How many there were.
         worst_ms: Processor time of the longest.
         stack: Where the longest was seen, innermost last; empty if it was never seen, as on a loop
-            of another thread than the main one.
+            of another thread than the main one, or in one call of C code.
     """
 
     count: int = 0
@@ -86,7 +89,6 @@ class Watchdog:
         self._mark_ns = self._mark_cpu_ns = 0
         self._asked_ns = 0
         self._seen: tuple[int, Frames] = (0, [])
-        self._thread_id = 0
         self._ended = threading.Event()
 
     def new_event_loop(
@@ -97,8 +99,9 @@ class Watchdog:
         plain.close()
         kind = _watched(type(plain), self._run, self._ended.set, self._leave_out)
         loop: asyncio.AbstractEventLoop = kind()
-        self._thread_id = threading.get_ident()
-        threading.Thread(target=self._look, name="watchdog", daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(SIGNAL, _answer)
+            threading.Thread(target=self._look, name="watchdog", daemon=True).start()
         return loop
 
     def _run(self, callback: Callable[..., object], *args: object) -> None:
@@ -115,31 +118,29 @@ class Watchdog:
 
     def _leave_out(self, cpu_ns: int) -> None:
         self._mark_cpu_ns += cpu_ns
+        self._asked_ns = 0  # What was seen of the step so far was left out, too.
 
     def _took_long(self, callback: Callable[..., object], began_ns: int) -> None:
         cpu_ns = time.thread_time_ns() - self._mark_cpu_ns
         self._mark_ns = 0
         if cpu_ns > self._bound_ns:
             seen_ns, frames = self._seen
-            self._report(
-                name_of(callback),
-                cpu_ns // 1_000_000,
-                _text_of(frames) if seen_ns == began_ns else "",
-            )
+            frames = frames if seen_ns == began_ns else []
+            self._report(name_of(callback), cpu_ns // 1_000_000, frames)
 
-    def _report(self, name: str, took_ms: int, stack: str) -> None:
+    def _report(self, name: str, took_ms: int, frames: Frames) -> None:
         if name not in self.slow and len(self.slow) >= NAMES_MAX:
             name = OTHERS
         steps = self.slow.setdefault(name, SlowSteps())
         steps.count += 1
         steps.unlogged_count += 1
         if took_ms > steps.worst_ms:
-            steps.worst_ms, steps.stack = took_ms, stack
+            steps.worst_ms, steps.stack = took_ms, _text_of(frames)
         self.count(name)
         now_ns = time.perf_counter_ns()
         if steps.logged_ns is None or now_ns - steps.logged_ns > LOG_EVERY_NS:
             facts = {"step": name, "cpu_ms": took_ms, "count": steps.unlogged_count}
-            seen = f"; it was in\n{stack}" if stack else ""
+            seen = f"; it was in\n{_text_of(frames)}" if frames else ""
             log.warning("a step of the event loop took long%s", seen, extra=facts)
             steps.logged_ns, steps.unlogged_count = now_ns, 0
 
@@ -155,7 +156,7 @@ class Watchdog:
                 _in_main_thread(partial(self._see, began_ns))
 
     def _see(self, began_ns: int, frame: FrameType | None) -> None:
-        if self._began_ns == began_ns and threading.get_ident() == self._thread_id:
+        if self._began_ns == began_ns:
             self._seen = began_ns, _frames_of_step(frame)
 
 
@@ -171,8 +172,8 @@ def uncounted() -> Iterator[None]:
             leave_out(time.thread_time_ns() - began_ns)
 
 
-Frames = list[tuple[str, int, str]]
-"""File, line and function of each, innermost last."""
+SIGNAL: Final = signal.SIGURG
+"""As if it had come, its handler runs. It is ignored by default, and nobody sends it."""
 
 _asked: deque[Callable[[FrameType | None], None]] = deque()
 
@@ -185,18 +186,15 @@ def _in_main_thread(look: Callable[[FrameType | None], None]) -> None:
     without the interpreter's lock, and one that is half made crashes who reads it.
     """
     _asked.append(look)
-    # Where too much is pending already, the next look has it called.
-    ctypes.pythonapi.Py_AddPendingCall(_ANSWER, None)
+    _thread.interrupt_main(SIGNAL)
 
 
-def _answer(_: int | None) -> int:
-    frame = sys._getframe(1)
-    while _asked:
-        _asked.popleft()(frame)
-    return 0
-
-
-_ANSWER: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_answer)
+def _answer(_: int, frame: FrameType | None) -> None:
+    try:
+        while _asked:
+            _asked.popleft()(frame)
+    except RecursionError:
+        log.debug("no stack of a long step: it has left no room for one")
 
 
 def _frames_of_step(frame: FrameType | None) -> Frames:

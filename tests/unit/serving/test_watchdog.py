@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +19,10 @@ import uvloop
 from libs.serving.process.watchdog import (
     NAMES_MAX,
     OTHERS,
+    SIGNAL,
     SlowSteps,
     Watchdog,
+    _answer,
     _frames_of_step,
     _in_main_thread,
     uncounted,
@@ -51,6 +54,7 @@ def test_a_stack_is_that_of_one_moment_though_its_thread_goes_on(
 ) -> None:
     # Given a thread that calls through one of two chains of functions at any time
     monkeypatch.setattr("libs.serving.process.watchdog.FRAMES_MAX", 100)
+    signal.signal(SIGNAL, _answer)
     over = threading.Event()
 
     def inner() -> int:
@@ -92,8 +96,10 @@ def test_a_stack_is_that_of_one_moment_though_its_thread_goes_on(
 
 
 NATIVE_THREADS = """
-import ctypes, threading, time
-from libs.serving.process.watchdog import _frames_of_step, _in_main_thread
+import ctypes, signal, threading, time
+from libs.serving.process.watchdog import SIGNAL, _answer, _frames_of_step, _in_main_thread
+
+signal.signal(SIGNAL, _answer)
 
 libc = ctypes.CDLL(None)
 Start = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -250,7 +256,7 @@ def test_a_name_that_repeats_is_counted_always_and_logged_rarely(
 def test_names_do_not_grow_without_bound() -> None:
     watchdog = Watchdog(BOUND_MS)
     for number in range(NAMES_MAX + 10):
-        watchdog._report(f"step {number}", BOUND_MS + 1, "")
+        watchdog._report(f"step {number}", BOUND_MS + 1, [])
 
     assert len(watchdog.slow) == NAMES_MAX + 1
     assert watchdog.slow[OTHERS].count == 10
