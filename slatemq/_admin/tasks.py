@@ -88,6 +88,7 @@ class TaskCalls(Calls):
                         lambda channel: TaskServiceStub(channel).WaitTask,
                         request,
                         attempt_s=WAIT_S,
+                        wait_s=WAIT_S,
                     )
                     task = _task_of(response.task)
                     if task.state is not TaskState.PENDING:

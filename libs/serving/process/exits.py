@@ -97,7 +97,13 @@ def exit_with(code: int) -> NoReturn:
     process, and its supervisor sees another code. So nothing is taken apart once the functions have
     run that are registered for the exit.
     """
-    sys.stdout.flush()  # An output that could not be written is an error, as it is at each end.
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:  # A full disk, a reader that is gone, a closed file.
+        if sys.stderr is not None:
+            sys.stderr.write(f"the output is not whole: {error}\n")
+        code = code or EXIT_FAILED
     atexit.register(_leave, code)
     sys.exit(code)
 
@@ -106,7 +112,8 @@ def _leave(code: int) -> NoReturn:
     atexit.unregister(_leave)
     atexit._run_exitfuncs()  # those that were registered earlier
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
     finally:
         os._exit(code)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import atexit, os
@@ -26,12 +29,25 @@ def test_a_process_ends_with_its_code_before_anything_of_it_is_taken_apart() -> 
     assert (ended.returncode, ended.stdout) == (77, "all of it\nat the exit\n")
 
 
-def test_output_that_cannot_be_written_is_an_error() -> None:
-    program = "from libs.serving.process.exits import exit_with\nprint('found')\nexit_with(0)"
+@pytest.mark.parametrize(("own", "seen"), [(0, 1), (77, 77)])
+def test_output_that_cannot_be_written_is_an_error(own: int, seen: int) -> None:
+    program = f"from libs.serving.process.exits import exit_with; print('x'); exit_with({own})"
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", program],
+            env=buffered,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
-    assert ended.returncode != 0
-    assert "No space left" in ended.stderr
+    assert ended.returncode == seen
+    assert "the output is not whole: [Errno 28] No space left on device" in ended.stderr
+
+
+def test_a_process_without_an_output_ends_with_its_code() -> None:
+    program = "from libs.serving.process.exits import exit_with; exit_with(77)"
+    ended = subprocess.run(["sh", "-c", f'exec {sys.executable} -c "{program}" >&- 2>&-'])
+
+    assert ended.returncode == 77
