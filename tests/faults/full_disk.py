@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from libs.serving.process.exits import EXIT_STORE_DOWN
+from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_DOWN
 from tests.faults.mixed_work import Work
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import run_history
@@ -64,7 +64,7 @@ class CrowdedMember(Member):
         return await super().spawn(*command, **streams, file_bytes_max=self._free_bytes)
 
     async def fill_disk(self, free_bytes: int) -> None:
-        """Fill the disk until the owner has ended for it, and so did one that was started again.
+        """Fill the disk until the owner has ended, and so did one that was started again.
 
         Then there is room, and it starts. Raises RuntimeError when an owner goes on, ends in
         another way, or does not say why it cannot start.
@@ -85,7 +85,8 @@ class CrowdedMember(Member):
         else:
             raise RuntimeError(f"{self.name} starts on a full disk")
         again = await self.ended()
-        if (code, again) != (EXIT_STORE_DOWN, EXIT_STORE_DOWN):
+        # SlateDB may panic before it is known that the store is down: both are started again.
+        if code not in (EXIT_STORE_DOWN, EXIT_FAILED) or again != EXIT_STORE_DOWN:
             raise RuntimeError(f"{self.name} ended with {code}, then {again}: {self.last_words()}")
         self._free_bytes = resource.RLIM_INFINITY
         await self.start(self.ports)

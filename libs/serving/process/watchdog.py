@@ -173,7 +173,7 @@ def uncounted() -> Iterator[None]:
 
 
 SIGNAL: Final = signal.SIGURG
-"""As if it had come, its handler runs. It is ignored by default, and nobody sends it."""
+"""As if it had come, its handler runs. It is ignored by default, and no process sends it."""
 
 _asked: deque[Callable[[FrameType | None], None]] = deque()
 
