@@ -211,11 +211,10 @@ async def test_a_payload_that_waits_for_room_is_not_read_if_its_caller_leaves(
 async def trickling(pieces: int, pause_s: float) -> AsyncIterator[str]:
     """An S3 server with one object, whose bytes come a piece at a time."""
 
-    served: set[asyncio.Task[None]] = set()
+    served: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.add(task := asyncio.create_task(answer(reader, writer)))
-        await asyncio.wait([task])
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served[writer] = asyncio.create_task(answer(reader, writer))
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -235,9 +234,13 @@ async def trickling(pieces: int, pause_s: float) -> AsyncIterator[str]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for task in served:
+        server.close()
+        for _ in range(5):  # Until a connection that was just accepted is among them.
+            await asyncio.sleep(0)
+        for writer, task in served.items():
+            writer.transport.abort()  # A task that never began closes nothing.
             task.cancel()
-        await asyncio.gather(*served, return_exceptions=True)
+        await asyncio.gather(*served.values(), return_exceptions=True)
 
 
 async def test_an_object_is_read_for_as_long_as_its_bytes_come(
