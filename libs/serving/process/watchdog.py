@@ -134,13 +134,17 @@ class Watchdog:
         steps = self.slow.setdefault(name, SlowSteps())
         steps.count += 1
         steps.unlogged_count += 1
-        if took_ms > steps.worst_ms:
-            steps.worst_ms, steps.stack = took_ms, _text_of(frames)
         self.count(name)
         now_ns = time.perf_counter_ns()
-        if steps.logged_ns is None or now_ns - steps.logged_ns > LOG_EVERY_NS:
+        is_worst = took_ms > steps.worst_ms
+        is_logged = steps.logged_ns is None or now_ns - steps.logged_ns > LOG_EVERY_NS
+        # This reads source files, so it is done only where the text is kept or shown.
+        stack = _text_of(frames) if is_worst or is_logged else ""
+        if is_worst:
+            steps.worst_ms, steps.stack = took_ms, stack
+        if is_logged:
             facts = {"step": name, "cpu_ms": took_ms, "count": steps.unlogged_count}
-            seen = f"; it was in\n{_text_of(frames)}" if frames else ""
+            seen = f"; it was in\n{stack}" if stack else ""
             log.warning("a step of the event loop took long%s", seen, extra=facts)
             steps.logged_ns, steps.unlogged_count = now_ns, 0
 
