@@ -338,9 +338,12 @@ class BrokerRules:
         """
         asked = [
             queue_id
-            for queue_id in filter(self._queues.__contains__, dict.fromkeys(queue_ids))
-            if queue_id not in self._partitions
-            or self._partitions[queue_id].select((message.message_id,), message.headers)
+            for queue_id in dict.fromkeys(queue_ids)
+            if queue_id in self._queues
+            and (
+                queue_id not in self._partitions
+                or self._partitions[queue_id].select((message.message_id,), message.headers)
+            )
         ]
         outcomes = self._rules.explain(message, (one for one in asked if one not in self._broken))
         outcomes += [
