@@ -29,7 +29,7 @@ CREATED_S = 10.0
 """A creation that is not answered by then waits for a write that hangs."""
 
 CREATIONS_MAX = 5
-"""Of so many, at least for one the write that was held is its own."""
+"""At least one of these creations is held by its own write."""
 
 
 @pytest.fixture

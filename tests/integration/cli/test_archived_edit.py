@@ -35,7 +35,7 @@ from tests.unit.janitor.test_archive import Waits
 pytestmark = pytest.mark.stack
 
 KILLS_MAX = 10
-"""Of so many commands, at least one is killed before it has come to its end."""
+"""At least one of these commands is killed before it has come to its end."""
 
 
 def archived_letters(

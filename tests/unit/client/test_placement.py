@@ -25,7 +25,7 @@ async def chosen(
     count: int,
     *answers: GetShardLoadResponse | SlateMQError,
 ) -> tuple[int, ...]:
-    """The shards for so many partitions, where those of the instance answer so."""
+    """The shards for the partitions of a queue, where those of the instance answer like this."""
 
     async def shards() -> list[int]:
         return [*range(len(answers))]

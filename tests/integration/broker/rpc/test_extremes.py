@@ -65,7 +65,7 @@ def methods() -> dict[str, Any]:
 
 
 async def state(rig: Rig) -> list[Any]:
-    """All that can be told of queues and redrives, once these are over."""
+    """What a broker shows of queues and redrives, once no redrive runs."""
     await eventually(lambda: not rig.owner.shard.redrives.running())
     request = queue_pb2.ListQueuesRequest(page_size=1000)
     queues = list((await rig.queues.ListQueues(request)).queues)
