@@ -195,8 +195,12 @@ def _in_main_thread(look: Callable[[FrameType | None], None]) -> None:
 
 def _answer(_: int, frame: FrameType | None) -> None:
     try:
-        while _asked:
-            _asked.popleft()(frame)
+        while True:
+            try:
+                look = _asked.popleft()
+            except IndexError:  # Not by a look before: this may run again between any two lines.
+                return
+            look(frame)
     except RecursionError:
         log.debug("no stack of a long step: it has left no room for one")
 

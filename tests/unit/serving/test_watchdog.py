@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
@@ -93,6 +94,39 @@ def test_a_stack_is_that_of_one_moment_though_its_thread_goes_on(
     for chain in chains:
         assert len(set(chain) - {"inner"}) <= 1
         assert "inner" not in chain or len(chain) == 4
+
+
+@pytest.mark.parametrize("line", range(6))
+def test_a_signal_during_the_answer_to_another_leaves_nothing_twice_or_unanswered(
+    line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two that wait for a frame, and a signal before one of the lines of its handler
+    answered = list[str]()
+    asked = deque([lambda _: answered.append("first"), lambda _: answered.append("second")])
+    monkeypatch.setattr("libs.serving.process.watchdog._asked", asked)
+    lines = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code is not _answer.__code__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == line + 1:  # Nothing of this call is traced.
+                _answer(SIGNAL, frame)
+        return interrupt
+
+    # When the handler runs
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        _answer(SIGNAL, sys._getframe())
+    finally:
+        sys.settrace(before)
+
+    # Then each is answered once
+    assert sorted(answered) == ["first", "second"]
+    assert lines > line
 
 
 NATIVE_THREADS = """
