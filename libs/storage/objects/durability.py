@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
@@ -87,7 +88,10 @@ class FolderSync:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        # The system reports what it could not write once to each descriptor, so threads that share
+        # one could take the report from each other: the second is for `sync_now`, in turns.
+        self._descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2)]
+        self._now = threading.Lock()
         # Numbers of syncs, for the thread that makes them; others only read the first.
         self._begun = self._ended = 0
         self._failure: OSError | None = None
@@ -95,8 +99,8 @@ class FolderSync:
     async def sync(self) -> None:
         """Sync everything in the data folder. Raises OSError.
 
-        After a failure every call raises it: what could not be written is lost, and the system
-        reports that once.
+        After a failure every call raises it: what could not be written is lost, and it is reported
+        once.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._sync_after, self._begun)
@@ -109,31 +113,31 @@ class FolderSync:
         if self._ended > begun and self._failure is None:
             return
         self._begun += 1
-        self._sync_or_fail()
+        self._sync_or_fail(self._descriptors[0])
         self._ended = self._begun
 
     def sync_now(self) -> None:
         """Like `sync`, for a caller with a thread of its own."""
-        self._sync_or_fail()
+        with self._now:
+            self._sync_or_fail(self._descriptors[1])
 
-    def _sync_or_fail(self) -> None:
+    def _sync_or_fail(self, descriptor: int) -> None:
         if self._failure is None:
             try:
-                self._sync()
+                self._sync(descriptor)
             except OSError as error:
                 self._failure = error
         # Another thread may have seen the failure, which may concern what this caller wrote.
         if self._failure is not None:
             raise OSError(*self._failure.args)
 
-    def _sync(self) -> None:
-        if self._libc.syncfs(self._descriptor) != 0:
+    def _sync(self, descriptor: int) -> None:
+        if self._libc.syncfs(descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(self._folder))
 
     def __del__(self) -> None:
-        descriptor = getattr(self, "_descriptor", None)
-        if descriptor is not None:
+        for descriptor in getattr(self, "_descriptors", ()):
             os.close(descriptor)
 
 

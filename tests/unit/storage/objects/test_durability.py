@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import threading
 from pathlib import Path
 
@@ -98,12 +100,12 @@ class Held(FolderSync):
         self.begun = 0
         self.error: OSError | None = None
 
-    def _sync(self) -> None:
+    def _sync(self, descriptor: int) -> None:
         self.begun += 1
         self.let_through.acquire()
         if self.error is not None:
             raise self.error
-        super()._sync()
+        super()._sync(descriptor)
 
 
 async def begun(held: Held, count: int) -> None:
@@ -149,6 +151,40 @@ async def test_after_a_sync_that_failed_nothing_counts_as_durable(tmp_path: Path
         await held.sync()
     with pytest.raises(OSError, match="Input/output"):
         held.sync_now()
+
+
+class FailedDisk:
+    """What a C library says on a disk that has lost a write: each descriptor hears of it once."""
+
+    def __init__(self) -> None:
+        self.reported = set[int]()
+        self.first_returns = threading.Event()
+
+    def syncfs(self, descriptor: int) -> int:
+        if descriptor in self.reported:
+            return 0
+        self.reported.add(descriptor)
+        if len(self.reported) == 1:
+            self.first_returns.wait()
+        ctypes.set_errno(errno.EIO)
+        return -1
+
+
+async def test_a_failure_is_seen_by_each_of_two_threads_that_sync_at_once(tmp_path: Path) -> None:
+    # Given a sync that has met a failure, and whose thread has not come to say so
+    sync, disk = FolderSync(tmp_path), FailedDisk()
+    sync._libc = disk  # type: ignore[assignment]
+    first = asyncio.create_task(sync.sync())
+    while not disk.reported:
+        await asyncio.sleep(0.001)
+
+    # When a commit, which may have lost the write, is made durable beside it
+    with pytest.raises(OSError, match="Input/output"):
+        await asyncio.to_thread(sync.sync_now)
+
+    disk.first_returns.set()
+    with pytest.raises(OSError, match="Input/output"):
+        await first
 
 
 def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
