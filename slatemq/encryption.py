@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -207,11 +208,14 @@ class DataKey:
         self._associated = _VERSION + key_id.encode()
         self._wrapped = nonce + key.encrypt(nonce, data_key, self._associated)
         self._aead = AESGCM(data_key)
+        self._numbers = itertools.count()
         self.used_count = 0
 
     def encrypt(self, payload: bytes) -> bytes:
-        nonce = self.used_count.to_bytes(_NONCE_BYTES, "big")
-        self.used_count += 1
+        # In one step: no two threads get the same, and one used twice would betray both payloads.
+        number = next(self._numbers)
+        self.used_count = number + 1
+        nonce = number.to_bytes(_NONCE_BYTES, "big")
         sealed = self._aead.encrypt(nonce, payload, self._associated)
         return b"".join((_VERSION, self._wrapped, nonce, sealed))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,19 @@ def test_an_error_names_the_message_and_the_key() -> None:
         KeyRing({"b": NEW}, "b").open(payload, headers, "message 7")
     with pytest.raises(DataLoss, match=r"message 7: .*'a'"):
         KeyRing({"a": NEW}, "a").open(payload, headers, "message 7")
+
+
+def test_no_nonce_comes_twice_of_a_data_key_that_threads_share() -> None:
+    # As a ring that two synchronous clients have: each has a thread of its own
+    key = KeyRing({"a": OLD}, "a")._data_key
+    sealed = list[bytes]()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for some in threads.map(lambda _: [key.encrypt(b"") for _ in range(20_000)], range(4)):
+                sealed += some
+    finally:
+        sys.setswitchinterval(interval_s)
+
+    assert len(set(sealed)) == len(sealed) == key.used_count
