@@ -39,6 +39,10 @@ class Loop:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slatemq", daemon=True)
+        self._is_closing = False
+        # Of several threads, each hands its work over before `close` cancels all, or not at all.
+        # The same thread may come twice: a generator that is collected meanwhile closes itself.
+        self._handing_over = threading.RLock()
         self._thread.start()
 
     def run(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None] | None = None) -> T:
@@ -47,15 +51,17 @@ class Loop:
         `undo` gets a result that came although the caller was interrupted. Raises Unavailable
         (CLIENT_CLOSED) after `close`, RuntimeError in a forked process.
         """
-        self._check()
-
         running: list[asyncio.Task[Any] | None] = []
 
         async def awaited() -> T:
             running.append(asyncio.current_task())
             return await work()
 
-        future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        self._check()
+        with self._handing_over:
+            if self._is_closing:
+                raise closed()
+            future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -97,13 +103,15 @@ class Loop:
             raise inherited_client()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a synchronous call on the client's own thread would never end")
-        if self._loop.is_closed():
-            raise closed()
 
     def close(self) -> None:
         """Stop it; again does nothing."""
-        if self._loop.is_closed() or self.is_inherited:
+        if self.is_inherited:
             return
+        with self._handing_over:
+            if self._is_closing:
+                return
+            self._is_closing = True
         for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
             asyncio.run_coroutine_threadsafe(last, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
