@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from types import FrameType
+from typing import NoReturn
 
 from slatemq._checks import wrong
 from slatemq._consume.consumer import Consumer
@@ -101,8 +102,13 @@ class _Work:
         self.over = asyncio.Event()
 
     def end(self) -> None:
-        self.ended = True
-        if self.task is not None:
+        """For the signal's handler, which may run again before the signal is the system's."""
+        if not self.ended:
+            self.ended = True
+            self.loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None and not self.over.is_set():
             self.task.cancel()
 
 
@@ -123,25 +129,31 @@ async def ending_at_sigterm() -> AsyncIterator[None]:
     _works.add(work)
     signal.signal(signal.SIGTERM, _on_signal)
     try:
-        yield
-    except asyncio.CancelledError:
-        # Another cancellation of the task must be visible to its caller.
-        if not work.ended or work.task is None or work.task.uncancel() > 0:
-            raise
-        others = _works - {work}
-        work.over.set()
-        if not others:
-            raise SystemExit(EXIT_STATUS) from None
-        # The program goes on until the last one has released its messages.
-        _works.discard(work)
-        for other in others:
-            await other.over.wait()
-        raise
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Another cancellation of the task must be visible to its caller.
+            if not work.ended or work.task is None or work.task.uncancel() > 0:
+                raise
+        if work.ended:  # Also where the signal came as the block was about to end.
+            await _leave(work)
     finally:
         work.over.set()
         _works.discard(work)
         if not _works and signal.getsignal(signal.SIGTERM) is _on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+async def _leave(work: _Work) -> NoReturn:
+    """End the program; as long as others release messages, only the task."""
+    others = _works - {work}
+    work.over.set()
+    if not others:
+        raise SystemExit(EXIT_STATUS)
+    _works.discard(work)
+    for other in others:
+        await other.over.wait()
+    raise asyncio.CancelledError
 
 
 def _is_ours() -> bool:
@@ -153,4 +165,4 @@ def _is_ours() -> bool:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for work in _works:
-        work.loop.call_soon_threadsafe(work.end)
+        work.end()
