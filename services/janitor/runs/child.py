@@ -43,6 +43,7 @@ class Child:
         self._report = report
         self._process: Popen[bytes] | None = None
         self._cancelled = False
+        self._has_task = False
 
     async def work(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         """Have it do a task; returns its last message, when it and its Spark are gone.
@@ -54,7 +55,8 @@ class Child:
         try:
             # In a thread: a long list of messages does not fit a pipe that is not read yet.
             await asyncio.to_thread(self._send, json.dumps(task))
-            if self._cancelled:  # Before there was a process.
+            self._has_task = True
+            if self._cancelled:
                 self.cancel()
             end = await self._listen(process)
             with suppress(TimeoutError):
@@ -70,7 +72,8 @@ class Child:
         """Ask it to end; it is killed when it does not in time."""
         self._cancelled = True
         process = self._process
-        if process is None or process.returncode is not None:
+        # Before it has its task it would take this for it; `work` sends it then.
+        if process is None or not self._has_task or process.returncode is not None:
             return
         self._send("cancel")
         asyncio.get_running_loop().call_later(CANCEL_S, _kill_late, process)

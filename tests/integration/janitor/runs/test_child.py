@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import threading
 
 from uvloop import new_event_loop
 
@@ -31,3 +32,37 @@ def test_files_opened_after_a_run_stay_open_when_what_it_read_with_is_collected(
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run_and_open())
+
+
+class SlowlyTasked(Child):
+    """Its task is written only once the test says so."""
+
+    def __init__(self, command: list[str], heard: list[object]) -> None:
+        super().__init__(command, heard.append)
+        self.writes, self.may_write = threading.Event(), threading.Event()
+
+    def _send(self, line: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.writes.set()
+            self.may_write.wait()
+        super()._send(line)
+
+
+ECHOES = """
+import json, sys
+print(json.dumps({"heard": sys.stdin.readline()}), flush=True)
+print(json.dumps({"end": sys.stdin.readline()}), flush=True)
+"""
+
+
+async def test_a_run_that_is_cancelled_while_its_task_is_written_gets_the_task_first() -> None:
+    heard: list[object] = []
+    child = SlowlyTasked([sys.executable, "-c", ECHOES], heard)
+    work = asyncio.create_task(child.work({"job": "any"}))
+    await asyncio.to_thread(child.writes.wait)
+
+    child.cancel()
+    child.may_write.set()
+
+    assert await work == {"end": "cancel\n"}
+    assert heard == [{"heard": '{"job": "any"}\n'}]
