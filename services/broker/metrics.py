@@ -104,7 +104,7 @@ def _of_queues(shard: Shard, read: Read) -> Callable[[CallbackOptions], Iterable
         for queue_id, queue in list(shard.queues.items()):
             try:
                 read_now = list(read(queue))
-            except RuntimeError:
+            except (RuntimeError, LookupError):
                 continue  # This is another thread, and the queue changed: read it the next time.
             for value, labels in read_now:
                 yield Observation(value, {MESSAGING_DESTINATION_NAME: queue_id, **labels})

@@ -86,6 +86,7 @@ class Metrics:
             description="How long the first message waits that is not assigned to a broker shard",
         )
         self._moved_s: dict[tuple[int, int], float] = {}  # when each route last did all, or some
+        self._answered: set[tuple[int, int]] = set()
 
     def answered(self, broker: int, ingest: int, piece: Piece, *, applied: bool) -> None:
         if not self._enabled:
@@ -94,7 +95,8 @@ class Metrics:
         if not applied:
             self._refused.add(1, where)
             return
-        if (ingest, broker) not in self._moved_s:
+        if (ingest, broker) not in self._answered:
+            self._answered.add((ingest, broker))
             self._refused.add(0, where)  # So that there is a number before the first one.
         self._moved_s[ingest, broker] = time.monotonic()
         self._routed.add(piece.matches_count, where)

@@ -255,7 +255,8 @@ class Router:
 
     def _lags(self) -> Iterator[RouteLag]:
         for one in self.progress():
-            route = self.links[one.broker_shard].route(one.ingest_shard)
+            link = self.links.get(one.broker_shard)  # It may be gone: metrics have a thread.
+            route = None if link is None else link.route(one.ingest_shard)
             oldest_ms = None if route is None else route.oldest_received_ms
             is_behind = one.cursor < one.durable_sequence
             yield RouteLag(

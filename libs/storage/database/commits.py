@@ -175,7 +175,7 @@ class GroupCommit:
     @property
     def uncommitted_bytes(self) -> int:
         """Bytes gathered or in flight, not durable yet: the measure for back-pressure."""
-        return self._gathered_bytes + sum(commit.size_bytes for commit in self._in_flight)
+        return self._gathered_bytes + sum(one.size_bytes for one in tuple(self._in_flight))
 
     async def run(self) -> None:
         """Commit until closed. Raises the error of a failed commit; the process must stop then."""

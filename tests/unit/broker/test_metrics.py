@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -24,7 +25,8 @@ def read(reader: InMemoryMetricReader) -> Found:
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
         for point in metric.data.data_points:
             labels = dict(point.attributes or {})
-            assert labels.pop("messaging.destination.name") == "orders"
+            if labels.pop("messaging.destination.name") != "orders":
+                continue
             values = found.setdefault(metric.name, {})
             values[tuple(labels[name] for name in sorted(labels))] = point.value  # type: ignore[union-attr]
     return found
@@ -83,3 +85,27 @@ async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() ->
 
     assert found["slatemq.queue.acked.messages"] == {(): 1}
     assert found["slatemq.queue.redelivered.messages"] == {(): 2}
+
+
+class Changing:
+    """What waits in a queue while the broker changes it, for whoever reads it in another thread."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [KeyError(7), IndexError(), RuntimeError("changed size")])
+def test_a_queue_that_changes_while_it_is_read_hides_no_other(error: Exception) -> None:
+    reader = InMemoryMetricReader()
+    rig = Rig()
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    measure(Telemetry(TracerProvider(shutdown_on_exit=False), meters), rig.shard)
+    rig.create("changing").waiting = Changing(error)  # type: ignore[assignment]
+    rig.create("orders")
+
+    depths = read(reader)["slatemq.queue.messages"]
+
+    assert depths.keys() >= {("available",), ("delayed",)}

@@ -49,6 +49,18 @@ def test_the_lag_is_the_age_of_the_oldest_message_or_since_the_route_moved() -> 
     assert lags[2] == 0
 
 
+def test_a_route_that_was_looked_at_before_it_was_answered_shows_that_it_refused_nothing() -> None:
+    reader = InMemoryMetricReader()
+    spans = SimpleSpanProcessor(InMemorySpanExporter())
+    routes = [RouteLag(0, 7, 0, None, True)]
+    metrics = Metrics(recording("router", "router-0", spans, reader), lambda: routes)
+    assert _points(reader, "slatemq.router.lag", "slatemq.broker.shard").keys() == {7}
+
+    metrics.answered(7, 0, Piece(0, 1, 0), applied=True)
+
+    assert _points(reader, "slatemq.router.refused.ranges", "slatemq.broker.shard") == {7: 0}
+
+
 def _points(
     reader: InMemoryMetricReader, name: str, label: str = MESSAGING_DESTINATION_NAME
 ) -> dict[object, int | float]:

@@ -87,3 +87,13 @@ async def test_a_process_that_can_do_without_its_store_serves_while_that_hangs(
     assert not await watched.look()
     watched.waiting_ms = 0
     assert await watched.look()
+
+
+async def test_the_metric_asks_nothing_that_changes_beside_its_own_thread() -> None:
+    watched = Watched()
+    watched.waiting_ms = HUNG_MS
+    await watched.look()
+
+    watched.waiting_ms = 0
+
+    assert watched.metric_ms() == HUNG_MS, "what was seen last, until the next look"
