@@ -471,15 +471,17 @@ class Dispatcher:
         self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage], now_ms: int
     ) -> int:
         """Claims for the waiters of a line, for as many as a step has time; returns the number."""
-        claimed = 0
+        claimed = passed_over = 0
         ready_count = waiter_line.queue.waiting.ready_count
         share = ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0
         for _ in range(len(waiter_line.line)):
-            if claimed >= TURN:
+            # Each claim passes over the same messages: where they are many, it has its own step.
+            if claimed + passed_over >= TURN:
                 waiter_line.cut = True
                 break
             waiter = next(iter(waiter_line.line))
-            batch = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
+            batch, skipped = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
+            passed_over += skipped
             if not batch.held:
                 waiter_line.short = not self.in_flight.capacity(waiter_line)
                 if not waiter.has_begun:
@@ -510,7 +512,8 @@ class Dispatcher:
         share: int,
         held: Mapping[int, CachedMessage],
         now_ms: int,
-    ) -> ClaimBatch:
+    ) -> tuple[ClaimBatch, int]:
+        """What is claimed for one waiter, and how many messages that passed over."""
         queue = waiter_line.queue
         capacity = min(queue.capacity, self.in_flight.capacity(waiter_line))
         choosing = ClaimSelector(
@@ -526,7 +529,8 @@ class Dispatcher:
         claimed = self._owner.shard.leases.claim(
             queue, choosing, waiter.lease_ms, waiter.consumer, now_ms
         )
-        return ClaimBatch(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)
+        size_bytes = choosing.size_bytes if choosing.chosen else 0
+        return ClaimBatch(claimed, choosing.chosen, size_bytes), choosing.skipped_count
 
 
 def _take(fetches: Iterable[Fetch], held: dict[int, CachedMessage]) -> FetchResult:
@@ -561,6 +565,7 @@ class ClaimSelector(Selector):
         are waited for, the rest and what is kept back passed over.
         """
         self.chosen: list[CachedMessage] = []
+        self.skipped_count = 0
         self._count = count
         self._payload_bytes_left = payload_bytes
         self._answer_bytes = self._bytes_left = answer_bytes
@@ -601,10 +606,10 @@ class ClaimSelector(Selector):
         if len(self.chosen) >= self._count:
             return Choice.STOP
         if item.message_id in self._kept_back:
-            return Choice.SKIP
+            return self._skip()
         one = self._held.get(item.message_id) or self._find(item.message_id)
         if one is None:
-            return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
+            return Choice.STOP if self._can_give(item.message_id) else self._skip()
         payload, common = one
         size = len(payload) + len(common) + _ID_BYTES
         is_first = self._one_fits and not self.chosen
@@ -614,6 +619,10 @@ class ClaimSelector(Selector):
         self._bytes_left -= size
         self.chosen.append(one)
         return Choice.TAKE
+
+    def _skip(self) -> Choice:
+        self.skipped_count += 1
+        return Choice.SKIP
 
 
 _MESSAGE_ID = itemgetter(0)

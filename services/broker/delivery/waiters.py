@@ -29,7 +29,8 @@ OUTSTANDING_MAX = 100_000
 TURN = 2000
 """The most messages claimed in one turn: a few ms of work, in which others wait.
 
-It is a whole number of blocks of tokens, so that a claim in several turns has runs as long as one.
+No claim begins in a turn that has claimed and passed over as many. It is a whole number of blocks
+of tokens, so that a claim in several turns has runs as long as one.
 """
 
 ANSWER_BYTES_MAX = 64 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import grpc.aio
@@ -10,10 +11,14 @@ import pytest
 
 from libs.serving.requests import budget as budgets
 from libs.storage.layout.ids import message_id, shard_of
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.waiting.scan import Choice
 from services.broker.delivery import ingest_health, late_fetches
+from services.broker.delivery.dispatcher import ClaimSelector
 from services.broker.delivery.message_cache import IngestMessages
-from services.broker.delivery.waiters import WaiterLine
+from services.broker.delivery.waiters import TURN, WaiterLine
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.rig import Ingest, Rig, running
@@ -334,6 +339,58 @@ async def test_a_late_answer_has_only_lines_looked_at_that_passed_its_ingest_ove
         assert {line.queue.queue_id for line in stepped} == {"q"}
         for each in idle:
             each.cancel()
+
+
+class _OneDown(Ingest):
+    """Ingests of which number 0 is down."""
+
+    async def check(self, shard: int) -> None:
+        if not shard:
+            raise Unavailable("ingest is down")
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
+        await self.check(shard)
+        return await super().fetch(shard, ids, max_bytes)
+
+
+async def test_claims_that_pass_over_many_messages_of_an_ingest_do_so_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims_count, down_count = 20, TURN
+    async with running(ingest=_OneDown()) as rig:
+        # Given many claims that wait for many messages of an ingest that is down
+        await rig.create()
+        await assign(rig, [message_id(0, number) for number in range(1, down_count + 1)])
+        claims = [asyncio.create_task(rig.claim(wait_ms=60_000)) for _ in range(claims_count)]
+        (line,) = await lines(rig)
+        await eventually(lambda: len(line.line) == claims_count and not line.task)
+        turns, looks = 0, Counter[int]()
+        choose = ClaimSelector.choose
+
+        def counted(selector: ClaimSelector, item: AvailableMessage) -> Choice:
+            looks[turns] += 1
+            return choose(selector, item)
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(ClaimSelector, "choose", counted)
+        beside = asyncio.create_task(other())
+
+        # When messages of another ingest come, one for each
+        in_time = [message_id(1, number) for number in range(1, claims_count + 1)]
+        await assign(rig, in_time)
+        async with asyncio.timeout(60):
+            claimed = await asyncio.gather(*claims)
+        beside.cancel()
+
+        # Then they get them, and others had turns between the claims that looked at so many
+        assert sorted(one for each in claimed for one in ids_of(each)) == in_time
+        assert sum(looks.values()) > claims_count * down_count
+        assert max(looks.values()) < 2 * (down_count + claims_count)
 
 
 def _of(rig: Rig, queue_id: str) -> list[WaiterLine]:
