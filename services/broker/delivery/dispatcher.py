@@ -480,6 +480,9 @@ class Dispatcher:
                 waiter_line.cut = True
                 break
             waiter = next(iter(waiter_line.line))
+            if not waiter.wants:  # It has ended, and did not leave yet.
+                waiter_line.leave(waiter)
+                continue
             batch, skipped = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
             passed_over += skipped
             if not batch.held:

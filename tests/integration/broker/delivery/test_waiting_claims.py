@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from libs.storage.layout.ids import message_id, shard_of
+from services.broker.delivery import late_fetches
 from services.broker.delivery.message_cache import IngestMessages
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
@@ -124,3 +125,39 @@ async def test_messages_of_other_ingests_pass_one_that_hangs(kind: str) -> None:
         async with asyncio.timeout(60):
             (late,) = await rig.claim(wait_ms=30_000)
         assert (late.message.message_id, late.attempts_count) == (hanging, 1)
+
+
+async def test_a_claim_that_ends_as_an_ingest_is_awaited_leaves_what_was_read_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(late_fetches, "LATE_S", 600.0)
+    ingest = _HangingIngest()
+    async with running(ingest=ingest, settings={"payload_cache_bytes": 0}) as rig:
+        # Given messages of an ingest that fails, and of one that is still reading
+        await rig.create()
+        await assign(rig, "q", 1, message_id(1, 1))
+        await assign(rig, "q", 1, 1)
+        ingest.read_gate.clear()
+
+        # and a claim that ends where an ingest is awaited, with another one behind it
+        request = consumer_pb2.ClaimRequest(
+            queue_id="q",
+            max_messages=10,
+            wait_ms=30_000,
+            known_awaited=consumer_pb2.IngestShards(),
+        )
+        ending = asyncio.ensure_future(rig.consumers.Claim(request))
+        await eventually(lambda: ingest.hangs and ingest.reads)
+        waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
+        (waiter_line,) = rig.delivery._waiter_lines.values()
+        await eventually(lambda: len(waiter_line.line) == 2)
+
+        # When its message comes
+        ingest.read_gate.set()
+        async with asyncio.timeout(60):
+            answer, claimed = await asyncio.gather(ending, waiting)
+
+        # Then the one behind gets it, without another read
+        assert (list(answer.runs), list(answer.awaited_ingest_shards)) == ([], [1])
+        assert [one.message.message_id for one in claimed] == [1]
+        assert ingest.reads == [[1]]
