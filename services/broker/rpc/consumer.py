@@ -57,7 +57,8 @@ MESSAGES_MAX = 10_000
 """Messages or tokens in one call at most."""
 
 STEP_LEASES = 500
-"""Leases released or extended in one step at most: some 10 ms, in which nothing else runs."""
+"""Leases released or extended, or tokens refused, in one step at most: some 10 ms, in which nothing
+else runs."""
 
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
@@ -197,9 +198,9 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             within(f"runs[{index}].count", run.count, 1, RUN_MAX)
         counts = [run.count for run in request.runs]
         _check_count("lease_tokens", len(request.lease_tokens) + sum(counts))
-        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        tokens, results = await self._leases(request.lease_tokens, "lease_tokens[{}]")
         if counts:
-            tokens, results = self._leases_in_runs(request.runs, [*tokens], results)
+            tokens, results = await self._leases_in_runs(request.runs, [*tokens], results)
         tokens, results = self._permitted(tokens, results)
         done = await self._owner.run(
             lambda now_ms: self._owner.shard.leases.ack(tokens, now_ms),
@@ -223,7 +224,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
                 within_bytes(f"items[{index}].reason", item.reason, REASON_BYTES_MAX)
         texts = [item.lease_token for item in items]
-        tokens, results = self._permitted(*self._leases(texts, "items[{}].lease_token"))
+        tokens, results = self._permitted(*await self._leases(texts, "items[{}].lease_token"))
         rows = [item for item, status in zip(items, results, strict=True) if status is None]
 
         def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
@@ -240,7 +241,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ExtendLeaseResponse:
         lease_ms = lease_ms_of("lease_ms", request.lease_ms)
         _check_count("lease_tokens", len(request.lease_tokens))
-        leases = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        leases = await self._leases(request.lease_tokens, "lease_tokens[{}]")
         tokens, results = self._permitted(*leases)
 
         def extend(part: Sequence[int], now_ms: int) -> list[tuple[Finish, int]]:
@@ -297,26 +298,39 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         require_pushes(pushes, "command")
         return await self._executor.execute(request)
 
-    def _leases(
+    async def _leases(
         self, texts: Sequence[str], field: str
     ) -> tuple[Sequence[int], list[Status | None]]:
-        """The leases of this shard, and for every token None or why it is refused unseen."""
+        """The leases of this shard, and for every token None or why it is refused unseen.
+
+        Where tokens are refused, it looks at STEP_LEASES after the other: between, others have
+        turns.
+        """
         known = parse_tokens(texts, self._shard)
         if known is not None:
             return known, [None] * len(texts)
         leases: list[int] = []
         refused: list[Status | None] = []
         for index, text in enumerate(texts):
-            try:
-                shard, lease = parse_token(text, field.format(index))
-                if shard != self._shard:
-                    raise NotFound("lease", text, reason="LEASE_UNKNOWN")
-            except SlateMQError as error:
-                refused.append(to_status(error))
+            if index and index % STEP_LEASES == 0:
+                await asyncio.sleep(0)
+            found = self._lease(text, field.format(index))
+            if isinstance(found, Status):
+                refused.append(found)
             else:
-                leases.append(lease)
+                leases.append(found)
                 refused.append(None)
         return leases, refused
+
+    def _lease(self, text: str, field: str) -> int | Status:
+        """The lease of this shard that has a token, or why that is refused unseen."""
+        try:
+            shard, lease = parse_token(text, field)
+            if shard != self._shard:
+                raise NotFound("lease", text, reason="LEASE_UNKNOWN")
+        except SlateMQError as error:
+            return to_status(error)
+        return lease
 
     def _permitted(
         self, leases: Sequence[int], refused: list[Status | None]
@@ -332,7 +346,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         rest = iter(of_leases)
         return kept, [status if status is not None else next(rest) for status in refused]
 
-    def _leases_in_runs(
+    async def _leases_in_runs(
         self,
         runs: Iterable[consumer_pb2.LeaseRun],
         leases: list[int],
@@ -340,12 +354,15 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> tuple[list[int], list[Status | None]]:
         """Like `_leases`, behind those that are known already."""
         for index, run in enumerate(runs):
-            known, (status,) = self._leases([run.lease_token], f"runs[{index}].lease_token")
-            if known:
-                (first,) = known
-                within(f"runs[{index}].count", run.count, 1, RUN_MAX - first % RUN_MAX)
-                leases += range(first, first + run.count)
-            refused += [status] * run.count
+            if index and index % STEP_LEASES == 0:
+                await asyncio.sleep(0)
+            found = self._lease(run.lease_token, f"runs[{index}].lease_token")
+            if isinstance(found, Status):
+                refused += [found] * run.count
+            else:
+                within(f"runs[{index}].count", run.count, 1, RUN_MAX - found % RUN_MAX)
+                leases += range(found, found + run.count)
+                refused += [None] * run.count
         return leases, refused
 
 

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from google.rpc.status_pb2 import Status
 
 from services.broker.core.lease_table import LeaseTable
 from services.broker.outbox import executor
 from services.broker.outbox import executor as execute_conversion
 from services.broker.outbox import sender as outbox_sender
 from services.broker.outbox.executor import COMMANDS_MAX
-from services.broker.rpc.consumer import MESSAGES_MAX, STEP_LEASES
+from services.broker.rpc import consumer
+from services.broker.rpc.consumer import MESSAGES_MAX, RUN_MAX, STEP_LEASES
+from slatemq._rpc.rpc_status import to_status
+from slatemq.errors import SlateMQError
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Rig, running
@@ -93,6 +97,72 @@ async def test_a_nack_with_one_unsound_item_gives_nothing_back() -> None:
         items[-1].reason = "x" * 1025
         with pytest.raises(Exception, match=rf"items\[{COUNT - 1}\]\.reason"):
             await rig.consumers.Nack(consumer_pb2.NackRequest(items=items))
+        assert await rig.counts() == {"in_flight": COUNT}
+
+
+REFUSED = COUNT - 1
+FOREIGN, BAD = "1-{:016x}", "no token {}"
+
+
+@pytest.mark.parametrize("refused", [FOREIGN, BAD])
+@pytest.mark.parametrize("kind", ["ack", "ack of runs", "nack", "extend"])
+async def test_tokens_are_refused_in_steps(
+    kind: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, looks = 0, Counter[int]()
+
+    def counted(error: SlateMQError) -> Status:
+        looks[turns] += 1
+        return to_status(error)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with running() as rig:
+        # Given one token that is good, behind many that are not
+        await rig.create()
+        await rig.assign([1])
+        (claimed,) = await rig.claim()
+        tokens = [*map(refused.format, range(REFUSED)), claimed.lease_token]
+        monkeypatch.setattr(consumer, "to_status", counted)
+        beside = asyncio.create_task(other())
+
+        codes = await answers(rig, kind, tokens)
+
+        # Then each is answered for itself, and another task had a turn after each step
+        beside.cancel()
+        assert codes.count(OK) == 1
+        assert codes[-1] == OK
+        assert len(codes) == sum(looks.values()) + 1 == COUNT
+        assert max(looks.values()) <= STEP_LEASES
+
+
+async def answers(rig: Rig, kind: str, tokens: Sequence[str]) -> list[int]:
+    """The codes of one call with all of these tokens."""
+    match kind:
+        case "ack":
+            return await rig.ack(*tokens)
+        case "nack":
+            return await rig.nack(*tokens)
+        case "extend":
+            extend = consumer_pb2.ExtendLeaseRequest(lease_tokens=tokens)
+            extended = await rig.consumers.ExtendLease(extend)
+            return [one.status.code for one in extended.results]
+    runs = [consumer_pb2.LeaseRun(lease_token=token, count=1) for token in tokens]
+    acked = await rig.consumers.Ack(consumer_pb2.AckRequest(runs=runs))
+    return [one.code for one in acked.results]
+
+
+async def test_an_ack_with_one_unsound_run_finishes_nothing() -> None:
+    async with running() as rig:
+        tokens = (await leased(rig))[: STEP_LEASES + 2]
+        runs = [consumer_pb2.LeaseRun(lease_token=one, count=1) for one in tokens]
+        runs[-1].count = RUN_MAX  # more than its block has from there on
+        with pytest.raises(Exception, match=rf"runs\[{STEP_LEASES + 1}\]\.count"):
+            await rig.consumers.Ack(consumer_pb2.AckRequest(runs=runs))
         assert await rig.counts() == {"in_flight": COUNT}
 
 
