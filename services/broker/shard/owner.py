@@ -146,8 +146,9 @@ class ShardOwner:
     ) -> bool:
         """Applies a range in steps, between which others run; False if it was not to be applied.
 
-        All of it goes into one commit, even if the caller is cancelled meanwhile. `on_step` gets
-        the queues that a step has changed, and may claim from them.
+        All of it goes into one commit, even if the caller is cancelled meanwhile: that ends it
+        after the last step. `on_step` gets the queues that a step has changed, and may claim from
+        them.
         """
         try:
             async with self.commits.hold:
@@ -156,18 +157,18 @@ class ShardOwner:
                     return False
                 self._is_applying = True
                 self._note_changes(size_bytes)
-                try:
-                    self._step(application, on_step)
-                    while not application.is_done:
+                is_cancelled = False
+                self._step(application, on_step)
+                while not application.is_done:
+                    try:
                         await asyncio.sleep(0)
-                        self._step(application, on_step)
-                except asyncio.CancelledError:
-                    while not application.is_done:
-                        self._step(application, on_step)
-                    self._is_applying = False
-                    raise
+                    except asyncio.CancelledError:
+                        is_cancelled = True  # The rest takes as many steps as it would have.
+                    self._step(application, on_step)
                 # Not if a step has failed: what is half applied is never committed.
                 self._is_applying = False
+                if is_cancelled:
+                    raise asyncio.CancelledError
                 return True
         except SlateMQError as error:
             await self.confirm(error)

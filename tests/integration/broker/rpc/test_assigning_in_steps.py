@@ -151,22 +151,60 @@ async def test_two_ranges_of_a_log_are_applied_one_after_the_other(rig: Rig) -> 
         assert found == [1, 2, 3][: 2 + applied[2]]
 
 
-async def test_a_caller_that_goes_away_leaves_no_range_half_applied(rig: Rig) -> None:
-    steps = 0
+@pytest.mark.parametrize("cancels_count", [1, 2])
+async def test_a_caller_that_goes_away_leaves_no_range_half_applied(
+    rig: Rig, cancels_count: int
+) -> None:
+    turns = 0
+    seen: list[int] = []
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
     def on_step(queues: Sequence[Queue], _: int) -> None:
-        nonlocal steps
-        steps += 1
+        seen.append(turns)
 
+    beside = asyncio.create_task(other())
     call = asyncio.create_task(rig.owner.apply(partial(begin, rig), on_step, 0))
-    while steps < 2:
-        await asyncio.sleep(0)
-    call.cancel()
+    for steps in range(2, 2 + cancels_count):
+        while len(seen) < steps:
+            await asyncio.sleep(0)
+        call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+    beside.cancel()
+    assert len(seen) == QUEUES
+    assert len(set(seen)) == QUEUES, "the other one had a turn after each step"
     await rig.owner.durable()
     assert dict(rig.owner.durable_cursors) == {0: 3}
     assert await counts_of(rig) == [{"available": 3}] * QUEUES
+
+
+async def test_a_broker_that_stops_applies_and_commits_what_a_lost_caller_has_begun(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "STEP_QUEUES", 1)
+    root, clock = memory_root(disk), ManualClock()
+    async with running(root, clock, disk=disk) as rig:
+        for number in range(QUEUES):
+            await rig.create(f"q{number}")
+        seen: list[int] = []
+
+        def on_step(queues: Sequence[Queue], _: int) -> None:
+            seen.append(len(queues))
+
+        call = asyncio.create_task(rig.owner.apply(partial(begin, rig), on_step, 0))
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+        call.cancel()
+        await rig.owner.commits.close()  # as a broker does that stops
+        assert len(seen) == QUEUES
+        assert call.cancelled()
+    async with running(root, clock, disk=disk) as rig:
+        assert await counts_of(rig) == [{"available": 3}] * QUEUES
 
 
 LOGS = 5
