@@ -17,7 +17,7 @@ replay without an end. Its end is the cursor when the quarantine is lifted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from libs.storage.layout.own_keys import replay_key
@@ -185,17 +185,22 @@ class Replays:
 
     def forget_log(self, log: int) -> None:
         """Leaves a log out of all replays."""
+        changed: dict[str, Ranges] = {}
+        emptied: dict[str, None] = {}
         for queue_id, ranges in self.by_queue.items():
             kept = tuple(one for one in ranges if one.ingest_shard != log)
             if not kept:
-                self.drop(queue_id)
+                emptied[queue_id] = None
             elif kept != ranges:
-                self._put(queue_id, kept)
+                changed[queue_id] = kept
+        if changed:
+            self._put_all(changed)
+        if emptied:
+            self._drop_all(emptied.keys())
 
     def drop(self, queue_id: str) -> None:
         if queue_id in self.by_queue:
-            self.by_queue = {name: rs for name, rs in self.by_queue.items() if name != queue_id}
-            self._changed[queue_id] = None
+            self._drop_all({queue_id})
 
     def drain(self) -> list[tuple[bytes, bytes | None]]:
         changed, self._changed = self._changed, {}
@@ -211,3 +216,7 @@ class Replays:
             for queue_id, ranges in changed.items()
         }
         self.by_queue = {**self.by_queue, **changed}
+
+    def _drop_all(self, queue_ids: Set[str]) -> None:
+        self._changed |= dict.fromkeys(queue_ids)
+        self.by_queue = {name: rs for name, rs in self.by_queue.items() if name not in queue_ids}
