@@ -25,7 +25,8 @@ COMPACT_AT = 10_000
 """Leases in batches from which on those that ended are looked for before their time."""
 
 EXTEND_AT_ONCE = 2000
-"""Leases extended in one go at most: some milliseconds, in which nothing else runs."""
+"""Leases extended, or looked for, in one go at most: some milliseconds, in which nothing else
+runs."""
 
 
 class _Batch(NamedTuple):
@@ -46,8 +47,6 @@ class LeaseKeeper:
 
     def keep(self, stream: Stream, leases: Sequence[Lease]) -> None:
         """Keeps leases that this stream is being sent, until they end or the stream does."""
-        if self.leases_count + len(leases) > self._compact_at:
-            self._compact()
         now_ms = self._owner.clock.now_ms()
         for first in range(0, len(leases), EXTEND_AT_ONCE):
             self._put(stream, list(leases[first : first + EXTEND_AT_ONCE]), now_ms)
@@ -61,7 +60,12 @@ class LeaseKeeper:
             await self.look()
 
     async def look(self) -> None:
-        """Looks at the batches whose time has come."""
+        """Looks at the batches whose time has come; at all, if they may have many ended leases."""
+        await self._renew_due()
+        if self.leases_count > self._compact_at:
+            await self._compact()
+
+    async def _renew_due(self) -> None:
         now_ms = self._owner.clock.now_ms()
         while due := self._due(now_ms):
             await self._owner.run(partial(self._renew, due))
@@ -104,14 +108,20 @@ class LeaseKeeper:
         if len(self._batches) == 1:
             self._wake.set()
 
-    def _compact(self) -> None:
-        """Lets go of what has ended: most leases end long before their deadline."""
-        batches = [
-            one._replace(leases=self._running(one.stream, one.leases)) for one in self._batches
-        ]
-        self._batches = [one for one in batches if one.leases]
-        heapq.heapify(self._batches)
-        self.leases_count = sum(len(one.leases) for one in self._batches)
+    async def _compact(self) -> None:
+        """Lets go of what has ended, in steps: most leases end long before their deadline."""
+        batches, self._batches = self._batches, []
+        while batches:
+            looked_at = 0
+            while batches and looked_at < EXTEND_AT_ONCE:
+                one = heapq.heappop(batches)  # The first to fall due, which some may meanwhile.
+                running = self._running(one.stream, one.leases)
+                if running:
+                    heapq.heappush(self._batches, one._replace(leases=running))
+                self.leases_count -= len(one.leases) - len(running)
+                looked_at += len(one.leases)
+            await asyncio.sleep(0)
+            await self._renew_due()
         self._compact_at = max(COMPACT_AT, 2 * self.leases_count)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 
+from services.broker.core.lease_table import LeaseTable
+from services.broker.core.leases import Lease
+from services.broker.delivery import lease_keeper
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.waiters import Stream
 from slatemq.v1 import consumer_pb2
 from tests.claimed_runs import messages_of
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 LEASE_MS = 30_000
@@ -196,6 +201,48 @@ async def test_finished_leases_are_let_go_of_and_those_that_run_cost_nothing_in_
         await keeper(rig).look()
         assert rig.owner.shard.has_changes
         assert keeper(rig).leases_count == 10
+
+
+async def test_many_finished_leases_are_let_go_of_before_their_time_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_keeper, "EXTEND_AT_ONCE", 10)
+    async with running() as rig:
+        await rig.create()
+        consumer = await Consumer.with_messages(rig, 100)
+        assert await rig.ack(*consumer.tokens[:90]) == [0] * 90
+        assert keeper(rig).leases_count == 100
+        turns, looks = 0, Counter[int]()
+        find = LeaseTable.running
+
+        def counted(leases: LeaseTable, token: int) -> Lease | None:
+            looks[turns] += 1
+            return find(leases, token)
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(LeaseTable, "running", counted)
+        beside = asyncio.create_task(other())
+
+        # When one more is kept than there may be
+        keeper(rig)._compact_at = 100
+        await consumer.say(**CREDIT)
+        await rig.assign([101])
+        await consumer.call.read()
+
+        # Then those that run are left, and another task had a turn after each step
+        await eventually(lambda: keeper(rig).leases_count == 11)
+        beside.cancel()
+        assert sum(looks.values()) > 100
+        assert max(looks.values()) <= 2 * lease_keeper.EXTEND_AT_ONCE
+        for _ in range(3):
+            await consumer.is_heard(**HEARTBEAT)
+            await go_on(rig, LEASE_MS // 2)
+        assert await in_flight(rig) == 11
 
 
 async def test_kept_leases_are_alive_after_a_restart() -> None:
