@@ -347,6 +347,7 @@ class _Stream(PartitionFetcher):
         self._taken = asyncio.Event()
         self._taken_count = 0
         self._taken_bytes = 0
+        self._has_granted = False
         self._buffered_count = 0
         self._buffered_bytes = 0
         super().__init__(consumer, index)
@@ -494,9 +495,12 @@ class _Stream(PartitionFetcher):
             lease_ms=self._options.lease_ms,
             consumer_id=self._consumer._consumer_id,
         )
-        if count > 0 and room > 0:
+        self._has_granted = count > 0 and room > 0
+        if self._has_granted:
             start.credit.messages_count = count
             start.credit.payload_bytes = room
+        else:  # Granted with what is taken, or the stream would never have more than that.
+            self._taken_count, self._taken_bytes = count, room
         return start
 
     async def _write_all(self, call: Any) -> None:
@@ -514,10 +518,12 @@ class _Stream(PartitionFetcher):
 
     async def _grant(self, call: Any) -> None:
         count, size = self._taken_count, self._taken_bytes
-        if count < 1 or self._stopping:
+        # Bytes are unlimited until some are granted.
+        if count < 1 or size < 0 or not (size or self._has_granted) or self._stopping:
             return
+        self._has_granted = True
         self._taken_count = self._taken_bytes = 0
-        credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=max(size, 0))
+        credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=size)
         await call.write(consumer_pb2.ConsumeRequest(credit=credit))
 
     def _receive(self, claimed: Claimed) -> None:

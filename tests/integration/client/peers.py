@@ -99,6 +99,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     lose: int = 0
     prefetch_max: int = 1 << 30
     streams: int = 0
+    starts: int = 0
     stops: int = 0
     exists: bool = True
     shard: int = 0
@@ -132,10 +133,13 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         async with self.changed:
             self.changed.notify_all()
 
-    def _claim(self, count: int) -> list[ClaimedMessage]:
+    def _claim(self, count: int, size_bytes: int | None = None) -> list[ClaimedMessage]:
+        """Up to `count` messages, the last of them beyond `size_bytes`."""
         claimed: list[ClaimedMessage] = []
-        while self.available and len(claimed) < count:
+        while self.available and len(claimed) < count and (size_bytes is None or size_bytes > 0):
             payload, attempts = self.available.popleft()
+            if size_bytes is not None:
+                size_bytes -= len(payload)
             token = f"{self.shard:x}-{len(self.leases) + len(self.finished):016x}"
             self.leases[token] = payload, attempts + 1
             message_id = len(self.leases) + len(self.finished)
@@ -181,13 +185,18 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:
             await refuse(context, NotFound("queue", first.start.queue_id))
+        self.starts += 1
         credit = [first.start.credit.messages_count]
+        bytes_left = first.start.credit.payload_bytes or None  # None: never limited
         stopped = [False]
         yield consumer_pb2.ConsumeResponse(consumer_id="made-up")
 
         async def read() -> None:
+            nonlocal bytes_left
             async for request in requests:
                 credit[0] += request.credit.messages_count
+                if request.credit.payload_bytes:
+                    bytes_left = (bytes_left or 0) + request.credit.payload_bytes
                 stopped[0] |= request.HasField("stop")
                 await self.report()
 
@@ -196,7 +205,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         try:
             while True:
                 await self.until(
-                    lambda: (self.available and credit[0]) or not self.exists or stopped[0]
+                    lambda: (
+                        (self.available and credit[0] and (bytes_left is None or bytes_left > 0))
+                        or not self.exists
+                        or stopped[0]
+                    )
                 )
                 if stopped[0]:
                     self.stops += 1
@@ -204,8 +217,10 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 if not self.exists:
                     await refuse(context, NotFound("queue", "q"))
                 assert credit[0] <= self.prefetch_max, "more credit than the consumer has room"
-                messages = self._claim(min(credit[0], 7, self.break_after - sent))
+                messages = self._claim(min(credit[0], 7, self.break_after - sent), bytes_left)
                 credit[0] -= len(messages)
+                if bytes_left is not None:
+                    bytes_left -= sum(len(one.message.payload) for one in messages)
                 sent += len(messages)
                 await self.report()
                 yield consumer_pb2.ConsumeResponse(

@@ -64,6 +64,35 @@ async def test_streams_that_break_lose_nothing_and_credit_stays_right(
     assert broker.streams >= 7
 
 
+@pytest.mark.parametrize(
+    ("buffered", "later"), [([150], 1), ([50, 50], 1), ([1] * 10, 9)], ids=str
+)
+async def test_a_stream_that_opens_again_beside_a_full_buffer_gets_all_its_credit(
+    instance: Instance, client: slatemq.Client, buffered: list[int], later: int
+) -> None:
+    # Given a consumer of 10 messages and 100 bytes, and a stream that breaks as it holds as much
+    broker, taken_first = instance.broker, 5
+    sizes = [1] * taken_first + buffered
+    broker.available.extend((bytes(size), 0) for size in sizes)
+    broker.break_after = len(sizes)
+    options = {"prefetch": 10, "prefetch_bytes": 100}
+    async with client.consume("q", **options) as messages, asyncio.timeout(60):
+        for _ in range(taken_first):
+            await (await anext(messages)).ack()
+        await broker.until(lambda: broker.starts == 2)
+        broker.break_after = 1 << 30
+
+        # When it is taken, and messages of another size follow
+        broker.available.extend((bytes(later), 0) for _ in range(50))
+        await broker.report()
+        for _ in range(len(buffered) + 50):
+            await (await anext(messages)).ack()
+
+    # Then all of them have come
+    assert len(broker.acked) == len(sizes) + 50
+    assert broker.streams == 2
+
+
 async def test_closing_gives_back_what_was_not_begun(
     instance: Instance, client: slatemq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
