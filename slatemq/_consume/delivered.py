@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import repeat
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
-from slatemq._consume.handles import handle_of
+from slatemq._consume.handles import handle_of, places_by_shard
 from slatemq._rpc.forks import refuse_pickling
 from slatemq.errors import FailedPrecondition, Internal, NotFound, SlateMQError
 from slatemq.models import Duration, bounded_delay_ms, cut_reason, milliseconds
@@ -189,6 +190,8 @@ class LeaseKeeper:
         self.finisher = finisher
         self._held: dict[str, Lease] = {}
         self._task: asyncio.Task[None] | None = None
+        self._extensions: set[asyncio.Task[None]] = set()
+        self._extended = asyncio.Event()
         self._closed = False
 
     def hold(self, token: str, length_ms: int, hold_s: float, now: float | None = None) -> Lease:
@@ -213,39 +216,58 @@ class LeaseKeeper:
     async def close(self) -> None:
         self._closed = True
         self._held.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        ending = {*self._extensions, *([self._task] if self._task is not None else [])}
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
 
     async def _keep(self) -> None:
         try:
             while self._held:
-                await self._round(time.monotonic())
-                next_at = min((lease._next for lease in self._held.values()), default=0.0)
-                pause = next_at - time.monotonic()
-                await asyncio.sleep(min(max(pause, LOOK_S_MIN), LOOK_S_MAX))
+                self._extended.clear()
+                self._extend_due(time.monotonic())
+                idle = [one._next for one in self._held.values() if one._extension.is_set()]
+                pause_s = min(idle, default=inf) - time.monotonic()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(max(pause_s, LOOK_S_MIN), LOOK_S_MAX)):
+                        await self._extended.wait()
         finally:
             self._task = None
 
-    async def _round(self, now: float) -> None:
-        by_length: dict[int, list[Lease]] = {}
-        over = asyncio.Event()
+    def _extend_due(self, now: float) -> None:
+        """Begins to extend what is due.
+
+        One call has leases of one broker shard and of one length: a shard that does not answer, for
+        a third of that, holds up none of another, and long leases no short ones.
+        """
         due = [one for one in self._held.values() if one._next <= now and one._extension.is_set()]
+        by_length: dict[int, list[Lease]] = {}
         for lease in due:
             if now < lease._until:
                 by_length.setdefault(lease._length_ms, []).append(lease)
-                lease._extension = over
             else:
                 self._give_up(lease)
-        calls = [
-            self._extend(leases[start : start + BATCH_MAX], length_ms)
-            for length_ms, leases in by_length.items()
-            for start in range(0, len(leases), BATCH_MAX)
-        ]
-        try:
-            await asyncio.gather(*calls)
-        finally:
+        for length_ms, leases in by_length.items():
+            by_shard, _ = places_by_shard([lease.token for lease in leases])
+            for places in by_shard.values():
+                for start in range(0, len(places), BATCH_MAX):
+                    some = [leases[place] for place in places[start : start + BATCH_MAX]]
+                    self._begin_extension(some, length_ms)
+
+    def _begin_extension(self, leases: list[Lease], length_ms: int) -> None:
+        over = asyncio.Event()
+        for lease in leases:
+            lease._extension = over
+        task = asyncio.create_task(self._extend(leases, length_ms))
+        self._extensions.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._extensions.discard(task)
             over.set()
+            self._extended.set()
+
+        task.add_done_callback(end)
 
     def _give_up(self, lease: Lease) -> None:
         """Stops keeping a lease that was held for too long."""
@@ -263,8 +285,9 @@ class LeaseKeeper:
                 [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
             )
         except SlateMQError as error:
-            # The broker is down: again at the next look; after its restart leases have grace.
+            # The broker is down: again after a pause; after its restart leases have grace.
             log.debug("%d leases could not be extended now: %s", len(leases), error)
+            await asyncio.sleep(LOOK_S_MIN)
             return
         now = time.monotonic()
         for lease, result in zip(leases, results, strict=True):

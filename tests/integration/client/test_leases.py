@@ -85,7 +85,8 @@ async def test_a_lease_is_not_kept_while_its_owner_extends_it() -> None:
             await broker.until(lambda: broker.extended)
 
             # When the time has come to extend it for the program
-            await messages._keeper._round(time.monotonic() + 20)
+            messages._keeper._extend_due(time.monotonic() + 20)
+            assert not messages._keeper._extensions
 
             # Then only its own extension is under way: the broker could take another one second
             assert len(broker.extended) == 1
@@ -113,6 +114,30 @@ async def test_a_short_lease_is_kept_beside_long_ones() -> None:
             # Then it is extended before the long one is due, after 20 s
             (short,) = [token for token, (name, _) in broker.leases.items() if name == b"short"]
             assert broker.extended == [short]
+
+
+async def test_a_broker_that_does_not_answer_lets_no_lease_of_another_end() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a long lease at one broker, and a short one at another
+        silent, other = instance.broker, Broker(shard=1)
+        await instance.serve(broker=other, broker_shard=1)
+        silent.lease_ms = 600_000
+        silent.available.append((b"long", 0))
+        async with client.consume("q", prefetch=2) as messages:
+            message = await anext(messages)
+            keeper = messages._keeper
+            short = keeper.hold("1-0000000000000001", 3000, hold_s=600)
+
+            # When the time has come for the long one, and its broker does not answer
+            silent.answers_extensions.clear()
+            keeper._held[message.lease_token]._next = 0.0
+            await silent.until(lambda: silent.extended)
+
+            # Then the short one is extended again and again, and its owner may extend it
+            await other.until(lambda: len(other.extended) >= 3)
+            async with asyncio.timeout(30), short.extending():
+                assert not short.lost
+            silent.answers_extensions.set()
 
 
 async def test_what_is_refused_for_its_input_can_be_used_again(
