@@ -219,7 +219,7 @@ class EntryCalls(Calls):
             entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
         )
         shards = await self._shards_to_search(request.queue_ids)
-        found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
+        found: asyncio.Queue[Entry | BaseException | None] = asyncio.Queue()
         progress: dict[int, SearchProgress] = {}
 
         def note(shard: int, response: entry_pb2.FindMessageResponse) -> None:
@@ -229,8 +229,13 @@ class EntryCalls(Calls):
             if on_progress is not None:
                 on_progress(SearchProgress(*map(sum, zip(*progress.values(), strict=True))))
 
+        def end(search: asyncio.Task[None]) -> None:
+            found.put_nowait(None if search.cancelled() else search.exception())
+
         work = [asyncio.create_task(self._search(one, request, found, note)) for one in shards]
-        problem: SlateMQError | None = None
+        for search in work:
+            search.add_done_callback(end)
+        problem: BaseException | None = None
         ended = 0
         try:
             while ended < len(work):
@@ -264,10 +269,10 @@ class EntryCalls(Calls):
         self,
         shard: int,
         request: entry_pb2.FindMessageRequest,
-        found: asyncio.Queue[Entry | SlateMQError | None],
+        found: asyncio.Queue[Entry | BaseException | None],
         note: Callable[[int, entry_pb2.FindMessageResponse], None],
     ) -> None:
-        """Searches one broker; puts None at the end, or the error."""
+        """Searches one broker. Raises its errors, and those of `note`."""
         known: set[str] = set()
 
         async def attempt(timeout: float) -> None:
@@ -284,12 +289,7 @@ class EntryCalls(Calls):
             if failure.reason == QUEUE_MOVING:
                 raise failure
 
-        problem: SlateMQError | None = None
-        try:
-            await self._peers.call(attempt, attempt_s=SEARCH_S, wait_s=SEARCH_S, on_failure=check)
-        except SlateMQError as error:
-            problem = error
-        found.put_nowait(problem)
+        await self._peers.call(attempt, attempt_s=SEARCH_S, wait_s=SEARCH_S, on_failure=check)
 
     async def cancel_entry(self, handle: str) -> None:
         """Removes an available or delayed entry from its queue: it will not be delivered.

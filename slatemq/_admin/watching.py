@@ -107,9 +107,8 @@ class _PartitionWatch:
                 await asyncio.sleep(pause_s(error, pause))
                 pause = min(pause * 2, BACKOFF_S_MAX)
             except NotFound as error:
-                shard = self._shard
-                if shard is None or not await self._locations.has_moved(
-                    self.queue_id, shard, error, self._partition
+                if not await self._locations.may_have_moved(
+                    self.queue_id, self._shard, error, self._partition
                 ):
                     raise
                 await asyncio.sleep(pause)

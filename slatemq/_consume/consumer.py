@@ -32,7 +32,6 @@ from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
     DeadlineExceeded,
     Internal,
-    NotFound,
     ResourceExhausted,
     SlateMQError,
     Unauthenticated,
@@ -418,7 +417,9 @@ class _Stream(PartitionFetcher):
                 if error.reason == PAUSED:
                     self.watch.end()
                     self._paused = True
-                elif not await self._has_moved(error):
+                elif not await self._locations.may_have_moved(
+                    self.queue_id, self.shard, error, self.index
+                ):
                     self._consumer._fail(error)
                     return
             except Exception as error:
@@ -430,16 +431,6 @@ class _Stream(PartitionFetcher):
             if not self._consumer._closed:
                 await asyncio.sleep(pause_s(refused, backoff))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
-
-    async def _has_moved(self, error: SlateMQError) -> bool:
-        """Whether a queue that was not found has moved to another shard."""
-        if not isinstance(error, NotFound) or self.shard is None:
-            return False
-        try:
-            return await self._locations.has_moved(self.queue_id, self.shard, error, self.index)
-        except (Unavailable, DeadlineExceeded) as failed:
-            log.debug("where %s is cannot be asked: %s", self.queue_id, failed)
-            return True  # The next try asks again.
 
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""

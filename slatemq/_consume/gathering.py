@@ -209,22 +209,14 @@ class _Gathering:
                     if error.reason == "CLIENT_CLOSED":
                         return
                     peers.forget()
-                elif not await self._has_moved(index, error):
+                elif not await self._locations.may_have_moved(
+                    self._request.queue_id, self._asked.get(index), error, index
+                ):
                     return
             else:
                 self._problems.pop(index, None)
                 return
             await _set_within(self._found, min(BACKOFF_S_MAX, until_s - time.monotonic()))
-
-    async def _has_moved(self, index: int, error: SlateMQError) -> bool:
-        """Whether a partition that was not found has moved to another shard."""
-        shard = self._asked.get(index)
-        if not isinstance(error, NotFound) or shard is None:
-            return False
-        try:
-            return await self._locations.has_moved(self._request.queue_id, shard, error, index)
-        except (Unavailable, DeadlineExceeded):
-            return True  # The next try asks again.
 
     async def _read(self, index: int, left_s: float) -> None:
         """Reads a stream that is stopped once any partition has messages, or the wait is over."""

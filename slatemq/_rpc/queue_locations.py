@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -34,6 +35,8 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 if TYPE_CHECKING:
     from slatemq.encryption import KeyRing
+
+log = logging.getLogger(__name__)
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -169,6 +172,18 @@ class QueueLocations:
             except NotFound:
                 return False
         return partition < len(shards) and shards[partition] != asked
+
+    async def may_have_moved(
+        self, queue_id: str, asked: int | None, error: SlateMQError, partition: int = 0
+    ) -> bool:
+        """As `has_moved`, but True where that cannot be asked: the next try asks again."""
+        if not isinstance(error, NotFound) or asked is None:
+            return False
+        try:
+            return await self.has_moved(queue_id, asked, error, partition)
+        except (Unavailable, DeadlineExceeded) as failed:
+            log.debug("where %s is cannot be asked: %s", queue_id, failed)
+            return True
 
     def naming(self, queue_id: str, partition: int) -> tuple[tuple[str, str]] | None:
         """The metadata of a call to a partition, which is refused by the shard of another one.

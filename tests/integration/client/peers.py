@@ -200,17 +200,15 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 stopped[0] |= request.HasField("stop")
                 await self.report()
 
+        def goes_on() -> bool:
+            has_room = credit[0] > 0 and (bytes_left is None or bytes_left > 0)
+            return (bool(self.available) and has_room) or not self.exists or stopped[0]
+
         reading = asyncio.create_task(read())
         sent = 0
         try:
             while True:
-                await self.until(
-                    lambda: (
-                        (self.available and credit[0] and (bytes_left is None or bytes_left > 0))
-                        or not self.exists
-                        or stopped[0]
-                    )
-                )
+                await self.until(goes_on)
                 if stopped[0]:
                     self.stops += 1
                     return

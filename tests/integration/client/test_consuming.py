@@ -64,9 +64,7 @@ async def test_streams_that_break_lose_nothing_and_credit_stays_right(
     assert broker.streams >= 7
 
 
-@pytest.mark.parametrize(
-    ("buffered", "later"), [([150], 1), ([50, 50], 1), ([1] * 10, 9)], ids=str
-)
+@pytest.mark.parametrize(("buffered", "later"), [([150], 1), ([50, 50], 1), ([1] * 10, 9)], ids=str)
 async def test_a_stream_that_opens_again_beside_a_full_buffer_gets_all_its_credit(
     instance: Instance, client: slatemq.Client, buffered: list[int], later: int
 ) -> None:
@@ -75,8 +73,8 @@ async def test_a_stream_that_opens_again_beside_a_full_buffer_gets_all_its_credi
     sizes = [1] * taken_first + buffered
     broker.available.extend((bytes(size), 0) for size in sizes)
     broker.break_after = len(sizes)
-    options = {"prefetch": 10, "prefetch_bytes": 100}
-    async with client.consume("q", **options) as messages, asyncio.timeout(60):
+    consuming_all = client.consume("q", prefetch=10, prefetch_bytes=100)
+    async with consuming_all as messages, asyncio.timeout(60):
         for _ in range(taken_first):
             await (await anext(messages)).ack()
         await broker.until(lambda: broker.starts == 2)

@@ -295,6 +295,35 @@ async def test_a_broker_that_stays_down_does_not_hide_what_others_found(
     assert {f"a-{n}" for n in range(5)} < set(items)
 
 
+async def test_a_search_ends_with_what_its_callback_raises(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    await serve(instance, Entries("a"), Entries("b"))
+
+    def fail(progress: SearchProgress) -> None:
+        raise ZeroDivisionError
+
+    async def find() -> None:
+        async with asyncio.timeout(30):
+            async for _ in client.find_message(7, on_progress=fail):
+                pass
+
+    with pytest.raises(ZeroDivisionError):
+        await find()
+
+
+async def test_a_queue_whose_place_cannot_be_asked_may_have_moved() -> None:
+    # Not entered, which would ask the address
+    client = slatemq.connect("127.0.0.1:1", call_timeout=0.2)
+    locations = client._locations
+    try:
+        assert await locations.may_have_moved("q", 0, NotFound("queue", "q"))
+        assert not await locations.may_have_moved("q", 0, NotFound("message", "7"))
+        assert not await locations.may_have_moved("q", None, NotFound("queue", "q"))
+    finally:
+        await client.close()
+
+
 async def test_a_watch_goes_on_where_its_stream_broke(
     instance: Instance, client: slatemq.Client
 ) -> None:

@@ -60,8 +60,8 @@ async def test_a_message_is_traced_from_its_publish_to_its_ack(
         instance.broker.available.append((b"x", 0))
         real = instance.broker._claim
 
-        def with_headers(count: int) -> Any:
-            claimed = real(count)
+        def with_headers(count: int, size_bytes: int | None = None) -> Any:
+            claimed = real(count, size_bytes)
             for one in claimed:
                 one.message.headers.update(headers)
             return claimed
