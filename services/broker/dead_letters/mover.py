@@ -112,7 +112,8 @@ class Mover:
                     dead_letters = [wanted[number].dead_letter for number in numbers]
                     stored = await reader.row(queue, order)
                     rows.append(StoredRow(order, stored, dead_letters, numbers))
-                    count = sum(len(row.stored) for row in rows)
+                    # A row that is gone counts, too: a policy may take one row at a time.
+                    count = sum(max(len(row.stored), 1) for row in rows)
                     if count < messages_at_once and order != orders[-1]:
                         continue
                     pushes = await upload(rows) if upload else None

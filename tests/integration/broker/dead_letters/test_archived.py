@@ -100,6 +100,31 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
         assert await rig.counts() == {"archived": 6}
 
 
+async def test_rows_that_are_gone_are_named_whichever_others_are_asked_for() -> None:
+    pushes = Pushes()
+    async with running(pushes=pushes) as rig:
+        # Given archived dead letters in three rows of the list
+        await rig.create(max_attempts=1)
+        for numbers in (range(1, 3), range(3, 5), range(5, 7)):
+            await archive_all(rig, numbers)
+        rows = await archived_rows(rig)
+        assert len({one.bucket_order for one in rows}) == 3
+
+        # When the first row has come back, and is asked for again before another one
+        assert (await come_back(rig, rows[:2])).redriven_count == 2
+        answer = await come_back(rig, rows[:4])
+        assert (answer.redriven_count, list(answer.gone_rows)) == (2, [0, 1])
+
+        # Then all come back once, and are gone, each of them
+        answer = await come_back(rig, rows)
+        assert (answer.redriven_count, list(answer.gone_rows)) == (2, [0, 1, 2, 3])
+        answer = await come_back(rig, rows)
+        assert (answer.redriven_count, list(answer.gone_rows)) == (0, list(range(6)))
+        await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
+        assert pushes.payloads() == [b"content %d" % number for number in range(1, 7)]
+        assert await rig.counts() == {}
+
+
 async def test_what_is_not_wanted_back_is_dropped_and_stays_away() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
