@@ -272,7 +272,7 @@ class Runner:
         for active in list(self._active.values()):
             run = interrupted(active.run, self._now_ms(), "its janitor was stopped")
             with suppress(StorageError):  # It will be seen as interrupted all the same.
-                await self._store.save(active.stored, run)
+                await self._write_down(active, run)
             self._forget(active, run)
 
     def _end(self, active: Active, why: State) -> None:
@@ -363,7 +363,7 @@ class Runner:
         try:
             async with active.writing:
                 over = active.replaced or active.run.ended
-                if over or await self._store.save(active.stored, run):
+                if over or await self._write_down(active, run):
                     return
         except StorageError as error:
             log.warning("a run is not written down: %s", error, extra={"run": run.run_id})
@@ -379,7 +379,7 @@ class Runner:
             while not active.replaced:
                 try:
                     async with active.writing:
-                        if await self._store.save(active.stored, run):
+                        if await self._write_down(active, run):
                             self._events.changed(run)
                         else:
                             log.error(
@@ -393,6 +393,20 @@ class Runner:
                     await asyncio.sleep(backoff.next_seconds())
         finally:
             self._forget(active, run)
+
+    async def _write_down(self, active: Active, run: Run) -> bool:
+        """Store a newer state of a run; False: another process has written or removed it.
+
+        Raises StoreUnavailable.
+        """
+        if await self._store.save(active.stored, run):
+            return True
+        for stored in await self._store.read([run.run_id]):
+            # Another process would have ended it: this is a write whose answer was lost.
+            if stored.run.process == self._process and not stored.run.ended:
+                active.stored = stored
+                return await self._store.save(stored, run)
+        return False
 
     def _forget(self, active: Active, run: Run) -> None:
         self._active.pop(run.run_id, None)

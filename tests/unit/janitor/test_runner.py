@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -13,15 +15,50 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.errors import StoreUnavailable
+from libs.storage.objects.small_objects import Objects
 from services.janitor.metrics import RunMeasures
 from services.janitor.runs.history import Run, RunEvents, RunRequest, RunStore, State, Trigger
 from services.janitor.runs.runner import HistoryLimits, Runner
 
 NOW_MS = 1_795_269_141_374
 
+WAIT_S = 60.0
 
-def runner_of(store: RunStore, measure: Callable[[Run], None] = lambda run: None) -> Runner:
-    """A runner that is asked for nothing that begins a process."""
+DONE = 'read task; echo \'{"end": "done"}\''
+HELD = 'read task; echo \'{"snapshot": ["queues", "1"]}\'; read go < "$0"; echo \'{"end": "done"}\''
+"""Commands of a shell, as a child: one that is done, one that is heard before it may be done."""
+
+
+class Unanswered(Objects):
+    """A store that does what it is asked to, but loses its answers.
+
+    Attributes:
+        lost: Methods whose next answer is lost.
+    """
+
+    def __init__(self, *lost: str) -> None:
+        objects = open_root("memory:///").objects
+        super().__init__(objects._store.store, objects._folder, objects._durability)
+        self.lost = set(lost)
+
+    async def replace(self, path: str, data: bytes, tag: str) -> str | None:
+        written = await super().replace(path, data, tag)
+        self._answer("replace")
+        return written
+
+    def _answer(self, method: str) -> None:
+        if method in self.lost:
+            self.lost.remove(method)
+            raise StoreUnavailable(f"no answer to {method}")
+
+
+def runner_of(
+    store: RunStore,
+    measure: Callable[[Run], None] = lambda run: None,
+    command: Sequence[str] = ("false",),
+) -> Runner:
+    """A runner whose runs are processes with this command."""
 
     async def release(snapshots: Sequence[tuple[str, str]]) -> None:
         assert not snapshots
@@ -30,7 +67,7 @@ def runner_of(store: RunStore, measure: Callable[[Run], None] = lambda run: None
     return Runner(
         store,
         0,
-        lambda job: ["false"],
+        lambda job: command,
         lambda run: {},
         release,
         kept,
@@ -47,13 +84,23 @@ def new_store() -> RunStore:
 
 
 @asynccontextmanager
-async def working() -> AsyncIterator[Runner]:
-    runner = runner_of(new_store())
+async def working(
+    store: RunStore | None = None, command: Sequence[str] = ("false",)
+) -> AsyncIterator[Runner]:
+    runner = runner_of(store or new_store(), command=command)
     work = asyncio.create_task(runner.work())
     await asyncio.sleep(0)
-    yield runner
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
+    try:
+        yield runner
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def end_of(runner: Runner, run: Run) -> State:
+    async with asyncio.timeout(WAIT_S):
+        states = [one.state async for one in runner.watch(run.run_id)]
+    return states[-1]
 
 
 async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent() -> None:
@@ -70,6 +117,43 @@ async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent(
 
         # Then the watcher gets the end
         assert [one.state async for one in watch][-1:] == [State.CANCELLED]
+
+
+async def test_a_run_goes_on_after_a_heartbeat_whose_answer_was_lost(tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    go = os.open(fifo, os.O_RDWR)
+    objects = Unanswered("replace")
+    store = RunStore(objects)
+    async with working(store, ["sh", "-c", HELD, str(fifo)]) as runner:
+        # Given a run whose begin was stored, and the answer lost
+        run = await runner.begin(RunRequest("backup"), Trigger.REQUEST)
+
+        # When it is written again
+        async with asyncio.timeout(WAIT_S):
+            while not (stored := await store.get(run.run_id)).run.snapshots:
+                assert (await runner.find(run.run_id)).state is not State.CANCELLING
+                await asyncio.sleep(0.01)
+
+        # Then that is stored, too, and it is done in the end
+        assert stored.run.state is State.RUNNING
+        assert not objects.lost
+        os.write(go, b"\n")
+        assert await end_of(runner, run) is State.DONE
+        assert (await store.get(run.run_id)).run.state is State.DONE
+    os.close(go)
+
+
+async def test_the_end_of_a_run_is_stored_after_a_write_whose_answer_was_lost() -> None:
+    objects = Unanswered("replace")
+    store = RunStore(objects)
+    async with working(store, ["sh", "-c", DONE]) as runner:
+        run = await runner.begin(RunRequest("backup"), Trigger.REQUEST)
+
+        assert await end_of(runner, run) is State.DONE
+
+        assert not objects.lost
+        assert (await store.get(run.run_id)).run.state is State.DONE
 
 
 async def test_a_run_whose_janitor_died_is_counted_by_its_successor() -> None:
