@@ -145,6 +145,12 @@ class Runner:
         Raises FailedPrecondition (JOB_RUNNING, and what `check` raises), ResourceExhausted,
         Unavailable, StoreUnavailable.
         """
+        # A caller that is cancelled must not leave a run that is stored but that no process has.
+        return await asyncio.shield(self._begin(ask, trigger, request_id, seen or {}))
+
+    async def _begin(
+        self, ask: RunRequest, trigger: Trigger, request_id: str, seen: Mapping[str, int]
+    ) -> Run:
         async with self._beginning:
             self._check_open()
             for run in await self._latest(ask.job):
@@ -173,25 +179,43 @@ class Runner:
                 created_at_ms=now_ms,
                 alive_at_ms=now_ms,
                 request_id=request_id,
-                seen=seen or {},
+                seen=seen,
                 events=self._events.mark,
             )
-            active = Active(await self._store.create(run), run)
-            self._active[run.run_id] = active
-            self._waiting.append(active)
-            self._wake.set()
-            if self._stopping:  # Since a moment ago.
-                self._end(active, State.INTERRUPTED)
+            self._admit(await self._store.create(run))
             return run
+
+    def _admit(self, stored: Stored) -> None:
+        active = Active(stored, stored.run)
+        self._active[active.run.run_id] = active
+        self._waiting.append(active)
+        self._wake.set()
+        if self._stopping:  # Since a moment ago.
+            self._end(active, State.INTERRUPTED)
 
     async def begun(self, job: str, request_id: str) -> Run | None:
         """The run that a request ID has begun, if any. Raises StoreUnavailable."""
-        known = await self._latest(job) if request_id else []
+        if not request_id:
+            return None
+        async with self._beginning:
+            known = await self._latest(job)
         return next((run for run in known if run.request_id == request_id), None)
 
     async def _latest(self, job: str) -> list[Run]:
-        now_ms = self._now_ms()
-        return [self.current(seen_now(one.run, now_ms)) for one in await self._store.latest(job)]
+        """The last runs of a job. Call it with `_beginning`. Raises StoreUnavailable.
+
+        One that was stored although its begin failed is begun now: its caller may ask again.
+        """
+        before, now_ms = set(self._active), self._now_ms()
+        found: list[Run] = []
+        for stored in await self._store.latest(job):
+            run = self.current(seen_now(stored.run, now_ms))
+            # One that was here before may have ended since it was read.
+            is_new = run.process == self._process and run.run_id not in before
+            if is_new and run.state is State.WAITING:
+                self._admit(stored)
+            found.append(run)
+        return found
 
     async def find(self, run_id: str) -> Run:
         """A run of any janitor. Raises NotFound, StoreUnavailable."""

@@ -21,7 +21,7 @@ from cronsim import CronSim, CronSimError
 
 from libs.storage.errors import StorageError
 from services.janitor.runs.change_detector import has_changed
-from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger
+from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, seen_now
 from slatemq.errors import FailedPrecondition, SlateMQError
 
 _SPAN: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
@@ -184,8 +184,8 @@ class Timetable:
 
     async def _runs(self, job: str) -> list[Run]:
         """The runs of the whole job, the newest first."""
-        kept = await self._store.latest(job)
-        return [one.run for one in kept if one.run.ask == RunRequest(job)]
+        kept, now_ms = await self._store.latest(job), self._now_ms()
+        return [seen_now(one.run, now_ms) for one in kept if one.run.ask == RunRequest(job)]
 
     def _later(self, schedule: Schedule, due_ms: int) -> int:
         return due_ms + int(schedule.spread_ms(self._jitter_ms) * self._chance())

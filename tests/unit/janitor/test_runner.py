@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
@@ -20,10 +21,11 @@ from libs.storage.objects.small_objects import Objects
 from services.janitor.metrics import RunMeasures
 from services.janitor.runs.history import Run, RunEvents, RunRequest, RunStore, State, Trigger
 from services.janitor.runs.runner import HistoryLimits, Runner
+from slatemq.errors import FailedPrecondition
 
 NOW_MS = 1_795_269_141_374
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 
 DONE = 'read task; echo \'{"end": "done"}\''
 HELD = 'read task; echo \'{"snapshot": ["queues", "1"]}\'; read go < "$0"; echo \'{"end": "done"}\''
@@ -31,23 +33,40 @@ HELD = 'read task; echo \'{"snapshot": ["queues", "1"]}\'; read go < "$0"; echo 
 
 
 class Unanswered(Objects):
-    """A store that does what it is asked to, but loses its answers.
+    """A store that does what it is asked to, but loses its answers, or holds them.
 
     Attributes:
         lost: Methods whose next answer is lost.
+        held: Methods whose answers wait for `thawed`; `reached` is set once one does.
     """
 
     def __init__(self, *lost: str) -> None:
         objects = open_root("memory:///").objects
         super().__init__(objects._store.store, objects._folder, objects._durability)
         self.lost = set(lost)
+        self.held: set[str] = set()
+        self.reached = asyncio.Event()
+        self.thawed = asyncio.Event()
+
+    async def put_if_absent(self, path: str, data: bytes) -> bool:
+        written = await super().put_if_absent(path, data)
+        await self._answer("put_if_absent")
+        return written
+
+    async def get_version(self, path: str) -> tuple[bytes, str]:
+        found = await super().get_version(path)
+        await self._answer("get_version")
+        return found
 
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
         written = await super().replace(path, data, tag)
-        self._answer("replace")
+        await self._answer("replace")
         return written
 
-    def _answer(self, method: str) -> None:
+    async def _answer(self, method: str) -> None:
+        if method in self.held:
+            self.reached.set()
+            await self.thawed.wait()
         if method in self.lost:
             self.lost.remove(method)
             raise StoreUnavailable(f"no answer to {method}")
@@ -104,8 +123,9 @@ async def end_of(runner: Runner, run: Run) -> State:
 
 
 async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent() -> None:
-    async with working() as runner:
-        # Given a run that waits, and a watcher who has its first answer
+    async with working(command=["sleep", "60"]) as runner:
+        # Given a run that waits for another one, and a watcher who has its first answer
+        await runner.begin(RunRequest("backup"), Trigger.REQUEST)
         run = await runner.begin(RunRequest("report"), Trigger.REQUEST)
         watch = runner.watch(run.run_id)
         assert (await anext(watch)).state is State.WAITING
@@ -154,6 +174,72 @@ async def test_the_end_of_a_run_is_stored_after_a_write_whose_answer_was_lost() 
 
         assert not objects.lost
         assert (await store.get(run.run_id)).run.state is State.DONE
+
+
+@pytest.mark.parametrize("lost", ["put_if_absent", "get_version"])
+async def test_a_run_that_was_stored_unanswered_begins_when_it_is_asked_for_again(
+    lost: str,
+) -> None:
+    objects = Unanswered(lost)
+    async with working(RunStore(objects), ["sh", "-c", DONE]) as runner:
+        with pytest.raises(StoreUnavailable):
+            await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+        assert not objects.lost
+
+        run = await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+
+        assert await end_of(runner, run) is State.DONE
+        again = await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+        assert (again.run_id, again.state) == (run.run_id, State.DONE)
+        assert len(await RunStore(objects).ids()) == 1
+
+
+async def test_a_run_that_was_stored_unanswered_begins_when_another_is_asked_for() -> None:
+    objects = Unanswered("put_if_absent")
+    async with working(RunStore(objects), ["sh", "-c", DONE]) as runner:
+        with pytest.raises(StoreUnavailable):
+            await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+
+        with pytest.raises(FailedPrecondition) as refused:
+            await runner.begin(RunRequest("backup"), Trigger.SCHEDULE)
+
+        assert refused.value.reason == "JOB_RUNNING"
+        run = await runner.find((await RunStore(objects).ids())[0])
+        assert await end_of(runner, run) is State.DONE
+
+
+async def test_a_run_that_was_stored_unanswered_begins_when_its_request_is_looked_for() -> None:
+    objects = Unanswered("put_if_absent")
+    async with working(RunStore(objects), ["sh", "-c", DONE]) as runner:
+        with pytest.raises(StoreUnavailable):
+            await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+
+        assert await runner.begun("backup", "another's") is None
+        run = await runner.begun("backup", "mine")
+
+        assert run is not None
+        assert await end_of(runner, run) is State.DONE
+
+
+async def test_a_run_begins_once_though_its_caller_goes_away_meanwhile() -> None:
+    objects = Unanswered()
+    async with working(RunStore(objects), ["sh", "-c", DONE]) as runner:
+        # Given a caller that went away while its run was stored
+        objects.held.add("put_if_absent")
+        caller = asyncio.create_task(runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine"))
+        await objects.reached.wait()
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert caller.cancelled()
+
+        # When it asks again
+        again = asyncio.create_task(runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine"))
+        objects.thawed.set()
+        run = await again
+
+        # Then that run is done, and no other one
+        assert await end_of(runner, run) is State.DONE
+        assert await RunStore(objects).ids() == [run.run_id]
 
 
 async def test_a_run_whose_janitor_died_is_counted_by_its_successor() -> None:

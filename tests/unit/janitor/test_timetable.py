@@ -10,7 +10,15 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from services.janitor.runs.change_detector import AGES_MS, has_changed
-from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
+from services.janitor.runs.history import (
+    STALE_MS,
+    Run,
+    RunRequest,
+    RunStore,
+    State,
+    Trigger,
+    new_run_id,
+)
 from services.janitor.runs.timetable import AGAIN_MS, Timetable, parse_schedule
 from slatemq.errors import FailedPrecondition, Unavailable
 
@@ -164,6 +172,22 @@ async def test_runs_of_less_than_the_whole_job_do_not_count(ask: RunRequest) -> 
     await passes(world)
 
     assert world.begun == hours(0)
+
+
+@pytest.mark.parametrize(("silent_ms", "first"), [(STALE_MS, 0), (STALE_MS - 1, 0.75)])
+async def test_a_run_whose_janitor_is_gone_does_not_count(silent_ms: int, first: float) -> None:
+    world = World(START_MS + HOUR_MS, probe={"ingest/0": 5})
+    await world.has_run(
+        RunRequest("retention"),
+        START_MS - HOUR_MS // 4,
+        state=State.WAITING,
+        ended_at_ms=0,
+        alive_at_ms=START_MS - silent_ms,
+    )
+
+    await passes(world)
+
+    assert world.begun[:1] == hours(first)
 
 
 async def test_what_was_missed_while_it_was_down_is_made_up_for() -> None:
