@@ -5,8 +5,9 @@
 
 Once a queue has left, durably, its departure goes on by itself, after a restart too. What it does
 next follows from the claim of the queue's name: that of the move's number, the rows are still to be
-copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive. From
-its arrival on, which is durable, too, no claim matters: only the ingests are to be asked.
+copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive, or
+has been on its target, if that was removed since. From its arrival on, which is durable, too, no
+claim matters: only the ingests are to be asked.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ class Departures:
         self._turns.end(queue_id)
         self._locations.note(queue_id, claim.broker_shards, time.monotonic())
         self._note(queue_id, is_claimed=True, problem="")
-        if not await self._targets.arrive(record.shard, queue_id, record.number):
+        if not await self._has_come(queue_id, record):
             raise moving(queue_id)
         # Durable before anything that may take long: what is claimed later is about others.
         await self._owner.run(partial(self._owner.shard.moves.arrived_elsewhere, queue_id))
@@ -295,6 +296,20 @@ class Departures:
         self._progress.pop(queue_id, None)
         self._arrived.came()
         log.info("queue %s is on broker %d now", queue_id, record.shard)
+
+    async def _has_come(self, queue_id: str, record: MoveRecord) -> bool:
+        """Whether a queue that was claimed for the target is there, or has been.
+
+        Raises as ArrivalTargets.
+        """
+        try:
+            return await self._targets.arrive(record.shard, queue_id, record.number)
+        except Unavailable:
+            # A shard is not removed while a queue arrives, nor while it has one: so it took this
+            # one in, and that was moved on or deleted since.
+            if not await self._targets.is_removed(record.shard):
+                raise
+            return True
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""

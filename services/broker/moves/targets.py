@@ -88,6 +88,10 @@ class ArrivalTargets:
             answer = await (await self._stub(shard)).Arrive(request, timeout=CALL_S)
         return bool(answer.arrived)
 
+    async def is_removed(self, shard: int) -> bool:
+        with self._failures(shard):
+            return await self._channels.is_removed("broker", shard)
+
     async def _stub(self, shard: int) -> move_pb2_grpc.ArrivalServiceAsyncStub:
         return move_pb2_grpc.ArrivalServiceStub(await self._channels.to("broker", shard))
 

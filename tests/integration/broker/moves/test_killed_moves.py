@@ -14,18 +14,25 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import QueueNames
+from services.broker.moves import arrivals
+from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from tests.forms import shortly
 from tests.integration.broker.moves.movers import (
     Steps,
     begin_move,
     claimed,
     create_partitions,
+    gone,
+    has_queue,
+    listed_moves,
     move,
     queue_on,
     route,
     route_all,
     settled_move,
+    swept,
 )
+from tests.integration.broker.queue_calls import delete
 from tests.integration.broker.rig import Disk, Rig, introduce, running
 
 SOURCE_STEPS = 23
@@ -155,6 +162,53 @@ async def test_the_target_may_be_killed_at_any_step(
             await settled_move(source, target)
             await check_whole(source, target)
         await check_places(tmp_path, kind, beside)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["moved-on", "deleted"])
+async def test_a_source_has_done_with_a_queue_whose_target_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    async with running(tmp_path, shard=0) as old, running(tmp_path, shard=2) as last:
+        async with running(tmp_path, shard=1) as target:
+            # Given a source that was killed once it had claimed the name for the target
+            await introduce(old, target, last)
+            await old.create("q")
+            for rig in (old, target, last):
+                await route_all(rig, 10)
+            steps = Steps(1)
+            steps.between(old.broker.departures._targets, "arrive")
+            await begin_move(old, target)
+            async with asyncio.timeout(60):
+                await steps.reached.wait()
+
+                # And a target that took the queue in without it, and did not keep it
+                monkeypatch.setattr(arrivals, "SILENT_S", 0)
+                while await has_queue(target) is not True:
+                    await asyncio.sleep(0.01)
+                while (await queue_on(target)).HasField("quarantine"):
+                    await asyncio.sleep(0.01)
+                if is_deleted:
+                    await delete(target)
+                else:
+                    await move(target, last)
+
+                # When that is removed, and the source starts again
+                shards = shard_pb2_grpc.ShardServiceStub(target.channel)
+                await shards.DrainShard(shard_pb2.DrainShardRequest())
+                await shards.RemoveShard(shard_pb2.RemoveShardRequest(database="broker/1"))
+                await target.ended
+        async with running(tmp_path, shard=0, clock=old.clock) as source:
+            steps.thawed.set()
+
+            # Then it has nothing left of the queue, which is where it was moved to, whole
+            await gone(source)
+            await swept(source)
+            assert await listed_moves(source) == []
+            assert await has_queue(source) is False
+            if is_deleted:
+                await source.create("q")
+            else:
+                assert sorted(await claimed(last)) == list(range(1, 11))
 
 
 @pytest.mark.parametrize("kind", KINDS)
