@@ -166,11 +166,12 @@ class _Stream:
                 self._unanswered += 1
                 refusal = self._take(request.number, request.publish)
                 del request
+                if isinstance(refusal, ResourceExhausted) or self._unanswered >= UNANSWERED_MAX:
+                    # A client that waits, or reads no answers, keeps no memory of other requests
+                    # meanwhile. A second time would drop the next request.
+                    await requests.asend(True)
                 if isinstance(refusal, ResourceExhausted):
                     await hold_back(refusal)
-                if self._unanswered >= UNANSWERED_MAX:
-                    # A client that reads no answers keeps no memory of other requests meanwhile.
-                    await requests.asend(True)
                 while self._unanswered >= UNANSWERED_MAX:
                     self._room = self._loop.create_future()
                     await self._room
@@ -192,7 +193,7 @@ class _Stream:
                 waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error)
-            return error
+            return error.with_traceback(None)  # Its frames would keep the request.
         if waiting is None:
             task = asyncio.create_task(self._store(number, accepted))
             self._tasks.add(task)
