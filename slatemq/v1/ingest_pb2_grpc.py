@@ -167,11 +167,12 @@ class IngestServiceServicer:
         for answers are stored in order, except those with dedupe keys, payloads over 65,535 bytes, or
         a request ID that was used before.
 
-        At most 1,000 requests of a stream are unanswered at a time; further ones wait in the
-        connection. When the producer closes the stream, all that it sent is still answered. When a
-        stream breaks, the outcome of unanswered requests is unknown: repeat them with the same request
-        IDs on the same shard, here or by Publish. A draining service stops reading, answers what it
-        has read, and ends the stream with UNAVAILABLE (DRAINING).
+        At most 1,000 requests of a stream are unanswered at a time, and none is read while they have
+        100,000 messages together; further ones wait in the connection. When the producer closes the
+        stream, all that it sent is still answered. When a stream breaks, the outcome of unanswered
+        requests is unknown: repeat them with the same request IDs on the same shard, here or by
+        Publish. A draining service stops reading, answers what it has read, and ends the stream with
+        UNAVAILABLE (DRAINING).
 
         A request on a stream has at most 2 MiB: send larger ones by Publish. When arriving requests
         take too much memory, the service ends streams that wait for their next request

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, cast
@@ -81,6 +82,13 @@ SPAN: Final = {
 UNANSWERED_MAX: Final = 1000
 """Requests of one stream without an answer; what they hold is bounded like that of any publish."""
 
+UNANSWERED_MESSAGES_MAX: Final = 100_000
+"""Messages of these requests, of which each has an ID in an answer that may not be read. With the
+request that reaches it, the answers take 3 MiB."""
+
+RESPONSE_MESSAGES_MAX: Final = wire.MESSAGES_MAX
+"""Messages of the answers that go in one response: as many as one answer may have."""
+
 METHOD: Final = "/slatemq.v1.IngestService/PublishStream"
 
 Requests = AsyncGenerator[ingest_pb2.PublishStreamRequest, bool]
@@ -111,7 +119,8 @@ class _Stream:
         self._publishes_all = publishes_all
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
-        self._answers: list[ingest_pb2.PublishStreamAnswer] = []
+        self._unanswered_messages = 0
+        self._answers: deque[tuple[ingest_pb2.PublishStreamAnswer, int]] = deque()
         self._commit: asyncio.Future[None] | None = None
         self._of_commit: list[tuple[int, Waiting]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,18 +138,26 @@ class _Stream:
                 return []
             self._wanted = self._loop.create_future()
             await self._wanted
-        answers, self._answers = self._answers, []
+        answer, messages_count = self._answers.popleft()
+        answers = [answer]
+        while self._answers and messages_count + self._answers[0][1] <= RESPONSE_MESSAGES_MAX:
+            answer, count = self._answers.popleft()
+            answers.append(answer)
+            messages_count += count
         self._unanswered -= len(answers)
+        self._unanswered_messages -= messages_count
         _wake(self._room)
         return answers
 
-    def _answer(self, answer: ingest_pb2.PublishStreamAnswer) -> None:
-        self._answers.append(answer)
+    def _answer(self, answer: ingest_pb2.PublishStreamAnswer, messages_count: int) -> None:
+        """Have this sent; the request that it answers has this number of messages."""
+        self._answers.append((answer, messages_count))
         _wake(self._wanted)
 
-    def _refuse(self, number: int, error: BaseException) -> None:
+    def _refuse(self, number: int, error: BaseException, messages_count: int) -> None:
         status = status_of(METHOD, error)
-        self._answer(ingest_pb2.PublishStreamAnswer(number=number, error=status))
+        refusal = ingest_pb2.PublishStreamAnswer(number=number, error=status)
+        self._answer(refusal, messages_count)
 
     # --- Requests -----------------------------------------------------------
 
@@ -166,13 +183,13 @@ class _Stream:
                 self._unanswered += 1
                 refusal = self._take(request.number, request.publish)
                 del request
-                if isinstance(refusal, ResourceExhausted) or self._unanswered >= UNANSWERED_MAX:
+                if isinstance(refusal, ResourceExhausted) or self._is_full:
                     # A client that waits, or reads no answers, keeps no memory of other requests
                     # meanwhile. A second time would drop the next request.
                     await requests.asend(True)
                 if isinstance(refusal, ResourceExhausted):
                     await hold_back(refusal)
-                while self._unanswered >= UNANSWERED_MAX:
+                while self._is_full:
                     self._room = self._loop.create_future()
                     await self._room
         except SlateMQError as error:
@@ -184,6 +201,14 @@ class _Stream:
             self._is_read = True
             _wake(self._wanted)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more is read before answers are sent."""
+        return (
+            self._unanswered >= UNANSWERED_MAX
+            or self._unanswered_messages >= UNANSWERED_MESSAGES_MAX
+        )
+
     def _take(self, number: int, request: ingest_pb2.PublishRequest) -> Exception | None:
         """Begin to store a request; returns the error of one that is refused."""
         waiting: Waiting | None = None
@@ -192,8 +217,9 @@ class _Stream:
             if accepted.is_plain and not self._publishes_all:
                 waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
-            self._refuse(number, error)
+            self._refuse(number, error, 0)
             return error.with_traceback(None)  # Its frames would keep the request.
+        self._unanswered_messages += len(accepted.payloads)
         if waiting is None:
             task = asyncio.create_task(self._store(number, accepted))
             self._tasks.add(task)
@@ -215,28 +241,30 @@ class _Stream:
         error = commit.exception()
         messages_count = 0
         for number, waiting in given:
+            count = len(waiting.accepted.payloads)
             problem = error or waiting.refusal
             if problem is not None:
                 if error is not None:
                     self._publisher.give_up(waiting)
-                self._refuse(number, problem)
+                self._refuse(number, problem, count)
                 continue
-            messages_count += len(waiting.accepted.payloads)
+            messages_count += count
             answer = published(waiting.answered)
-            self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer))
+            self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer), count)
         self._count(messages_count)
 
     async def _store(self, number: int, accepted: Accepted) -> None:
+        count = len(accepted.payloads)
         try:
             answer = await self._publish(accepted)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            self._refuse(number, Unavailable("the service is stopping", reason="STOPPING"))
+            self._refuse(number, Unavailable("the service is stopping", reason="STOPPING"), count)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
-            self._refuse(number, error)
+            self._refuse(number, error, count)
         else:
-            self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer))
+            self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer), count)
 
 
 def published(answered: Answered) -> ingest_pb2.PublishResponse:

@@ -270,6 +270,51 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         assert max(seen) == servicer.UNANSWERED_MAX
 
 
+async def test_answers_that_are_not_read_have_a_bounded_number_of_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "UNANSWERED_MESSAGES_MAX", 100, raising=False)
+    monkeypatch.setattr(servicer, "RESPONSE_MESSAGES_MAX", 30, raising=False)
+    async with server() as (running, ingest):
+        stream = Stream(ingest)
+        await stream.send(message(b"first"))
+        await stream.ids(1)
+        (served,) = running.servicer._streams
+        unanswered, answered = list[int](), list[int]()
+        take = servicer._Stream._take
+
+        def noted_take(
+            stream: servicer._Stream, number: int, request: PublishRequest
+        ) -> Exception | None:
+            unanswered.append(stream._unanswered)
+            return take(stream, number, request)
+
+        monkeypatch.setattr(servicer._Stream, "_take", noted_take)
+
+        # When requests of many small messages come, good and bad ones, stored in both ways
+        async def send() -> None:
+            for n in range(60):
+                keys = [f"{n} {m}" for m in range(10)] if n % 3 == 0 else []
+                run = PublishRun(payloads=[b""] * 10, dedupe_keys=keys)
+                await stream.send(*([] if n % 10 == 9 else [run]))
+
+        async with running.commits.hold:
+            sending = asyncio.create_task(send())
+            await eventually(lambda: served._room is not None or len(unanswered) == 60)
+
+        # Then all are answered, in responses of few messages, and few were waiting at any time
+        async with asyncio.timeout(60):
+            while len(answered) < 60:
+                response = await stream._call.read()
+                counts = [len(one.published.message_ids) for one in response.answers]
+                assert sum(counts) <= 30
+                answered += counts
+            await sending
+        assert sum(answered) == 54 * 10
+        assert max(unanswered) <= 11
+        assert (served._unanswered, served._unanswered_messages) == (0, 0)
+
+
 async def send_many(stream: Stream, count: int) -> None:
     for n in range(count):
         await stream.send(message(b"%d" % n))
