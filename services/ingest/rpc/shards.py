@@ -53,6 +53,11 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
             await self._drain.begin()
         # Also where nothing has changed: an earlier call may have failed here.
         await self._announce()
+        if not request.cancel and not (await self._directory.read(max_age_ms=0)).open_ingests:
+            # All others were drained at the same time: the last to announce itself sees it.
+            await self._drain.cancel()
+            await self._announce()
+            raise self._last_ingest()
         return shard_pb2.DrainIngestShardResponse(shard=await self._describe())
 
     async def RemoveIngestShard(  # noqa: N802 - the RPC's name
@@ -101,12 +106,15 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
             )
         topology = await self._directory.read(max_age_ms=0)
         if not set(topology.open_ingests) - {self._shard}:
-            raise FailedPrecondition(
-                "LAST_INGEST",
-                f"no ingest but shard {self._shard} takes publishes: start another one first "
-                "(`slatemq shard add` says how), or end the drain of one",
-                subject=f"ingest/{self._shard}",
-            )
+            raise self._last_ingest()
+
+    def _last_ingest(self) -> FailedPrecondition:
+        return FailedPrecondition(
+            "LAST_INGEST",
+            f"no ingest but shard {self._shard} takes publishes: start another one first "
+            "(`slatemq shard add` says how), or end the drain of one",
+            subject=f"ingest/{self._shard}",
+        )
 
     async def _describe(self) -> shard_pb2.IngestShard:
         state, remaining = shard_pb2.IngestShard.STATE_SERVING, list[str]()

@@ -17,6 +17,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.layout.ids import message_id, shard_of
 from services.broker.outbox.targets import IngestPushes
 from services.ingest.config import IngestConfig
+from services.ingest.rpc.shards import IngestShardServicer
 from slatemq import OutgoingMessage
 from slatemq._publish import sending
 from slatemq._rpc.rpc_status import raising_slatemq_errors
@@ -107,6 +108,40 @@ async def test_the_only_ingest_that_takes_publishes_is_not_drained(tmp_path: Pat
         assert refused.value.reason == "LAST_INGEST"
         assert "start another one first" in refused.value.message
         assert shard_of(await client.publish(b"x")) == 1
+
+
+async def test_drains_of_all_ingests_at_the_same_time_leave_one_that_takes_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, both = IngestShardServicer._check_may_drain, asyncio.Barrier(2)
+
+    async def check_together(servicer: IngestShardServicer) -> None:
+        await check(servicer)
+        await both.wait()
+
+    monkeypatch.setattr(IngestShardServicer, "_check_may_drain", check_together)
+    async with two_ingests(tmp_path) as (_, _, client):
+        # When each of two is drained, and finds the other one open
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(
+                *(client.drain_ingest_shard(shard) for shard in (0, 1)), return_exceptions=True
+            )
+
+        # Then one is refused at least, and takes publishes
+        refused = [one for one in outcomes if isinstance(one, BaseException)]
+        assert refused
+        for error in refused:
+            assert isinstance(error, FailedPrecondition)
+            assert error.reason == "LAST_INGEST"
+        serving = [
+            one.ingest_shard
+            for one in (await client.ingest_shards()).shards
+            if one.state == "serving"
+        ]
+        assert len(serving) == len(refused)
+        topology = await TopologyDirectory(open_root(tmp_path.as_uri()).objects).read()
+        assert topology.open_ingests == serving
+        assert shard_of(await client.publish(b"x")) in serving
 
 
 async def test_a_repeat_gets_its_first_answer_and_nothing_new_is_stored(tmp_path: Path) -> None:
