@@ -19,7 +19,7 @@ any time, without an answer, too: so leaving is durable before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,11 +27,11 @@ from libs.serving.process.removal import check_drained, check_may_stay
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import MAX_SEQUENCE, message_id
-from libs.storage.layout.keys import log_range
+from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.layout.own_keys import DRAINING_KEY, LEAVING_KEY, events_range
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.metadata import decode_log_entry
 from libs.storage.records.states import encode_draining, encode_leaving
+from services.ingest.read.entries import ROWS_MIN, decoded
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
 from slatemq.errors import Unavailable
@@ -97,21 +97,34 @@ class Drain:
     async def remaining(self) -> Sequence[str]:
         """What the shard still has, for people; empty = nothing. Reads at most some entries."""
         await self._publisher.commits.durable()
-        first = max(self._log.bounds.first_sequence, message_id(self._shard, 1))
-        span = log_range(first, message_id(self._shard, MAX_SEQUENCE))
-        count = entries = for_ever = 0
-        async for rows in self._database.scan(*span, limit=COUNTED_ENTRIES_MAX + 1):
-            for _, value in rows:
-                entries += 1
-                if entries <= COUNTED_ENTRIES_MAX:
-                    found = decode_log_entry(value)
-                    count += len(found)
-                    for_ever += sum(one.retention_s == 0 for one in found)
-        left = self._counted(count, for_ever, is_all=entries <= COUNTED_ENTRIES_MAX)
+        count = for_ever = entries_count = 0
+        async for sequence, value in self._entries(COUNTED_ENTRIES_MAX + 1):
+            entries_count += 1
+            if entries_count <= COUNTED_ENTRIES_MAX:
+                found = (await decoded(sequence, value)).messages.values()
+                count += len(found)
+                for_ever += sum(one.retention_s == 0 for one in found)
+                await asyncio.sleep(0)  # Others have their turn between two entries.
+        left = self._counted(count, for_ever, is_all=entries_count <= COUNTED_ENTRIES_MAX)
         events = events_range()
         if [rows async for rows in self._database.scan(events.start, events.end, limit=1)]:
             left.append("events that are not published yet")
         return left
+
+    async def _entries(self, limit: int) -> AsyncIterator[tuple[int, bytes]]:
+        """The log's first entries by their sequences, read a few at a time: one may have 16 MiB."""
+        first = max(self._log.bounds.first_sequence, message_id(self._shard, 1))
+        last = message_id(self._shard, MAX_SEQUENCE)
+        while limit:
+            rows_max = min(ROWS_MIN, limit)
+            scan = self._database.scan(*log_range(first, last), limit=rows_max)
+            rows = [(parse_log_key(key), value) async for some in scan for key, value in some]
+            for row in rows:
+                yield row
+            if len(rows) < rows_max:
+                return
+            first = rows[-1][0] + 1
+            limit -= rows_max
 
     @staticmethod
     def _counted(count: int, for_ever: int, *, is_all: bool) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,15 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.database.slate import Database
 from libs.storage.layout.ids import message_id, shard_of
+from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.broker.outbox.targets import IngestPushes
+from services.ingest.batches import ENTRY_MESSAGES_MAX
 from services.ingest.config import IngestConfig
+from services.ingest.read import entries
 from services.ingest.rpc.shards import IngestShardServicer
+from services.ingest.write import draining
 from slatemq import OutgoingMessage
 from slatemq._publish import sending
 from slatemq._rpc.rpc_status import raising_slatemq_errors
@@ -216,3 +223,49 @@ async def test_what_keeps_a_shard_from_being_drained_is_counted(tmp_path: Path) 
             f"{len(stored)} messages, which `slatemq janitor run"
         )
         assert drained.remaining[1].startswith(f"of these {for_ever} messages with retention 0")
+
+
+async def test_what_is_left_is_counted_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "COUNTED_ENTRIES_MAX", 32)
+    reads, threads = list[int](), set[int]()
+    scan = Database.scan
+
+    async def noted_scan(database: Database, *span: Any, **options: Any) -> AsyncIterator[Any]:
+        reads.append(0)
+        async for rows in scan(database, *span, **options):
+            reads[-1] += len(rows)
+            yield rows
+
+    def noted_decode(value: bytes) -> list[MessageMetadata]:
+        found = decode_log_entry(value)
+        if len(found) == ENTRY_MESSAGES_MAX:
+            threads.add(threading.get_ident())
+        return found
+
+    async with two_ingests(tmp_path) as (_, one, client):
+        # Given 32 entries, of which one is large
+        for _ in range(31):
+            await one.send(b"x")
+        await one.publish(
+            PublishRun(payloads=[b"x"] * ENTRY_MESSAGES_MAX, headers={"note": "x" * 100})
+        )
+        await client.drain_ingest_shard(1)
+        with monkeypatch.context() as noted:
+            noted.setattr(Database, "scan", noted_scan)
+            noted.setattr(entries, "decode_log_entry", noted_decode)
+
+            drained = await client.drain_ingest_shard(1)
+
+        # Then all are counted, few were read at once, and the large one was decoded in a thread
+        assert drained.remaining[0].startswith(f"{31 + ENTRY_MESSAGES_MAX} messages, which")
+        assert sum(reads) >= 32
+        assert max(reads) <= entries.ROWS_MIN
+        assert threads
+        assert threading.get_ident() not in threads
+
+        # And of more entries than are counted, it is said that there are more
+        monkeypatch.setattr(draining, "COUNTED_ENTRIES_MAX", 31)
+        drained = await client.drain_ingest_shard(1)
+        assert drained.remaining[0].startswith("more than 31 messages, which")
