@@ -370,7 +370,7 @@ class Database:
         try:
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
             await self._durability.sync()
-        except (Error, OSError) as error:
+        except (Error, InternalError, OSError) as error:
             # The commits themselves are in the WAL; the next one reports what is wrong.
             _log.warning("flushing the memtable of %s: %r", self.name, error)
             self._arm_flush()
@@ -417,13 +417,13 @@ class Database:
             await self._durability.sync()
         except Error.Closed:
             return
-        except (Error, OSError) as error:
+        except (Error, InternalError, OSError) as error:
             if self.failed is not None:
                 _log.warning("closing %s after it had failed: %r", self.name, error)
             elif isinstance(error, Error):
                 raise translate(error, f"closing {self.name}") from error
             else:
-                raise StoreFailed(f"syncing {self.name} at its close: {error}") from error
+                raise StoreFailed(f"closing {self.name}: {readable(str(error))}") from error
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slatedb.uniffi import InternalError
@@ -244,6 +245,51 @@ async def test_a_panic_in_a_write_fails_the_database_and_is_not_called_damage(
     with pytest.raises(StoreFailed, match="range out of bounds"):
         await database.commit(_batch((b"k", b"v")))
     assert isinstance(database.failed, StoreFailed)
+    await database.close()
+
+
+async def test_a_panic_in_the_flush_behind_commits_is_repeated_and_the_database_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panicking(NoSync):
+        async def sync(self) -> None:
+            panicked.set()
+            raise InternalError("range out of bounds")
+
+    panicked = asyncio.Event()
+    tuning = replace(tuning_of(Kind.BROKER), replay=ReplayBound(1000, 0.01))
+    database = await open_root(tmp_path.as_uri()).database("broker/0", Kind.BROKER, tuning)
+    whole, database._durability = database._durability, Panicking()
+    await database.commit(_batch((b"k", b"v")))
+    async with asyncio.timeout(60):
+        await panicked.wait()
+        # Then the flush comes again
+        panicked.clear()
+        await panicked.wait()
+    assert "flushing the memtable of broker/0: InternalError" in caplog.text
+
+    # And commits go on, and the close, too
+    await database.commit(_batch((b"k", b"w")))
+    database._durability = whole
+    await database.close()
+    assert database.closed_reason == "clean"
+
+
+async def test_a_panic_in_the_close_of_a_failed_database_is_not_raised(tmp_path: Path) -> None:
+    class Panicking:
+        def __init__(self, db: Any) -> None:
+            self._db = db
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._db, name)
+
+        async def shutdown_with_options(self, options: object) -> None:
+            await self._db.shutdown_with_options(options)
+            raise InternalError("range out of bounds")
+
+    database = await open_root(tmp_path.as_uri()).database("broker/0", Kind.BROKER)
+    database._fail(StoreFailed("the disk is broken"))
+    database._db = Panicking(database._db)
     await database.close()
 
 
