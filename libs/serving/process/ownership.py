@@ -181,6 +181,7 @@ class Standstill:
         self._prove = prove
         self._clock = clock
         self._ran_at = clock()
+        self._stood_still = False
         self._proving: asyncio.Future[None] | None = None
 
     def proof(self) -> asyncio.Future[None] | None:
@@ -196,10 +197,17 @@ class Standstill:
 
     def _look(self) -> None:
         before, self._ran_at = self._ran_at, self._clock()
-        if self._ran_at - before > STANDSTILL_S and self._proving is None:
-            self._proving = asyncio.ensure_future(self._prove())
-            self._proving.add_done_callback(self._settled)
+        if self._ran_at - before > STANDSTILL_S:
+            self._stood_still = True
+        if self._stood_still and self._proving is None:
+            self._proving = asyncio.ensure_future(self._prove_in_turn())
+            # Callers raise its error, if there are any.
+            self._proving.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _settled(self, proving: asyncio.Future[None]) -> None:
-        if not proving.cancelled() and proving.exception() is None:
-            self._proving = None  # Else it stays: what is not proven now never will be.
+    async def _prove_in_turn(self) -> None:
+        """Prove ownership, and again after a standstill meanwhile: the proof may be of before."""
+        while self._stood_still:
+            self._stood_still = False
+            await self._prove()
+            self._look()
+        self._proving = None  # Else it stays: what is not proven now never will be.

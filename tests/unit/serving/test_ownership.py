@@ -67,6 +67,37 @@ async def test_after_a_standstill_every_call_waits_for_one_proof() -> None:
     assert standstill.proof() is None
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_standstill_during_a_proof_has_one_of_its_own_that_all_calls_wait_for(
+    is_seen: bool,
+) -> None:
+    proofs = Proofs()
+    standstill = Standstill(proofs.prove, proofs.clock)
+    proofs.now_s += 2 * STANDSTILL_S
+    waiting = [standstill.proof()]
+    await asyncio.sleep(0)
+    assert proofs.count == 1
+
+    # When the process stands still again, and the proof that it had begun before comes about
+    proofs.now_s += 2 * STANDSTILL_S
+    if is_seen:
+        waiting.append(standstill.proof())
+    proofs.free.set()
+    proofs.free.clear()
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    # Then another one is begun, and none is answered before
+    assert proofs.count == 2
+    assert all(one is not None and not one.done() for one in waiting)
+    proofs.free.set()
+    for one in waiting:
+        assert one is not None
+        await one
+    assert proofs.count == 2
+    assert standstill.proof() is None
+
+
 async def test_whichever_looks_first_the_standstill_is_seen() -> None:
     # Given a look that comes before the first call
     proofs = Proofs()
