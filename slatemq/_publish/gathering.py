@@ -154,6 +154,7 @@ class Gatherer:
                     await self._room.take(size)
             finally:
                 self._entering -= 1
+                self._wake()
         try:
             answer = self._gather(message, traced, size, shard)
         except InvalidArgument:
@@ -260,6 +261,10 @@ class Gatherer:
 
     def _on_changed(self) -> None:
         self._send()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have `close` look again."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -320,13 +325,13 @@ class Gatherer:
         try:
             async with asyncio.timeout(self._peers.call_s if close_s is None else close_s):
                 while self._has_work():
+                    changed = self._changed = asyncio.get_running_loop().create_future()
                     for batch in list(self._open.values()):
                         self._on_lingered(batch)
                     # Callers that waited for room gather before the next look.
                     await asyncio.sleep(0)
-                    if self._streamed or self._sending:
-                        self._changed = asyncio.get_running_loop().create_future()
-                        await self._changed
+                    if self._streamed or self._sending or self._entering:
+                        await changed
         except TimeoutError:
             log.warning("closed before everything published was answered")
         finally:

@@ -9,6 +9,8 @@ import pytest
 
 import slatemq
 from slatemq import BatchSettings, OutgoingMessage
+from slatemq._publish.gathering import Gatherer
+from slatemq._publish.shards import IngestShards
 from slatemq._rpc import peers
 from slatemq.errors import (
     DeadlineExceeded,
@@ -239,6 +241,44 @@ async def test_closing_sends_what_is_gathered_and_what_waits_for_room(instance: 
     with pytest.raises(Unavailable) as refused:
         await client.publish(b"late")
     assert refused.value.reason == "CLIENT_CLOSED"
+
+
+async def test_closing_sleeps_while_a_publish_looks_for_its_shard(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    asked, known = asyncio.Event(), asyncio.Event()
+    of_key, has_work = IngestShards.of_key, Gatherer._has_work
+
+    async def of_key_once_known(shards: IngestShards, dedupe_key: str | None) -> int | None:
+        asked.set()
+        await known.wait()
+        return await of_key(shards, dedupe_key)
+
+    def noted_has_work(gatherer: Gatherer) -> bool:
+        nonlocal looks
+        looks += 1
+        return has_work(gatherer)
+
+    monkeypatch.setattr(IngestShards, "of_key", of_key_once_known)
+    monkeypatch.setattr(Gatherer, "_has_work", noted_has_work)
+    client = slatemq.connect(instance.endpoint, batches=BatchSettings(linger_s=60))
+    await client.__aenter__()
+    publishing = asyncio.create_task(client.publish(b"x", dedupe_key="k"))
+    await asked.wait()
+
+    # When the client is closed while a publish does not know its shard
+    closing = asyncio.create_task(client.close())
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+    # Then it does not look at every turn of the loop, and sends the message once that is known
+    assert 1 <= looks <= 3
+    known.set()
+    async with asyncio.timeout(60):
+        await closing
+        await publishing
+    assert instance.ingest.stored == [b"x"]
 
 
 async def test_closing_does_not_wait_for_ever(instance: Instance) -> None:
