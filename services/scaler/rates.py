@@ -20,7 +20,7 @@ class Sample(NamedTuple):
     """How many messages have come into a queue since its broker started.
 
     Attributes:
-        at_s: When, by a clock that never steps.
+        at_s: When it was asked for, by a clock that never steps.
         created_at_ms: When the queue was created.
         entered_count: Messages that had entered the queue by then.
     """
@@ -35,10 +35,12 @@ class Rates:
         self._samples: dict[str, deque[Sample]] = {}
 
     def add(self, queue_id: str, sample: Sample) -> None:
-        """Keep a sample, and of those before it what the rate needs."""
+        """Keep a sample, and of those before it what the rate needs; not one that comes late."""
         if queue_id not in self._samples:
             self._forget(sample.at_s - SAMPLES_KEPT_S)
         samples = self._samples.setdefault(queue_id, deque())
+        if samples and sample.at_s < samples[-1].at_s:
+            return  # A smaller count than the newest would look like a broker's restart.
         if samples and not _continues(samples[-1], sample):
             samples.clear()
         samples.append(sample)

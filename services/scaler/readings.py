@@ -7,7 +7,8 @@ What is not known is an error, never zero: KEDA then leaves the replicas as they
     queue is paused           FAILED_PRECONDITION: no worker could claim anything
     queue is in quarantine    what is in it counts; where that is nothing, FAILED_PRECONDITION,
                               since messages wait outside of it
-    broker does not answer    UNAVAILABLE
+    broker does not answer    UNAVAILABLE, be it that of one partition; a queue is active where the
+                              other partitions have work
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from services.scaler.triggers import Trigger
 from slatemq._admin.queue_models import Queue
 from slatemq.client import Client
 from slatemq.errors import (
+    INCOMPLETE,
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
@@ -41,7 +43,7 @@ class Readings:
         Raises:
             SlateMQError: That is not known; InvalidArgument names a key of the metadata.
         """
-        queue = await self._read(trigger)
+        queue = await self._read(trigger, is_work_enough=True)
         if backlog(queue):
             return True
         return trigger.mode == "rate" and await self._rate(trigger) > 0
@@ -57,7 +59,9 @@ class Readings:
             raise _quarantined(queue)
         return await self._rate(trigger)
 
-    async def _read(self, trigger: Trigger) -> Queue:
+    async def _read(self, trigger: Trigger, *, is_work_enough: bool = False) -> Queue:
+        """The queue, whole; or with `is_work_enough` as much of it as has work."""
+        began_s = time.monotonic()
         try:
             queue = await self._client.get_queue(trigger.queue_id)
         except NotFound as error:
@@ -70,8 +74,10 @@ class Readings:
             raise FailedPrecondition("SCALER_UNAUTHENTICATED", problem) from error
         except DeadlineExceeded as error:
             raise Unavailable(error.message) from error
-        if trigger.mode == "rate":
-            sample = Sample(time.monotonic(), queue.created_at_ms, queue.totals.entered_count)
+        if queue.missing_partitions and not (is_work_enough and backlog(queue)):
+            raise _incomplete(queue)
+        if trigger.mode == "rate" and not queue.missing_partitions:
+            sample = Sample(began_s, queue.created_at_ms, queue.totals.entered_count)
             self._rates.add(trigger.queue_id, sample)
         if queue.paused:
             problem = f"queue {queue.queue_id!r} is paused: resume it to have its workers scaled"
@@ -91,6 +97,13 @@ class Readings:
 def backlog(queue: Queue) -> int:
     """The messages that are claimable or in flight: those that workers are needed for."""
     return queue.counts.available_count + queue.counts.in_flight_count
+
+
+def _incomplete(queue: Queue) -> Unavailable:
+    missing = ", ".join(map(str, queue.missing_partitions))
+    return Unavailable(
+        f"partition {missing} of queue {queue.queue_id!r} does not answer", reason=INCOMPLETE
+    )
 
 
 def _quarantined(queue: Queue) -> FailedPrecondition:

@@ -36,6 +36,12 @@ def test_looks_that_are_further_apart_than_a_minute_are_a_rate_too() -> None:
     assert rates_of((0, 0), (300, 3_000)).rate("orders") == 10
 
 
+def test_a_look_whose_answer_comes_late_is_no_restart() -> None:
+    rates = rates_of((0, 0), (10, 100), (20, 200), (15, 150))
+
+    assert rates.rate("orders") == 10
+
+
 def test_few_looks_are_kept_however_many_there_were() -> None:
     rates = rates_of(*((float(second), second) for second in range(10_000)))
 
