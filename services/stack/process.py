@@ -134,7 +134,10 @@ class Supervised:
         return f"\n    {words}" if words else ""
 
     def start(self) -> asyncio.Task[None]:
-        """Begin to keep it running; the task ends once it was stopped or refused."""
+        """Begin to keep it running; the task ends once it was stopped or refused.
+
+        The task raises OSError where it cannot be started, unless it has served before.
+        """
         self._run = asyncio.create_task(self._keep_running())
         return self._run
 
@@ -164,10 +167,16 @@ class Supervised:
 
     async def _keep_running(self) -> None:
         while not self._stopping.is_set():
-            code, served_seconds = await self._live()
+            try:
+                code, served_seconds = await self._live()
+                end = _end_of(code)
+            except OSError as error:  # Its log's folder is gone, or there is no memory for it.
+                if not self._has_served:
+                    raise
+                code, served_seconds, end = EXIT_FAILED, 0.0, f"cannot be started: {error}"
             if self._stopping.is_set():
                 return
-            end, words = _end_of(code), self.last_words
+            words = self.last_words
             if code == EXIT_USAGE or (code == EXIT_FENCED and not self._program.stands_by):
                 self.refused = code
                 self._report(f"{self.name} {end}; not starting it again{words}")
@@ -184,7 +193,10 @@ class Supervised:
                     await self._stopping.wait()
 
     async def _live(self) -> tuple[int, float]:
-        """Start it once, and wait for its end: the exit code, and how long it served, in s."""
+        """Start it once, and wait for its end: the exit code, and how long it served, in s.
+
+        Raises OSError where it cannot be started.
+        """
         log = self._program.log
         self._log_offset = _size(log)
         self._process = await self._spawn(log)
@@ -225,7 +237,10 @@ class Supervised:
         if self._lives_count > 1:
             again = "waits as a standby, or serves" if self._program.stands_by else "is serving"
             self._report(f"{self.name} {again} again")
-        self._on_serving()
+        try:
+            self._on_serving()
+        except OSError as error:  # The disk is full. The service serves all the same.
+            self._report(f"{self.name} is serving, but recording that failed: {error}")
         return time.monotonic()
 
     @property

@@ -1,7 +1,9 @@
 """The supervisor over real processes."""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -21,25 +23,56 @@ pytestmark = [
 ]
 
 
-class Watched:
-    """A supervised program, with all that was said about it."""
+WAIT_S = 60.0
 
-    def __init__(self, folder: Path, lives: str) -> None:
+
+class Watched:
+    """A supervised program, with all that was said about it.
+
+    Attributes:
+        problem: What goes wrong each time that it serves.
+    """
+
+    def __init__(self, folder: Path, lives: str, log: str = "it.log") -> None:
         (port,) = choose_ports(None, ["it"]).values()
         self.said: list[str] = []
+        self.reports: asyncio.Queue[str] = asyncio.Queue()
         self.served = asyncio.Semaphore(0)
-        self.log = folder / "it.log"
+        self.problem: OSError | None = None
+        self.log = folder / log
         command = [sys.executable, str(PROGRAM), str(port), lives, str(folder)]
         program = Program("it", command, f"127.0.0.1:{port}", dict(os.environ), self.log)
-        self.it = Supervised(program, self.said.append, self.served.release, Backoff(0.01, 0.02))
+        self.it = Supervised(program, self._report, self._on_serving, Backoff(0.01, 0.02))
+
+    async def until_said(self, words: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while words not in await self.reports.get():
+                pass
+
+    async def until_served(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.served.acquire()
+
+    def kill(self) -> None:
+        assert self.it.pid is not None
+        os.kill(self.it.pid, signal.SIGKILL)
+
+    def _report(self, line: str) -> None:
+        self.said.append(line)
+        self.reports.put_nowait(line)
+
+    def _on_serving(self) -> None:
+        self.served.release()
+        if self.problem is not None:
+            raise self.problem
 
 
 @pytest.fixture
-async def watch(tmp_path: Path) -> AsyncIterator[Callable[[str], Watched]]:
+async def watch(tmp_path: Path) -> AsyncIterator[Callable[..., Watched]]:
     made: list[Watched] = []
 
-    def watching(lives: str) -> Watched:
-        made.append(Watched(tmp_path, lives))
+    def watching(lives: str, log: str = "it.log") -> Watched:
+        made.append(Watched(tmp_path, lives, log))
         return made[-1]
 
     yield watching
@@ -131,6 +164,62 @@ async def test_a_process_that_has_served_is_started_again_however_often_it_ends(
     await watched.served.acquire()
 
     assert watched.said[-1] == "it is serving again"
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_until_it_can_be(
+    watch: Callable[[str, str], Watched],
+) -> None:
+    # Given that the folder of its log is removed while it serves
+    watched = watch("serve", "logs/it.log")
+    watched.log.parent.mkdir()
+    watched.it.start()
+    await watched.until_served()
+    shutil.rmtree(watched.log.parent)
+
+    # For longer than one that never served is tried
+    watched.kill()
+    for _ in range(STARTS_MAX + 1):
+        await watched.until_said("it cannot be started: [Errno 2] No such file or directory")
+    watched.log.parent.mkdir()
+
+    await watched.until_served()
+    assert watched.it.refused is None
+    assert watched.said[-1] == "it is serving again"
+
+
+async def test_a_process_that_cannot_be_started_at_first_fails_at_once(
+    watch: Callable[[str, str], Watched],
+) -> None:
+    watched = watch("serve", "logs/it.log")
+
+    with pytest.raises(FileNotFoundError):
+        await watched.it.start()
+
+    assert watched.said == []
+
+
+async def test_a_process_is_started_again_although_that_it_serves_was_not_recorded(
+    watch: Callable[[str], Watched],
+) -> None:
+    # Given a second life that no file has the process ID of
+    watched = watch("serve")
+    watched.it.start()
+    await watched.until_served()
+    watched.problem = OSError(errno.ENOSPC, "No space left on device")
+    watched.kill()
+    await watched.until_served()
+
+    watched.problem = None
+    watched.kill()
+
+    await watched.until_served()
+    assert watched.said == [
+        "it was killed by SIGKILL; starting it again in 0.01 s",
+        "it is serving again",
+        "it is serving, but recording that failed: [Errno 28] No space left on device",
+        "it was killed by SIGKILL; starting it again in 0.02 s",
+        "it is serving again",
+    ]
 
 
 @pytest.mark.parametrize(
