@@ -152,8 +152,11 @@ class Watch:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a page has looked within the last minute."""
-        return self._readers_count > 0 or time.monotonic() - self._left_s < IDLE_S
+        """Whether a page is updated, or has looked within the last minute."""
+        # A stream whose browser reads slowly waits for no sample meanwhile.
+        if self.streams_count > 0 or self._readers_count > 0:
+            return True
+        return time.monotonic() - self._left_s < IDLE_S
 
     async def prove(self) -> Sight | None:
         """Begin a try: find out what the token may see; None where that went wrong."""
@@ -301,7 +304,11 @@ class Watches:
         try:
             while time.monotonic() < ends_s:
                 sampled = asyncio.ensure_future(watch.next_sample())
-                await asyncio.wait([sampled, stopping], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    [sampled, stopping],
+                    timeout=ends_s - time.monotonic(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
                 if not sampled.done():
                     return
                 sampled.result()

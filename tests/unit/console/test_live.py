@@ -354,3 +354,45 @@ async def test_sampling_ends_a_minute_after_the_last_page(
         looks_count = len(tenants.looks)
         assert names(await page(watches, "a")) == ["a-1", "a-2"]
         assert tenants.looks[looks_count] == "a"
+
+
+async def test_a_page_whose_browser_has_not_read_for_a_minute_is_still_sampled_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(live, "SAMPLE_SHARE", 0)
+    tenants = Tenants(ops="*")
+    async with watching(tenants) as watches:
+        stream = watches.stream(await page(watches, "ops"), lambda seen: str(names(seen)))
+        first = await asyncio.wait_for(anext(stream), WAIT_S)
+
+        # Given that some samples are taken while the stream waits for its browser
+        monkeypatch.setattr(live, "IDLE_S", 0.0)
+        looks_count = len(tenants.looks)
+        async with asyncio.timeout(WAIT_S):
+            while watches.viewers_count and len(tenants.looks) < looks_count + 3:
+                await asyncio.sleep(0)
+
+        assert watches.viewers_count == 1
+        assert await asyncio.wait_for(anext(stream), WAIT_S) == first
+
+        # And no longer once it is closed
+        await stream.aclose()
+        async with asyncio.timeout(WAIT_S):
+            while watches.viewers_count:
+                await asyncio.sleep(0)
+
+
+async def test_a_stream_ends_in_time_although_no_sample_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = Instance()
+    async with watching(instance) as watches:
+        instance.answer(up())
+        watch = await page(watches)
+        monkeypatch.setattr(live, "STREAM_S", 0.1)
+
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(watches.stream(watch, str)), WAIT_S)
+
+        assert (watches.streams_count, watch.streams_count) == (0, 0)
