@@ -17,7 +17,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -295,9 +296,10 @@ class Watches:
     async def stream(
         self, watch: Watch, render: Callable[[Watch], str]
     ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: `update` with what is rendered of each sample, `gone` at its end."""
-        self.streams_count += 1
-        watch.streams_count += 1
+        """Server-sent events: `update` with what is rendered of each sample, `gone` at its end.
+
+        Its caller holds a place for it.
+        """
         ends_s = time.monotonic() + STREAM_S
         stopping = asyncio.ensure_future(self._stopping.wait())
         sampled: asyncio.Future[Any] = stopping
@@ -318,19 +320,23 @@ class Watches:
         finally:
             sampled.cancel()
             stopping.cancel()
-            self.streams_count -= 1
-            watch.streams_count -= 1
 
     @property
     def viewers_count(self) -> int:
         """Tokens for which the instance is being sampled."""
         return len(self._watches)
 
-    def has_place(self, token: str) -> bool:
-        """Whether one more stream may be opened."""
-        found = self._watches.get(token)
-        own = found.streams_count if found is not None else 0
-        return self.streams_count < STREAMS_MAX and own < PERSON_STREAMS_MAX
+    @contextmanager
+    def place(self, watch: Watch) -> Iterator[bool]:
+        """Hold a place for one more stream of a watch; whether there was one."""
+        has_place = self.streams_count < STREAMS_MAX and watch.streams_count < PERSON_STREAMS_MAX
+        self.streams_count += has_place
+        watch.streams_count += has_place
+        try:
+            yield has_place
+        finally:
+            self.streams_count -= has_place
+            watch.streams_count -= has_place
 
     def stop_streams(self) -> None:
         self._stopping.set()

@@ -7,8 +7,9 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from services.console.live import Watch, depth, together
+from services.console.live import Watch, Watches, depth, together
 from services.console.rendering import console_of, field_of, fragment, render, session_of
 from slatemq._admin.rates import lag_by_broker
 
@@ -29,11 +30,24 @@ async def stream_overview(request: Request) -> Response:
 
 async def live_response(request: Request, draw: Callable[[Watch], str]) -> Response:
     """An event stream of what is drawn of each sample."""
-    watches, token = console_of(request).watches, session_of(request).token
-    if not watches.has_place(token):
-        return PlainTextResponse("Too many pages are open.", 429)
-    stream = watches.stream(await watches.of(token), draw)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    watches = console_of(request).watches
+    return _LiveResponse(watches, await watches.of(session_of(request).token), draw)
+
+
+class _LiveResponse(StreamingResponse):
+    """Holds a place while it is sent; without one, it says so."""
+
+    def __init__(self, watches: Watches, watch: Watch, draw: Callable[[Watch], str]) -> None:
+        super().__init__(watches.stream(watch, draw), media_type="text/event-stream")
+        self._place = watches.place(watch)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place as has_place:
+            if has_place:
+                await super().__call__(scope, receive, send)
+            else:
+                refusal = PlainTextResponse("Too many pages are open.", 429)
+                await refusal(scope, receive, send)
 
 
 def _overview(watch: Watch, find: str) -> str:

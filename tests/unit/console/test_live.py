@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import NamedTuple, cast
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
+from starlette.requests import Request
+from starlette.types import Message
 
 from services.console import live
 from services.console.clients import Clients, OpenInstance
 from services.console.live import SAMPLES_KEPT, History, Watch, Watches, event, together
+from services.console.pages.overview import live_response
+from services.console.sessions import Session
 from slatemq import Caller, Counts
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of
@@ -127,6 +132,25 @@ async def watching(instance: Instance | Tenants) -> AsyncIterator[Watches]:
 async def page(watches: Watches, token: str = "") -> Watch:
     """What a page gets."""
     return await asyncio.wait_for(watches.of(token), WAIT_S)
+
+
+async def open_page(watches: Watches, statuses: list[int] | None) -> None:
+    """Answer a browser with a live page; `statuses` gets the HTTP status. None: it has gone."""
+
+    async def send(message: Message) -> None:
+        if statuses is None:
+            raise BrokenPipeError
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def receive() -> Message:
+        return await asyncio.Future()
+
+    console = SimpleNamespace(watches=watches)
+    app = SimpleNamespace(state=SimpleNamespace(console=console))
+    scope = {"type": "http", "app": app, "state": {"session": Session("ops")}}
+    response = await live_response(Request(scope), lambda seen: str(names(seen)))
+    await response(scope, receive, send)
 
 
 def up(broker: int = 0) -> Status:
@@ -263,7 +287,6 @@ async def test_an_open_page_is_drawn_with_each_sample_and_says_when_there_is_non
             assert await drawn == text
         with pytest.raises(StopAsyncIteration):
             await next_event()
-        assert (watches.streams_count, watch.streams_count) == (0, 0)
 
 
 async def test_one_look_serves_all_who_may_see_no_more() -> None:
@@ -363,21 +386,23 @@ async def test_a_page_whose_browser_has_not_read_for_a_minute_is_still_sampled_f
     monkeypatch.setattr(live, "SAMPLE_SHARE", 0)
     tenants = Tenants(ops="*")
     async with watching(tenants) as watches:
-        stream = watches.stream(await page(watches, "ops"), lambda seen: str(names(seen)))
-        first = await asyncio.wait_for(anext(stream), WAIT_S)
+        watch = await page(watches, "ops")
+        with watches.place(watch):
+            stream = watches.stream(watch, lambda seen: str(names(seen)))
+            first = await asyncio.wait_for(anext(stream), WAIT_S)
 
-        # Given that some samples are taken while the stream waits for its browser
-        monkeypatch.setattr(live, "IDLE_S", 0.0)
-        looks_count = len(tenants.looks)
-        async with asyncio.timeout(WAIT_S):
-            while watches.viewers_count and len(tenants.looks) < looks_count + 3:
-                await asyncio.sleep(0)
+            # Given that some samples are taken while the stream waits for its browser
+            monkeypatch.setattr(live, "IDLE_S", 0.0)
+            looks_count = len(tenants.looks)
+            async with asyncio.timeout(WAIT_S):
+                while watches.viewers_count and len(tenants.looks) < looks_count + 3:
+                    await asyncio.sleep(0)
 
-        assert watches.viewers_count == 1
-        assert await asyncio.wait_for(anext(stream), WAIT_S) == first
+            assert watches.viewers_count == 1
+            assert await asyncio.wait_for(anext(stream), WAIT_S) == first
+            await stream.aclose()
 
         # And no longer once it is closed
-        await stream.aclose()
         async with asyncio.timeout(WAIT_S):
             while watches.viewers_count:
                 await asyncio.sleep(0)
@@ -395,4 +420,23 @@ async def test_a_stream_ends_in_time_although_no_sample_comes(
         with pytest.raises(StopAsyncIteration):
             await asyncio.wait_for(anext(watches.stream(watch, str)), WAIT_S)
 
-        assert (watches.streams_count, watch.streams_count) == (0, 0)
+
+async def test_pages_opened_at_once_get_no_more_places_than_there_are() -> None:
+    opened_count = live.PERSON_STREAMS_MAX + 3
+    async with watching(Tenants(ops="*")) as watches:
+        statuses: list[int] = []
+        pages = [asyncio.create_task(open_page(watches, statuses)) for _ in range(opened_count)]
+        async with asyncio.timeout(WAIT_S):
+            while len(statuses) < opened_count:
+                await asyncio.sleep(0)
+
+        assert statuses.count(200) == watches.streams_count == live.PERSON_STREAMS_MAX
+        assert statuses.count(429) == 3
+
+        # And each is given back, also where the browser has gone before the first event
+        for each in pages:
+            each.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
+        with pytest.raises(BrokenPipeError):
+            await open_page(watches, None)
+        assert (watches.streams_count, (await page(watches, "ops")).streams_count) == (0, 0)
