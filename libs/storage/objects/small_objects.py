@@ -95,7 +95,10 @@ class Objects:
             raise self._unavailable("reading", path, error) from error
 
     async def copy_to(self, path: str, target: Objects, target_path: str) -> int:
-        """Copy an object to another root, durably; returns its size. Raises ObjectNotFound."""
+        """Copy an object to another root, durably; returns its size. Raises ObjectNotFound.
+
+        Raises StoreUnavailable, and writes nothing, where the store gives only a part of it.
+        """
         with self._finding("reading", path):
             found = await self._patient.get_async(path)
         size_bytes = int(found.meta["size"])
@@ -104,10 +107,11 @@ class Objects:
                 if size_bytes <= _COPIED_PIECE_BYTES:
                     with self._finding("reading", path):
                         data = bytes(await found.bytes_async())
+                    _check_whole(path, len(data), size_bytes)
                     await target._patient.put_async(target_path, data)
                 else:
-                    pieces = found.stream(min_chunk_size=_COPIED_PIECE_BYTES)
-                    await target._patient.put_pieces(target_path, aiter(pieces), size_bytes)
+                    pieces = _whole(path, found, size_bytes)
+                    await target._patient.put_pieces(target_path, pieces, size_bytes)
             await target._sync(target_path)
         except TimeoutError:
             raise StoreUnavailable(f"copying {path}: too slow") from None
@@ -287,6 +291,21 @@ class Objects:
     async def _sync(self, path: str) -> None:
         if self._folder is not None:
             await self._durability.sync_file(self._folder / path)
+
+
+async def _whole(path: str, found: Any, size_bytes: int) -> AsyncIterator[Any]:
+    """The pieces of what a store gives. A write of them ends without an object where it raises."""
+    given = 0
+    async for piece in found.stream(min_chunk_size=_COPIED_PIECE_BYTES):
+        given += len(piece)
+        yield piece
+    _check_whole(path, given, size_bytes)
+
+
+def _check_whole(path: str, given: int, size_bytes: int) -> None:
+    """Raises StoreUnavailable."""
+    if given != size_bytes:
+        raise StoreUnavailable(f"reading {path}: the store gave {given} of {size_bytes} bytes")
 
 
 class _ObjectFile(io.RawIOBase):

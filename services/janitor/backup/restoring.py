@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -27,7 +27,7 @@ from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
-from libs.storage.errors import ObjectNotFound
+from libs.storage.errors import ObjectNotFound, StoreUnavailable
 from libs.storage.layout.keys import config_range, parse_config_key
 from libs.storage.layout.own_keys import move_range, parse_move_key
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
@@ -36,7 +36,13 @@ from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.configs import decode_config, partition_in
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
-from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
+from services.janitor.backup.catalogue import (
+    Backup,
+    Catalogue,
+    SavedDatabase,
+    StoredObject,
+    stored_manifest,
+)
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import KINDS, opened_restored
@@ -175,28 +181,36 @@ class Restoring:
         return False
 
     async def _copy(self) -> None:
-        objects = self.target.objects
         stored = await self.catalogue.stored(self.backup)
-        there: dict[str, int] = {}
-        folders = {tables_folder(one.database) for one in self.backup.databases}
-        for folder in folders | {one.path.partition("/")[0] for one in stored} - {*KINDS}:
-            there |= await sizes_below(objects, folder)
         copier = Copier(
             self.catalogue.objects,
-            objects,
-            there,
+            self.target.objects,
+            await self._there(stored),
             lambda done, count: self._say("objects", done, count),
             self.cancelled,
         )
         copies = [Copy(one.stored, one.path, one.size_bytes) for one in stored]
         await copier.copy(copies)
         self.copied_count, self.copied_bytes = copier.copied_count, copier.copied_bytes
-        if lost := missing(copies, there):
+        if lost := missing(copies, copier.there):
             raise FailedPrecondition(
                 "BACKUP_DAMAGED",
                 f"the backup {self.backup.backup_id} lacks {len(lost)} of {len(copies)} objects, "
                 f"such as {lost[0]}: restore another one",
             )
+        if gone := missing(copies, await self._there(stored)):
+            raise StoreUnavailable(
+                f"{gone[0]} was copied to {self.target.url}, and is not there as it should be: "
+                "repeat the restore"
+            )
+
+    async def _there(self, stored: Iterable[StoredObject]) -> dict[str, int]:
+        """What the target has in the folders of the backup's objects."""
+        there: dict[str, int] = {}
+        folders = {tables_folder(one.database) for one in self.backup.databases}
+        for folder in folders | {one.path.partition("/")[0] for one in stored} - {*KINDS}:
+            there |= await sizes_below(self.target.objects, folder)
+        return there
 
     async def _put_manifest(self, one: SavedDatabase) -> None:
         path = stored_manifest(self.backup.folder, one.database)

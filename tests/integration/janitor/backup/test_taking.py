@@ -19,7 +19,7 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import DamagedStore
+from libs.storage.errors import DamagedStore, StoreUnavailable
 from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
 from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
@@ -424,6 +424,77 @@ async def test_a_restore_that_was_interrupted_goes_on(
     stored = await catalogue.stored(backup)
     assert 0 < second.copied_count < len(stored)
     assert await read(fresh, "broker/0") == b"x"
+
+
+class ShortGet:
+    """What a store gives for an object, without its last byte."""
+
+    def __init__(self, found: Any) -> None:
+        self.meta, self._found = found.meta, found
+
+    async def bytes_async(self) -> bytes:
+        return bytes(await self._found.bytes_async())[:-1]
+
+    async def stream(self, min_chunk_size: int) -> AsyncIterator[bytes]:
+        data = await self.bytes_async()
+        for start in range(0, len(data), min_chunk_size):
+            yield data[start : start + min_chunk_size]
+
+
+class ShortStore(LocalStore):
+    """Once, it gives less of an object than the object has, or keeps less than it was given."""
+
+    async def get_async(self, path: str, **options: Any) -> Any:
+        found = await super().get_async(path, **options)
+        if self.short_get != path:
+            return found
+        self.short_get = ""
+        return ShortGet(found)
+
+    async def put_async(self, path: str, file: Any, **options: Any) -> Any:
+        if self.short_put == path:
+            self.short_put, file = "", file[:-1]
+        return await super().put_async(path, file, **options)
+
+    short_get = short_put = ""
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 9 << 20], ids=["whole", "in pieces"])
+async def test_a_restore_from_a_store_that_gives_a_part_of_an_object_fails_and_can_be_repeated(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path, size_bytes: int
+) -> None:
+    await write(root, b"x")
+    uri = await Blobs(root).put(payload := os.urandom(size_bytes))
+    backup = await taking(root, backups).take()
+    store = ShortStore(tmp_path / "backups")
+    store.short_get = f"objects/{uri}"
+    backups.objects = Objects(store, None, backups.durability)
+
+    with pytest.raises(StoreUnavailable, match=f"gave {size_bytes - 1} of {size_bytes} bytes"):
+        await restored(backups, fresh, backup)
+    assert await fresh.objects.list(uri.partition("/")[0]) == []
+    assert not await fresh.objects.list("ingest/0/manifest")
+
+    await restored(backups, fresh, backup)
+    assert await Blobs(fresh).get(uri) == payload
+
+
+async def test_a_restore_to_a_store_that_keeps_a_part_of_an_object_fails_and_can_be_repeated(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    await write(root, b"x")
+    uri = await Blobs(root).put(payload := os.urandom(1000))
+    backup = await taking(root, backups).take()
+    store = ShortStore(tmp_path / "new", mkdir=True)
+    store.short_put = uri
+    fresh.objects = Objects(store, None, fresh.durability)
+
+    with pytest.raises(StoreUnavailable, match=f"{uri} was copied .* repeat the restore"):
+        await restored(backups, fresh, backup)
+    assert not await fresh.objects.list("ingest/0/manifest")
+
+    await restored(backups, fresh, backup)
+    assert await Blobs(fresh).get(uri) == payload
 
 
 @pytest.mark.parametrize("marker", [b"", b"\xff", b"[]", b"{}", b"[" * 100_000])
