@@ -17,6 +17,7 @@ their names here.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -137,7 +138,7 @@ class Catalogue:
             one
             for name in _LISTS
             for path in (f"{backup.folder}/{name}.gz",)
-            for one in _decode_list(path, await self.objects.get(path))
+            for one in await asyncio.to_thread(_decode_list, path, await self.objects.get(path))
         ]
 
     async def add(
@@ -145,22 +146,29 @@ class Catalogue:
     ) -> None:
         """Write down a backup whose objects and manifests are stored."""
         for name, some in zip(_LISTS, (tables, objects), strict=True):
-            await self.objects.put(f"{backup.folder}/{name}.gz", _encode_list(some))
+            # In a thread: the turn is renewed meanwhile.
+            data = await asyncio.to_thread(_encode_list, some)
+            await self.objects.put(f"{backup.folder}/{name}.gz", data)
         if not await self.objects.put_if_absent(f"{backup.folder}/{_RECORD}", _encode(backup)):
             raise FailedPrecondition("BACKUP_EXISTS", f"there is a backup {backup.backup_id}")
+
+    async def remove(self, backup_id: str) -> None:
+        """Remove a backup; the objects that it needs stay."""
+        # The record first: what loses its objects is no backup any more.
+        await self.objects.delete(f"{BACKUPS}/{backup_id}/{_RECORD}")
+        for path in await self.objects.list(f"{BACKUPS}/{backup_id}"):
+            await self.objects.delete(path)
 
     async def prune(self, kept: int, check: Callable[[], Awaitable[None]]) -> int:
         """Remove the oldest backups over `kept`, and what no other needs; returns their count.
 
-        `check` is called before each object is removed, and raises where another backup may need
-        it.
+        `check` is called before each backup and each object is removed, and raises where another
+        backup may need it.
         """
         ids = await self.ids()
         for backup_id in reversed(ids[kept:]):
-            # The record first: what loses its objects is no backup any more.
-            await self.objects.delete(f"{BACKUPS}/{backup_id}/{_RECORD}")
-            for path in await self.objects.list(f"{BACKUPS}/{backup_id}"):
-                await self.objects.delete(path)
+            await check()
+            await self.remove(backup_id)
         if len(ids) > kept:
             needed = {
                 one.stored

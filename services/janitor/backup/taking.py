@@ -28,6 +28,7 @@ from typing import Final
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.files import tables_folder
 from libs.storage.database.roots import Root
+from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
@@ -264,7 +265,14 @@ class Taking:
             await target.put(stored_manifest(backup.folder, saved.database), data)
         taken.check()
         await mine.check()
-        await catalogue.add(backup, tables, listed)
+        try:
+            await catalogue.add(backup, tables, listed)
+            # It may have stood still since, and another one may have removed what it needs. One
+            # that begins later finds its record.
+            await mine.look()
+        except (Unavailable, StorageError):
+            await catalogue.remove(backup.backup_id)
+            raise
         self.removed_count = await catalogue.prune(self.kept, mine.check)
         return backup
 

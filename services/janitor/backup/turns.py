@@ -65,8 +65,11 @@ class Turn:
 
     async def check(self) -> None:
         """Raises Unavailable where another backup has the turn, since this one stood still."""
-        if time.monotonic() - self._checked_s < RENEW_S:
-            return
+        if time.monotonic() - self._checked_s >= RENEW_S:
+            await self.look()
+
+    async def look(self) -> None:
+        """Like `check`, also where the last look was just now."""
         paths = await self._objects.list(TURNS)
         if not paths or paths[-1] != self._path:
             raise Unavailable(

@@ -193,26 +193,34 @@ def instantly(one: Taking) -> Taking:
 
 
 class HaltingObjects(Objects):
-    """Halts before a manifest is written: all objects that a backup needs are there then."""
+    """Halts before such a path is written."""
 
-    def __init__(self, folder: Path, durability: Any) -> None:
+    def __init__(self, folder: Path, durability: Any, halts_at: str) -> None:
         super().__init__(LocalStore(folder), None, durability)
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self.halts_at = halts_at
 
     async def put(self, path: str, data: bytes) -> None:
-        if path.endswith(".manifest"):
+        await self.halt(path)
+        await super().put(path, data)
+
+    async def put_if_absent(self, path: str, data: bytes) -> bool:
+        await self.halt(path)
+        return await super().put_if_absent(path, data)
+
+    async def halt(self, path: str) -> None:
+        if path.endswith(self.halts_at):
             self.reached.set()
             await self.go_on.wait()
-        await super().put(path, data)
 
 
 @asynccontextmanager
 async def halted(
-    root: Root, backups: Root, folder: Path
+    root: Root, backups: Root, folder: Path, halts_at: str = ".manifest"
 ) -> AsyncIterator[tuple[asyncio.Task[Backup], HaltingObjects]]:
     """A backup that has copied all that it needs, and has no record."""
     target = open_root(backups.url, sync=False)
-    target.objects = objects = HaltingObjects(folder, backups.durability)
+    target.objects = objects = HaltingObjects(folder, backups.durability, halts_at)
     going = asyncio.create_task(taking(root, target, kept=1).take())
     reached = asyncio.create_task(objects.reached.wait())
     await asyncio.wait([going, reached], return_when=asyncio.FIRST_COMPLETED)
@@ -260,6 +268,52 @@ async def test_a_backup_that_stood_still_until_another_one_was_taken_ends_withou
         with pytest.raises(Unavailable, match="another one has begun since"):
             await going
     assert await Catalogue(backups.objects).ids() == [other.backup_id]
+
+
+@pytest.mark.parametrize("halts_at", [".manifest", "/objects.gz", "/backup.json"])
+async def test_a_backup_that_stood_still_before_a_last_write_has_no_record(
+    root: Root,
+    backups: Root,
+    fresh: Root,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    halts_at: str,
+) -> None:
+    await write(root, b"first")
+    uri = await Blobs(root).put(b"of the one that stands still")
+    # It has looked just now whether it has the turn
+    monkeypatch.setattr(turns, "RENEW_S", 3600)
+    async with halted(root, backups, tmp_path / "backups", halts_at) as (going, objects):
+        await Blobs(root).delete(uri)
+        await instantly(taking(root, backups, kept=1)).take()
+        # What no record names goes with the next older one
+        other = await taking(root, backups, kept=1).take()
+        assert f"objects/{uri}" not in await backups.objects.list("objects")
+
+        objects.go_on.set()
+        with pytest.raises(Unavailable, match="another one has begun since"):
+            await going
+
+    assert await Catalogue(backups.objects).ids() == [other.backup_id]
+    await restored(backups, fresh, other)
+    assert await read(fresh, "broker/0") == b"first"
+
+
+async def test_a_backup_that_has_lost_its_turn_removes_no_older_one(
+    root: Root, backups: Root
+) -> None:
+    await write(root, b"x")
+    for _ in range(3):
+        await taking(root, backups).take()
+    catalogue = Catalogue(backups.objects)
+    before = await catalogue.ids()
+
+    async def lost() -> None:
+        raise Unavailable("another one has begun since")
+
+    with pytest.raises(Unavailable):
+        await catalogue.prune(1, lost)
+    assert await catalogue.ids() == before
 
 
 async def killed(root: Root, backups: Path, number: int) -> int:
