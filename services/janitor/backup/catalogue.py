@@ -93,9 +93,23 @@ class Backup:
         return f"{BACKUPS}/{self.backup_id}"
 
 
-def new_backup_id(now_ms: int) -> str:
-    """An ID that sorts by time."""
-    return f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%d-%H%M%S}-{now_ms % 1000:03d}"
+def new_backup_id(now_ms: int, ids: Iterable[str], turn: int) -> str:
+    """An ID that sorts by time, and behind those that there are: clocks are set back.
+
+    A turn that was lost has a lower number, and so another ID, also behind the same ones.
+    """
+    after_ms = (found_ms + turn for found_ms in map(_ms_of, ids) if found_ms is not None)
+    id_ms = max((now_ms, *after_ms))
+    return f"{datetime.fromtimestamp(id_ms // 1000, UTC):%Y%m%d-%H%M%S}-{id_ms % 1000:03d}"
+
+
+def _ms_of(backup_id: str) -> int | None:
+    """None for a name that was given by hand."""
+    try:
+        moment = datetime.strptime(backup_id, "%Y%m%d-%H%M%S-%f").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(moment.timestamp()) * 1000 + moment.microsecond // 1000
 
 
 def stored_path(info: ObjectInfo) -> str:

@@ -245,7 +245,7 @@ class Taking:
             raise Unavailable(f"{gone[0]} is not there any more")
         now_ms = self.now_ms()
         backup = Backup(
-            backup_id=new_backup_id(now_ms),
+            backup_id=new_backup_id(now_ms, await catalogue.ids(), mine.number),
             source=root.url,
             taken_at_ms=min(one.taken_at_ms for one in databases),
             ended_at_ms=now_ms,

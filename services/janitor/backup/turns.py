@@ -45,9 +45,14 @@ as long as between two of its writes."""
 
 
 class Turn:
-    """The turn of this process, once `begin` has got it."""
+    """The turn of this process, once `begin` has got it.
+
+    Attributes:
+        number: Greater than those of all turns before.
+    """
 
     def __init__(self, objects: Objects, number: int, now_ms: int) -> None:
+        self.number = number
         self._objects = objects
         self._path = f"{TURNS}/{number:08d}.json"
         self._fields = {

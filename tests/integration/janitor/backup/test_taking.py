@@ -29,7 +29,7 @@ from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
 from libs.storage.records.configs import QueueConfigRecord, encode_config
 from services.janitor.backup import turns
-from services.janitor.backup.catalogue import Backup, Catalogue
+from services.janitor.backup.catalogue import Backup, Catalogue, new_backup_id
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
 from services.janitor.backup.restoring import MARKER, Restoring
 from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
@@ -180,6 +180,32 @@ async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: R
     assert f"objects/{uri}" not in there
     for backup in kept:
         assert {one.stored for one in await catalogue.stored(backup)} <= there
+
+
+async def test_a_backup_is_the_newest_also_when_the_clock_was_set_back(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    catalogue = Catalogue(backups.objects)
+    for hours, value in ((0, b"first"), (-1, b"second"), (-2, b"third"), (-2, b"fourth")):
+        await write(root, value)
+        one = taking(root, backups, kept=1)
+        one.now_ms = lambda hours=hours: NOW_MS + hours * 3_600_000  # type: ignore[misc]
+        backup = await one.take()
+
+        assert await catalogue.ids() == [backup.backup_id]
+        assert backup.ended_at_ms == one.now_ms()
+    await restored(backups, fresh)
+    assert await read(fresh, "broker/0") == b"fourth"
+
+
+def test_ids_of_backups_sort_behind_those_that_there_are_and_differ_by_turn() -> None:
+    first = new_backup_id(NOW_MS, [], 1)
+    assert new_backup_id(NOW_MS + 5000, [first], 2) == new_backup_id(NOW_MS + 5000, [], 1)
+    behind = [new_backup_id(now_ms, [first], 7) for now_ms in (NOW_MS - 5000, NOW_MS, NOW_MS + 1)]
+    assert [one > first for one in behind] == [True] * 3
+    assert new_backup_id(NOW_MS, [first], 8) > behind[0]
+    for by_hand in ("before-upgrade", "20261301-000000-000", "20260101-000000-x", ""):
+        assert new_backup_id(NOW_MS, [by_hand], 1) == first
 
 
 def instantly(one: Taking) -> Taking:
