@@ -56,7 +56,7 @@ TASKS: Final = "tasks"
 """Bodies of publishes that wait in the backend of an event queue. An ingest removes one as soon as
 its publish is stored, so one may go while it is copied."""
 
-REMOVING: Final = ("retention", "unreferenced", "dead-letters", "restore")
+REMOVING: Final = ("retention", "unreferenced", "dead-letters", "restore", "repair")
 """The jobs that remove messages from ingests, or objects."""
 
 PHASES: Final = ("payloads", "snapshots", "tables")
@@ -162,8 +162,8 @@ class Taking:
                     return await self._save(mine, catalogue, copier, taken, listed, removed)
         raise Unavailable(
             f"jobs of other janitors removed messages, or queues moved to other broker shards, "
-            f"during each of {ATTEMPTS} tries: give {', '.join(REMOVING)} a schedule at another "
-            "time than `backup`, and move queues at another time, too",
+            f"during each of {ATTEMPTS} tries: run {', '.join(REMOVING)} at another time than "
+            "`backup`, and move queues at another time, too",
             reason="REMOVED_MEANWHILE",
         )
 

@@ -411,16 +411,17 @@ async def test_bodies_of_tasks_that_are_applied_meanwhile_are_left_out(
     assert await fresh.objects.list("tasks") == ["tasks/ingest-0/redis/waiting"]
 
 
+@pytest.mark.parametrize("job", ["retention", "unreferenced", "dead-letters", "restore", "repair"])
 async def test_a_job_that_removes_meanwhile_has_the_snapshots_taken_again(
-    root: Root, backups: Root
+    root: Root, backups: Root, job: str
 ) -> None:
     await write(root, b"x")
     store = RunStore(root.objects)
     taken = 0
 
-    async def run_retention() -> None:
-        run_id = new_run_id("retention", NOW_MS)
-        ask, facts = RunRequest("retention"), {"janitor": 1, "process": "another"}
+    async def run_job() -> None:
+        run_id = new_run_id(job, NOW_MS)
+        ask, facts = RunRequest(job), {"janitor": 1, "process": "another"}
         times = {"created_at_ms": NOW_MS, "started_at_ms": NOW_MS, "ended_at_ms": NOW_MS + 1}
         run = Run(run_id, ask, Trigger.SCHEDULE, State.DONE, **facts, **times)  # type: ignore[arg-type]
         await store.create(run)
@@ -432,7 +433,7 @@ async def test_a_job_that_removes_meanwhile_has_the_snapshots_taken_again(
             taken += 1
             async with snapshots_of_stopped(root, NOW_MS) as found:
                 if taken <= runs_until:
-                    await run_retention()
+                    await run_job()
                 yield found
 
         return take  # type: ignore[return-value]
@@ -444,7 +445,7 @@ async def test_a_job_that_removes_meanwhile_has_the_snapshots_taken_again(
 
     taken = 0
     one.source = BackupSource(root, snapshots(99), store)  # type: ignore[arg-type]
-    with pytest.raises(Unavailable, match="schedule at another time"):
+    with pytest.raises(Unavailable, match=f"run .*{job}.* at another time"):
         await one.take()
     assert taken == ATTEMPTS
 
