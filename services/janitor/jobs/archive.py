@@ -83,7 +83,10 @@ DEAD_LETTERS: Final = pa.schema(
         pa.field("run", pa.string(), nullable=False),
     ]
 )
-"""A dead letter as it is archived; queue and day are in the path. No payload: it was gone."""
+"""A dead letter as it is archived; queue and day are in the path.
+
+It has no payload where its ingest had none.
+"""
 
 EMPTY_MS: Final = 24 * 3600 * 1000
 LOOK_S: Final = 3600.0
@@ -130,9 +133,15 @@ class DayFolder:
 
     def missing(self, dead_letters: pa.Table) -> pa.Table:
         """The dead letters that no part has, those aside that are damaged."""
+        return dead_letters.filter(pa.array(~self._has(dead_letters)))
+
+    def archived(self, dead_letters: pa.Table) -> pa.Table:
+        """The others: those that a part has."""
+        return dead_letters.filter(pa.array(self._has(dead_letters)))
+
+    def _has(self, dead_letters: pa.Table) -> npt.NDArray[np.bool_]:
         whole = [keys_of(keys) for path, keys in self._known.items() if path not in self.damaged]
-        known = np.concatenate([*whole, _NO_KEYS])
-        return dead_letters.filter(pa.array(~np.isin(keys_of(dead_letters), known)))
+        return np.isin(keys_of(dead_letters), np.concatenate([*whole, _NO_KEYS]))
 
     def add(self, dead_letters: pa.Table) -> None:
         """Add the dead letters that no part has; durable on return. Raises StorageError."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.snapshots import SnapshotReader
@@ -23,11 +22,12 @@ from libs.storage.records.payloads import PayloadUri, decode_payload
 from services.janitor.jobs.owners import Owners
 from services.janitor.snapshots import SnapshotName
 
-log = logging.getLogger(__name__)
-
 READS_AT_ONCE: Final = 64
 READ_BYTES: Final = 16 << 20
 """Payloads that are read together, unless one alone is larger."""
+
+Unreadable: TypeAlias = ObjectNotFound | DamagedObject
+"""Why the object that a payload record names cannot be read; it may be restored."""
 
 
 class Contents:
@@ -44,10 +44,13 @@ class Contents:
         }
         self._readers: dict[int, SnapshotReader] = {}
 
-    def payloads(self, sizes: Sequence[tuple[int, int]]) -> Iterator[list[bytes | None]]:
+    def payloads(
+        self, sizes: Sequence[tuple[int, int]]
+    ) -> Iterator[list[bytes | Unreadable | None]]:
         """Payloads in the order of `sizes`, some at a time; None for one that is gone.
 
-        `sizes` are message IDs, each with the bytes that its payload is said to have.
+        `sizes` are message IDs, each with the bytes that its payload is said to have. In place of
+        a payload whose object cannot be read comes the reason.
         """
         for some in _together(sizes):
             found = self._owners.run(self._read(some))
@@ -66,17 +69,14 @@ class Contents:
         for reader in self._readers.values():
             self._owners.run(reader.close())
 
-    async def _read(self, message_ids: Sequence[int]) -> dict[int, bytes | None]:
-        async def payload(record: bytes | PayloadUri) -> bytes | None:
+    async def _read(self, message_ids: Sequence[int]) -> dict[int, bytes | Unreadable]:
+        async def payload(record: bytes | PayloadUri) -> bytes | Unreadable:
             if not isinstance(record, PayloadUri):
                 return record
             try:
                 return await self._blobs.get(record.uri)
-            except ObjectNotFound:
-                return None
-            except DamagedObject as error:
-                log.error("a payload cannot be read: %s", error)
-                return None
+            except (ObjectNotFound, DamagedObject) as error:
+                return error
 
         records = await self._records(message_ids)
         found = await asyncio.gather(*(payload(record) for record in records.values()))

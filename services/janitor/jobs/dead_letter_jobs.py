@@ -5,11 +5,15 @@ keeps of it says where it is. Restoring it is one commit of the broker.
 
 Brokers take their snapshots after the ingests, so a message may have come and failed in between:
 nothing is known of it yet, and it is left to the next run.
+
+A dead letter whose payload is an object that cannot be read stays, too. The object may be restored;
+or the message was edited since the snapshot, and has another one, which the next run reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from libs.storage.errors import StorageError
 from libs.storage.layout.ids import shard_of
 from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
@@ -41,6 +46,8 @@ from services.janitor.jobs.work import FEW_ENTRIES, Work
 from services.janitor.snapshots import SnapshotName
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
+
+log = logging.getLogger(__name__)
 
 _IN_DAYS: Final = ("queue", "day", "broker_shard", "created_revision", "failed_at", "message_id")
 """The order in which a task takes dead letters: day by day."""
@@ -185,11 +192,12 @@ class DeadLetterArchive:
     ) -> Counter[str]:
         known = self.can_be_known(table)
         counts = Counter(dead_letters_postponed=table.num_rows - known.num_rows)
-        table = known
-        for some in self._with_payloads(contents, folder.missing(table)):
+        for some in self._with_payloads(contents, folder.missing(known)):
             folder.add(some)
             counts["dead_letters_written"] += some.num_rows
             counts["payload_bytes"] += pc.sum(pc.binary_length(some["payload"])).as_py() or 0
+        table = folder.archived(known)
+        counts["dead_letters_left"] = known.num_rows - table.num_rows
         for start in range(0, table.num_rows, BATCH_ROWS):
             rows = failed_rows(table.slice(start, BATCH_ROWS))
             archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)
@@ -207,15 +215,24 @@ class DeadLetterArchive:
         )
 
     def _with_payloads(self, contents: Contents, dead_letters: pa.Table) -> Iterator[pa.Table]:
-        """Tables as they are archived, each about the size of a part."""
+        """Tables as they are archived, each about the size of a part.
+
+        Without the dead letters whose payloads are objects that cannot be read.
+        """
         ids = dead_letters["message_id"].to_pylist()
         sizes = [size or 0 for size in dead_letters["payload_bytes"].to_pylist()]
         dead_letters = dead_letters.append_column("run", pa.repeat(self.run, dead_letters.num_rows))
         waiting: list[pa.Table] = []
         start = 0
-        for payloads in contents.payloads(list(zip(ids, sizes, strict=True))):
-            piece = dead_letters.slice(start, len(payloads))
-            start += len(payloads)
+        for read in contents.payloads(list(zip(ids, sizes, strict=True))):
+            piece = dead_letters.slice(start, len(read))
+            start += len(read)
+            piece = piece.filter(pa.array([not isinstance(one, StorageError) for one in read]))
+            payloads = [one for one in read if not isinstance(one, StorageError)]
+            if unreadable := [one for one in read if isinstance(one, StorageError)]:
+                queue = dead_letters["queue"][0].as_py()
+                text = "%d dead letters of %s stay: their payloads cannot be read, such as %s"
+                log.error(text, len(unreadable), queue, unreadable[0])
             piece = piece.append_column("payload", pa.array(payloads, pa.binary()))
             waiting.append(piece.select(DEAD_LETTERS.names).cast(DEAD_LETTERS))
             if sum(table.nbytes for table in waiting) >= PART_BYTES:

@@ -15,6 +15,7 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
+from libs.storage.errors import DamagedObject, ObjectNotFound
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import (
@@ -44,7 +45,7 @@ from libs.storage.records.task_records import (
 )
 from services.broker.core.lists.replays import Replays
 from services.janitor.jobs.batches import grouped
-from services.janitor.jobs.contents import Contents
+from services.janitor.jobs.contents import Contents, Unreadable
 from services.janitor.jobs.dead_letter_jobs import DeadLetterArchive
 from services.janitor.jobs.leftovers import _PushUris
 from services.janitor.jobs.owners import owners_of
@@ -192,8 +193,9 @@ async def test_objects_are_named_by_outboxes_and_by_refused_pushes_whatever_is_i
 async def test_payloads_are_read_in_order_wherever_they_are(tmp_path: Path) -> None:
     root = open_root(tmp_path.as_uri(), sync=False)
     blobs = Blobs(root)
-    there, gone = await blobs.put(b"large"), await blobs.put(b"gone")
+    there, gone, rotten = [await blobs.put(one) for one in (b"large", b"gone", b"rotten")]
     await blobs.delete(gone)
+    (tmp_path / rotten).write_bytes(b"Rotten")
     name = await snapshot(
         root,
         "ingest/0",
@@ -201,20 +203,24 @@ async def test_payloads_are_read_in_order_wherever_they_are(tmp_path: Path) -> N
             (payload_key(1), encode_inline(b"one")),
             (payload_key(2), encode_uri(there)),
             (payload_key(3), encode_uri(gone)),
+            (payload_key(5), encode_uri(rotten)),
         ],
     )
 
-    def read() -> tuple[list[bytes | None], list[str]]:
+    def read() -> tuple[list[bytes | Unreadable | None], list[str]]:
         with owners_of(root.url) as owners:
             contents = Contents(owners, [name])
-            sizes = [(4, 0), (2, 20 << 20), (3, 20 << 20), (1, 3), (1 << 48, 0)]
+            sizes = [(4, 0), (2, 20 << 20), (3, 20 << 20), (1, 3), (5, 6), (1 << 48, 0)]
             found = [payload for some in contents.payloads(sizes) for payload in some]
             uris = contents.uris([1, 2, 3, 4])
             contents.close()
             return found, uris
 
     payloads, uris = await asyncio.to_thread(read)
-    assert payloads == [None, b"large", None, b"one", None]
+    assert payloads[:2] + payloads[3:4] + payloads[5:] == [None, b"large", b"one", None]
+    # Of an object that cannot be read the reason comes instead.
+    assert isinstance(payloads[2], ObjectNotFound)
+    assert isinstance(payloads[4], DamagedObject)
     assert uris == [there, gone]
 
 

@@ -23,7 +23,7 @@ from libs.storage.layout.own_keys import LOG_BOUNDS_KEY
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.payload_packs import PACK_MESSAGES, encode_pack, pack_key, payload_rows
 from libs.storage.records.payloads import encode_inline, encode_uri
-from services.janitor.jobs.contents import Contents
+from services.janitor.jobs.contents import Contents, Unreadable
 from services.janitor.jobs.owners import owners_of
 from services.janitor.snapshots import SnapshotName
 from services.janitor.spark import planning
@@ -166,7 +166,7 @@ async def test_what_a_real_ingest_has_stored_is_read_whole(tmp_path: Path) -> No
     assert one_by_one == payloads
 
 
-def contents_of(root: Root, name: SnapshotName, ids: list[int]) -> list[bytes | None]:
+def contents_of(root: Root, name: SnapshotName, ids: list[int]) -> list[bytes | Unreadable | None]:
     with owners_of(root.url) as owners:
         contents = Contents(owners, [name])
         found = [one for some in contents.payloads([(one, 5) for one in ids]) for one in some]
