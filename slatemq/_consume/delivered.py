@@ -229,8 +229,10 @@ class LeaseKeeper:
                 self._extend_due(time.monotonic())
                 idle = [one._next for one in self._held.values() if one._extension.is_set()]
                 pause_s = min(idle, default=inf) - time.monotonic()
+                # What falls due meanwhile goes together, and what was refused is not asked at once.
+                await asyncio.sleep(LOOK_S_MIN)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(max(pause_s, LOOK_S_MIN), LOOK_S_MAX)):
+                    async with asyncio.timeout(min(pause_s, LOOK_S_MAX) - LOOK_S_MIN):
                         await self._extended.wait()
         finally:
             self._task = None
@@ -285,9 +287,8 @@ class LeaseKeeper:
                 [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
             )
         except SlateMQError as error:
-            # The broker is down: again after a pause; after its restart leases have grace.
+            # The broker is down: again at the next look; after its restart leases have grace.
             log.debug("%d leases could not be extended now: %s", len(leases), error)
-            await asyncio.sleep(LOOK_S_MIN)
             return
         now = time.monotonic()
         for lease, result in zip(leases, results, strict=True):

@@ -20,6 +20,7 @@ from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     SlateMQError,
     Unavailable,
@@ -111,6 +112,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     executed: list[Any] = field(default_factory=list)
     request_ids: set[str] = field(default_factory=set)
     silent: bool = False
+    may_not_extend: bool = False
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
     answers_extensions: asyncio.Event = field(default_factory=asyncio.Event)
@@ -278,7 +280,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         for token in request.lease_tokens:
             self.extended.append(token)
             result = answer.results.add()
-            if token in self.ended:
+            if self.may_not_extend:
+                result.status.CopyFrom(to_status(PermissionDenied("it may not consume")))
+            elif token in self.ended:
                 error = FailedPrecondition("LEASE_ENDED", "the lease ran out")
                 result.status.CopyFrom(to_status(error))
         await self.report()

@@ -11,7 +11,7 @@ import pytest
 
 import slatemq
 from slatemq import CommandContext, codecs
-from slatemq._consume import gathering
+from slatemq._consume import delivered, gathering
 from slatemq._rpc.queue_locations import REFUSED_S
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from tests.integration.broker.rig import Rig, running
@@ -139,6 +139,26 @@ async def test_a_broker_that_does_not_answer_lets_no_lease_of_another_end() -> N
             async with asyncio.timeout(30), short.extending():
                 assert not short.lost
             silent.answers_extensions.set()
+
+
+async def test_a_lease_that_may_not_be_extended_is_asked_for_at_most_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a pause between two looks that is longer than this test
+    monkeypatch.setattr(delivered, "LOOK_S_MIN", 600.0)
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        broker = instance.broker
+        broker.may_not_extend = True
+        async with client.consume("q") as messages:
+            # When a lease is due whose extension is refused
+            token, held_at_s = "0-0000000000000001", time.monotonic() - 60
+            messages._keeper.hold(token, 3000, hold_s=600, now=held_at_s)
+            await broker.until(lambda: broker.extended)
+
+            # Then it is not asked for again, in the time of many calls
+            for _ in range(20):
+                await client.get_queue("q")
+            assert broker.extended == [token]
 
 
 async def test_what_is_refused_for_its_input_can_be_used_again(
