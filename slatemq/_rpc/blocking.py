@@ -109,14 +109,17 @@ class Loop:
         if self.is_inherited:
             return
         with self._handing_over:
-            if self._is_closing:
-                return
-            self._is_closing = True
-        for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
-            asyncio.run_coroutine_threadsafe(last, self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            is_first, self._is_closing = not self._is_closing, True
+        if not is_first:
+            self._thread.join()
+            return
+        try:
+            for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
+                asyncio.run_coroutine_threadsafe(last, self._loop).result()
+        finally:  # Also after Ctrl-C.
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 async def _cancel_others() -> None:

@@ -72,10 +72,10 @@ class Child:
         """Ask it to end; it is killed when it does not in time."""
         self._cancelled = True
         process = self._process
-        # Before it has its task it would take this for it; `work` sends it then.
-        if process is None or not self._has_task or process.returncode is not None:
+        if process is None or process.returncode is not None:
             return
-        self._send("cancel")
+        if self._has_task:  # Before, it would take this for its task; `work` sends it then.
+            self._send("cancel")
         asyncio.get_running_loop().call_later(CANCEL_S, _kill_late, process)
 
     def _start(self) -> Popen[bytes]:
