@@ -303,8 +303,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> tuple[Sequence[int], list[Status | None]]:
         """The leases of this shard, and for every token None or why it is refused unseen.
 
-        Where tokens are refused, it looks at STEP_LEASES after the other: between, others have
-        turns.
+        Where one is refused, it looks at STEP_LEASES at a time: in between, others have turns.
         """
         known = parse_tokens(texts, self._shard)
         if known is not None:

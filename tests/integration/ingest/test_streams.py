@@ -273,8 +273,8 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
 async def test_answers_that_are_not_read_have_a_bounded_number_of_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer, "UNANSWERED_MESSAGES_MAX", 100, raising=False)
-    monkeypatch.setattr(servicer, "RESPONSE_MESSAGES_MAX", 30, raising=False)
+    monkeypatch.setattr(servicer, "UNANSWERED_MESSAGES_MAX", 100)
+    monkeypatch.setattr(servicer, "RESPONSE_MESSAGES_MAX", 30)
     async with server() as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))

@@ -88,7 +88,7 @@ async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() ->
 
 
 class Changing:
-    """What waits in a queue while the broker changes it, for whoever reads it in another thread."""
+    """What waits in a queue, read from another thread while the broker changes it."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -17,6 +17,7 @@ from libs.storage.records.log_parts import PART_MESSAGES_MAX
 from services.router.tails import Buffer, Log
 from slatemq.v1.ingest_pb2 import TailLogResponse
 from tests.log_entries import DecodedEntry, logged
+from tests.turns import Turns
 
 MESSAGES = 20 * PART_MESSAGES_MAX
 
@@ -38,24 +39,17 @@ def long_answer() -> TailLogResponse:
 
 
 async def test_others_have_turns_while_a_long_answer_is_read() -> None:
-    budget, turns = ByteBudget(1 << 40), 0
+    budget = ByteBudget(1 << 40)
     log, answer = log_of(budget), long_answer()
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = started(others())
-    async with log.reading(answer) as entries:
-        # A turn before each part and one behind it, and one after as many short entries
-        assert turns >= 3 * 20 - 2
-        assert [entries[0].first, entries[-1].last] == [1, 2 * MESSAGES - 1]
-        assert max(entry.messages_count for entry in entries) == PART_MESSAGES_MAX
-        assert budget.used_bytes == sum(entry.memory_bytes for entry in entries)
+    with Turns() as turns:
+        async with log.reading(answer) as entries:
+            # A turn before each part and one behind it, and one after as many short entries
+            assert turns.count >= 3 * 20 - 2
+            assert [entries[0].first, entries[-1].last] == [1, 2 * MESSAGES - 1]
+            assert max(entry.messages_count for entry in entries) == PART_MESSAGES_MAX
+            assert budget.used_bytes == sum(entry.memory_bytes for entry in entries)
     assert budget.used_bytes == 0
-    task.cancel()
 
 
 async def test_a_long_entry_is_held_only_as_far_as_there_is_memory() -> None:

@@ -14,6 +14,7 @@ import pytest
 from libs.serving.process.exits import EXIT_FENCED, EXIT_STORE_DOWN, EXIT_USAGE
 from services.stack.ports import choose_ports
 from services.stack.process import STARTS_MAX, Backoff, Program, Supervised
+from tests.integration.waiting import WAIT_SECONDS
 
 PROGRAM = Path(__file__).with_name("health_program.py")
 
@@ -21,9 +22,6 @@ pytestmark = [
     pytest.mark.slow,  # Each start of Python with gRPC takes a third of a second.
     pytest.mark.filterwarnings("ignore:.*child watcher.*:DeprecationWarning"),
 ]
-
-
-WAIT_S = 60.0
 
 
 class Watched:
@@ -45,12 +43,12 @@ class Watched:
         self.it = Supervised(program, self._report, self._on_serving, Backoff(0.01, 0.02))
 
     async def until_said(self, words: str) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WAIT_SECONDS):
             while words not in await self.reports.get():
                 pass
 
     async def until_served(self) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WAIT_SECONDS):
             await self.served.acquire()
 
     def kill(self) -> None:

@@ -19,6 +19,7 @@ from tests.claimed_runs import messages_of
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
+from tests.turns import Turns
 
 LEASE_MS = 30_000
 Request = consumer_pb2.ConsumeRequest
@@ -212,31 +213,24 @@ async def test_many_finished_leases_are_let_go_of_before_their_time_in_steps(
         consumer = await Consumer.with_messages(rig, 100)
         assert await rig.ack(*consumer.tokens[:90]) == [0] * 90
         assert keeper(rig).leases_count == 100
-        turns, looks = 0, Counter[int]()
+        turns, looks = Turns(), Counter[int]()
         find = LeaseTable.running
 
         def counted(leases: LeaseTable, token: int) -> Lease | None:
-            looks[turns] += 1
+            looks[turns.count] += 1
             return find(leases, token)
 
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
         monkeypatch.setattr(LeaseTable, "running", counted)
-        beside = asyncio.create_task(other())
 
         # When one more is kept than there may be
         keeper(rig)._compact_at = 100
-        await consumer.say(**CREDIT)
-        await rig.assign([101])
-        await consumer.call.read()
+        with turns:
+            await consumer.say(**CREDIT)
+            await rig.assign([101])
+            await consumer.call.read()
 
-        # Then those that run are left, and another task had a turn after each step
-        await eventually(lambda: keeper(rig).leases_count == 11)
-        beside.cancel()
+            # Then those that run are left, and another task had a turn after each step
+            await eventually(lambda: keeper(rig).leases_count == 11)
         assert sum(looks.values()) > 100
         assert max(looks.values()) <= 2 * lease_keeper.EXTEND_AT_ONCE
         for _ in range(3):

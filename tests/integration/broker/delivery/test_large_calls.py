@@ -23,6 +23,7 @@ from slatemq.v1 import consumer_pb2
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Rig, running
 from tests.integration.waiting import eventually
+from tests.turns import Turns
 
 OK = 0
 COUNT = MESSAGES_MAX
@@ -109,17 +110,11 @@ FOREIGN, BAD = "1-{:016x}", "no token {}"
 async def test_tokens_are_refused_in_steps(
     kind: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns, looks = 0, Counter[int]()
+    turns, looks = Turns(), Counter[int]()
 
     def counted(error: SlateMQError) -> Status:
-        looks[turns] += 1
+        looks[turns.count] += 1
         return to_status(error)
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     async with running() as rig:
         # Given one token that is good, behind many that are not
@@ -128,12 +123,11 @@ async def test_tokens_are_refused_in_steps(
         (claimed,) = await rig.claim()
         tokens = [*map(refused.format, range(REFUSED)), claimed.lease_token]
         monkeypatch.setattr(consumer, "to_status", counted)
-        beside = asyncio.create_task(other())
 
-        codes = await answers(rig, kind, tokens)
+        with turns:
+            codes = await answers(rig, kind, tokens)
 
         # Then each is answered for itself, and another task had a turn after each step
-        beside.cancel()
         assert codes.count(OK) == 1
         assert codes[-1] == OK
         assert len(codes) == sum(looks.values()) + 1 == COUNT
@@ -169,7 +163,7 @@ async def test_an_ack_with_one_unsound_run_finishes_nothing() -> None:
 async def test_commands_are_checked_and_encoded_and_their_pushes_sent_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns, checked, encoded, sent = 0, Counter[int](), Counter[int](), Counter[int]()
+    turns, checked, encoded, sent = Turns(), Counter[int](), Counter[int](), Counter[int]()
     draft, final, pushed = (
         execute_conversion._draft,
         execute_conversion.final,
@@ -177,22 +171,16 @@ async def test_commands_are_checked_and_encoded_and_their_pushes_sent_in_steps(
     )
 
     def count_draft(*args: Any) -> Any:
-        checked[turns] += 1
+        checked[turns.count] += 1
         return draft(*args)
 
     def count_final(one: Any) -> Any:
-        encoded[turns] += 1
+        encoded[turns.count] += 1
         return final(one)
 
     def count_pushed(row: Any) -> Any:
-        sent[turns] += 1
+        sent[turns.count] += 1
         return pushed(row)
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     monkeypatch.setattr(execute_conversion, "_draft", count_draft)
     monkeypatch.setattr(executor, "final", count_final)
@@ -202,10 +190,9 @@ async def test_commands_are_checked_and_encoded_and_their_pushes_sent_in_steps(
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
         await rig.create()
-        beside = asyncio.create_task(other())
-        await rig.consumers.Execute(consumer_pb2.ExecuteRequest(commands=commands))
-        await eventually(lambda: len(pushes.stored.get(0, ())) == COMMANDS_MAX)
-        beside.cancel()
+        with turns:
+            await rig.consumers.Execute(consumer_pb2.ExecuteRequest(commands=commands))
+            await eventually(lambda: len(pushes.stored.get(0, ())) == COMMANDS_MAX)
     for seen in (checked, encoded, sent):
         assert sum(seen.values()) == COMMANDS_MAX
         assert max(seen.values()) <= 100

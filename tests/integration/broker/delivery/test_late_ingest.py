@@ -23,6 +23,7 @@ from slatemq.v1 import assignment_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.rig import Ingest, Rig, running
 from tests.integration.waiting import eventually
+from tests.turns import Turns
 
 LATE = [message_id(0, number) for number in (1, 2, 3)]
 IN_TIME = [message_id(1, number) for number in (1, 2, 3)]
@@ -364,30 +365,23 @@ async def test_claims_that_pass_over_many_messages_of_an_ingest_do_so_in_steps(
         claims = [asyncio.create_task(rig.claim(wait_ms=60_000)) for _ in range(claims_count)]
         (line,) = await lines(rig)
         await eventually(lambda: len(line.line) == claims_count and not line.task)
-        turns, looks = 0, Counter[int]()
+        turns, looks = Turns(), Counter[int]()
         choose = ClaimSelector.choose
 
         def counted(selector: ClaimSelector, item: AvailableMessage) -> Choice:
-            looks[turns] += 1
+            looks[turns.count] += 1
             return choose(selector, item)
 
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
         monkeypatch.setattr(ClaimSelector, "choose", counted)
-        beside = asyncio.create_task(other())
 
         # When messages of another ingest come, one for each
         in_time = [message_id(1, number) for number in range(1, claims_count + 1)]
-        await assign(rig, in_time)
-        async with asyncio.timeout(60):
-            claimed = await asyncio.gather(*claims)
-        beside.cancel()
+        with turns:
+            await assign(rig, in_time)
+            async with asyncio.timeout(60):
+                claimed = await asyncio.gather(*claims)
 
-        # Then they get them, and others had turns between the claims that looked at so many
+        # Then they get them, and others had turns between the claims that looked at all the others
         assert sorted(one for each in claimed for one in ids_of(each)) == in_time
         assert sum(looks.values()) > claims_count * down_count
         assert max(looks.values()) < 2 * (down_count + claims_count)

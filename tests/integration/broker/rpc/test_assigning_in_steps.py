@@ -20,6 +20,7 @@ from services.broker.shard import owner
 from slatemq.v1 import assignment_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.manual_clock import ManualClock
+from tests.turns import Turns
 
 QUEUES = 8
 IDS = [1, 2, 3]
@@ -155,27 +156,19 @@ async def test_two_ranges_of_a_log_are_applied_one_after_the_other(rig: Rig) -> 
 async def test_a_caller_that_goes_away_leaves_no_range_half_applied(
     rig: Rig, cancels_count: int
 ) -> None:
-    turns = 0
     seen: list[int] = []
 
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     def on_step(queues: Sequence[Queue], _: int) -> None:
-        seen.append(turns)
+        seen.append(turns.count)
 
-    beside = asyncio.create_task(other())
-    call = asyncio.create_task(rig.owner.apply(partial(begin, rig), on_step, 0))
-    for steps in range(2, 2 + cancels_count):
-        while len(seen) < steps:
-            await asyncio.sleep(0)
-        call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    beside.cancel()
+    with Turns() as turns:
+        call = asyncio.create_task(rig.owner.apply(partial(begin, rig), on_step, 0))
+        for steps in range(2, 2 + cancels_count):
+            while len(seen) < steps:
+                await asyncio.sleep(0)
+            call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
     assert len(seen) == QUEUES
     assert len(set(seen)) == QUEUES, "the other one had a turn after each step"
     await rig.owner.durable()

@@ -11,6 +11,7 @@ from services.broker.core import lease_table
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.queue import Queue
 from tests.integration.broker.rig import Rig, running
+from tests.turns import Turns
 
 
 @pytest.fixture(autouse=True)
@@ -65,24 +66,17 @@ async def test_others_have_turns_while_leases_get_their_grace(
     monkeypatch.setattr(lease_table, "STEP_LEASES", 1)
     async with running() as rig:
         tokens = await leased(rig, 8)
-        turns, seen = 0, list[int]()
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+        seen = list[int]()
 
         def step(grace: LeaseGrace) -> list[Queue]:
-            seen.append(turns)
+            seen.append(turns.count)
             return take(grace)
 
         take = LeaseGrace.step
         monkeypatch.setattr(LeaseGrace, "step", step)
-        beside = asyncio.create_task(other())
         rig.clock.step(120_000)
-        await rig.owner.end_leases_once()
-        beside.cancel()
+        with Turns() as turns:
+            await rig.owner.end_leases_once()
 
         assert len(set(seen)) == len(seen) > len(tokens)
         assert await rig.ack(*tokens) == [0] * len(tokens)
