@@ -2,12 +2,16 @@ r"""The list of recent appends, which shows when an editor has saved an older co
 
 `FILE.appended` has a line for each append of this library, the newest last, and is kept short::
 
-    [120, "9f86d081884c7d65", 1, 1800000000000, "resize photo 7"]
+    [120, "9f86d081884c7d65", 1, 1800000000000, "resize photo 7", false]
 
 An older copy lacks everything that was appended after the editor read it, and nothing before that.
 So it is enough to look for the newest append: at its offset, at the end of the file, and then
 everywhere; if it is nowhere, go back in the list until an append is found: those after it are gone.
 A person may have removed them on purpose, which cannot be seen here: they are reported once.
+
+An append may find that a save has just removed others, or that a save under way leaves nothing to
+read. They cannot be reported before their successor is listed, and its presence does not prove
+theirs. So they and it are listed as doubted (`true`): the next look seeks each of them.
 
 A write of several pages that is killed leaves some of them: the last message is truncated, and
 looks complete. So the list ends with this line, the intent of an append, while the file is written
@@ -166,6 +170,7 @@ class Append(NamedTuple):
         messages: The number of messages of the append.
         at_ms: Unix time of the append.
         start: The beginning of its text.
+        is_doubted: Whether those before it may be gone though it is there.
     """
 
     offset: int
@@ -173,6 +178,7 @@ class Append(NamedTuple):
     messages: int
     at_ms: int
     start: str
+    is_doubted: bool = False
 
 
 def appended(path: str) -> str:
@@ -187,29 +193,36 @@ def listing(path: str, descriptor: int) -> Iterator[int]:
         yield log
 
 
-def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[Append] = ()) -> None:
+def remember(log: int, entry: Entry, count: int, now_ms: int, *, is_doubted: bool = False) -> None:
     """Add an append to the list, or change nothing; the caller has locked the file. Raises OSError.
 
-    The appends in `gone` go behind it, so that the next look misses and reports them.
+    `is_doubted` is what `doubt` returned.
     """
-    made = [_append_of(entry, count, now_ms), *gone]
+    made = _append_of(entry, count, now_ms)._replace(is_doubted=is_doubted)
     size = os.fstat(log).st_size
     if size > LOG_BYTES_MAX:
         kept = _lines(os.pread(log, size, 0))
-        rewrite(log, [*kept[len(kept) // 2 :], *made])
+        rewrite(log, [*kept[len(kept) // 2 :], made])
     else:
-        put(log, b"".join(map(_line, made)), size)
+        put(log, _line(made), size)
 
 
-def taken(path: str, descriptor: int, log: int) -> list[Append]:
-    """The appends that a save in place removed just before ours; they leave the list.
+def doubt(path: str, descriptor: int, log: int) -> bool:
+    """Whether a save in place may have removed appends just before ours; marks them as doubted.
 
     The caller has locked the file. Raises OSError.
     """
-    gone, present = _gone(path, descriptor, log)
-    if present is not None:
-        rewrite(log, present)
-    return gone
+    try:
+        made, found = _looked_for(path, descriptor, log)
+    except FormatError:
+        # A save is under way, and what it leaves is not known yet.
+        made = _lines(os.pread(log, os.fstat(log).st_size, 0))
+        found = [None] * len(made)
+    if None not in found:
+        return False
+    pairs = zip(made, found, strict=True)
+    rewrite(log, [now or one._replace(is_doubted=True) for one, now in pairs])
+    return True
 
 
 def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
@@ -241,7 +254,7 @@ def appends_after(log: int, new: int, last: Entry | None, now_ms: int) -> list[A
         # Of equal texts, the newest are taken to be there.
         if found[one.digest] > 0:
             found[one.digest] -= 1
-            kept.append(one._replace(offset=places[one.digest]))
+            kept.append(one._replace(offset=places[one.digest], is_doubted=False))
     kept.reverse()
     if last is not None and (not kept or kept[-1].offset != last.offset):
         kept.append(_append_of(last, 1, now_ms))
@@ -258,13 +271,17 @@ def look(path: str, name: str, descriptor: int) -> bool:
         if log is None:
             return True
         keeps = is_ours and repair(path, descriptor, log)
-        gone, present = _gone(path, descriptor, log)
-        if keeps and present is not None:
-            rewrite(log, present)
+        try:
+            made, found = _looked_for(path, descriptor, log)
+        except FormatError:
+            return True  # whatever reads the file reports the error, and the next call looks again
+        if keeps and made != found:
+            rewrite(log, [now for now in found if now is not None])
+    gone = [one for one, now in zip(made, found, strict=True) if now is None]
     if gone:
-        found = tuple((one.offset, one.start) for one in gone)
+        where = tuple((one.offset, one.start) for one in gone)
         count = sum(one.messages for one in gone)
-        warnings.warn(AppendLost(name, count, found), stacklevel=2)
+        warnings.warn(AppendLost(name, count, where), stacklevel=2)
     return not gone
 
 
@@ -307,30 +324,31 @@ def _list(path: str) -> Iterator[tuple[int | None, bool]]:
         yield log, is_ours
 
 
-def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append] | None]:
-    """The appends that are gone, and the new list if it changes."""
+def _looked_for(
+    path: str, descriptor: int, log: int
+) -> tuple[list[Append], Sequence[Append | None]]:
+    """The listed appends, and each as it is in the file now, None if gone.
+
+    Both are empty where nothing has changed, or is known. Raises FormatError.
+    """
     size = os.fstat(log).st_size
     tail = os.pread(log, LINE_BYTES_MAX, max(0, size - LINE_BYTES_MAX))
     newest = next(_newest_first(tail), None)
-    if newest is None or _is_at(descriptor, newest):
-        return [], None
+    if newest is None or (not newest.is_doubted and _is_at(descriptor, newest)):
+        return [], []
     made = _lines(os.pread(log, size, 0))
-    moved = _at_the_end(descriptor, made)
+    moved = None if newest.is_doubted else _at_the_end(descriptor, made)
     if moved is not None:
         # An editor has changed entries above it.
-        return [], [*made[:-1], moved]
-    try:
-        present = _present(descriptor, made)
-        if len(present) < len(made):
-            _settle(descriptor)
-            present = _present(descriptor, made)
-    except FormatError:
-        # Unknown; whatever reads the file reports the error, and the next call looks again.
-        return [], None
+        return made, [*made[:-1], moved]
+    found = _present(descriptor, made)
+    if None in found:
+        _settle(descriptor)
+        found = _present(descriptor, made)
     if not is_named(descriptor, path):
         # Replaced just now: the new file may have all of them.
-        return [], None
-    return made[len(present) :], present
+        return [], []
+    return made, found
 
 
 def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
@@ -346,17 +364,27 @@ def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
     return moved if _is_at(descriptor, moved) else None
 
 
-def _present(descriptor: int, made: list[Append]) -> list[Append]:
-    """The appends up to the newest that is in the file, with its offset as it is now."""
+def _present(descriptor: int, made: list[Append]) -> list[Append | None]:
+    """Each append as it is in the file now, None if gone: where one is there, so are older ones.
+
+    But each doubted append is sought.
+    """
     found, offsets = _found(descriptor, made)
     # Of equal texts, the older ones come first.
     expected = Counter(one.digest for one in made)
-    for place in range(len(made) - 1, -1, -1):
-        digest = made[place].digest
-        if found[digest] >= expected[digest]:
-            return [*made[:place], made[place]._replace(offset=offsets[digest])]
-        expected[digest] -= 1
-    return []
+    present = list[Append | None]()
+    is_any_there = False
+    for one in reversed(made):
+        if is_any_there and not one.is_doubted:
+            present.append(one)
+        elif found[one.digest] >= expected[one.digest]:
+            is_any_there = True
+            present.append(one._replace(offset=offsets[one.digest], is_doubted=False))
+        else:
+            present.append(None)
+        expected[one.digest] -= 1
+    present.reverse()
+    return present
 
 
 def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str, int]]:
@@ -416,5 +444,5 @@ def _newest_first(content: bytes) -> Iterator[Append]:
         except (ValueError, RecursionError):
             continue
         kinds = [type(one) for one in fields] if isinstance(fields, list) else []
-        if kinds == [int, str, int, int, str]:
+        if kinds == [int, str, int, int, str, bool]:
             yield Append(*fields)

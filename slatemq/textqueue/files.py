@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 from slatemq.textqueue.appends import (
     copied,
+    doubt,
     finished,
     intended,
     listing,
     look,
     remember,
     rewrite,
-    taken,
     under_way,
 )
 from slatemq.textqueue.controls import State
@@ -262,8 +262,8 @@ class QueueFile:
                         offset = there.offset - last
                         break
                     # An older copy may have been saved after `look`.
-                    gone = taken(self.path, descriptor, log)
-                    remember(log, entry, count, now_ms, gone)
+                    is_doubted = doubt(self.path, descriptor, log)
+                    remember(log, entry, count, now_ms, is_doubted=is_doubted)
                     break
         if self.fsync and offset == 0:
             self.sync_folder()

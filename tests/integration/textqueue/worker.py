@@ -21,6 +21,7 @@ from slatemq.textqueue import (
     Claim,
     ClaimLost,
     Entry,
+    FormatError,
     Rewritten,
     State,
     TextQueue,
@@ -176,6 +177,8 @@ def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
             journal(type(error).__name__, text)
             if isinstance(error, Rewritten):
                 known.clear()
+        except FormatError:
+            known.clear()  # an editor is writing into the file
 
 
 def tell_losses(journal: Journal) -> None:

@@ -86,6 +86,51 @@ def test_a_save_in_the_midst_of_an_append_is_reported_by_the_next_call(
     assert claims(queue) == ["kept", "next"]
 
 
+@pytest.mark.parametrize("meanwhile", ["unreadable", "empty"])
+def test_an_append_amid_a_save_hides_no_loss(
+    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    # Given an editor that has emptied the file when an append writes
+    queue = TextQueue(path)
+    queue.append("kept one")
+    queue.append("kept two")
+    older = path.read_bytes()
+    for text in ("lost one", "lost two"):
+        queue.append(text)
+    write = os.write
+
+    def empty_before(descriptor: int, content: bytes) -> int:
+        monkeypatch.undo()
+        path.write_bytes(b"")
+        if meanwhile == "unreadable":
+            # Half of the editor's bytes are there, before ours.
+            os.pwrite(descriptor, b"   of what was there before\n" * 2, 0)
+        return write(descriptor, content)
+
+    monkeypatch.setattr("os.write", empty_before)
+    queue.append("amid")
+
+    # When its content has come, with the append behind it or over it, then all that is gone is
+    # reported, and nothing else
+    is_there = meanwhile == "unreadable"
+    path.write_bytes(older + (b"-amid\n" if is_there else b""))
+    with pytest.warns(AppendLost) as warns:
+        assert not queue.has_all_appends()
+    [warning] = warns
+    assert isinstance(warning.message, AppendLost)
+    lost = ["lost one", "lost two", *([] if is_there else ["amid"])]
+    assert [start for _, start in warning.message.appends] == lost
+    assert queue.has_all_appends()
+    # And from then on as ever
+    queue.append("next")
+    path.write_bytes(older)
+    with pytest.warns(AppendLost) as warns:
+        queue.has_all_appends()
+    [warning] = warns
+    assert isinstance(warning.message, AppendLost)
+    assert [start for _, start in warning.message.appends] == [*["amid"] * is_there, "next"]
+
+
 @pytest.mark.parametrize("has_read", ["before", "after"])
 def test_an_append_beside_a_save_is_there_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, has_read: str
