@@ -290,10 +290,12 @@ def decode_request_ids(data: bytes) -> list[RequestIdRecord]:
         fingerprint = reader.take("fingerprint", FINGERPRINT_BYTES)
         requests.append(RequestIdRecord(request_id, first_id, message_count, fingerprint))
     duplicates: dict[int, list[tuple[int, int]]] = {}
+    last = 0
     has_duplicates = not reader.at_end
     for at, place, message_id in reader.array("duplicates", _DUPLICATE) if has_duplicates else ():
-        if at < max(duplicates, default=0):
+        if at < last:
             raise reader.corrupt(f"a duplicate of request {at} comes late")
+        last = at
         duplicates.setdefault(at, []).append((place, message_id))
     reader.finish()
     if has_duplicates and not duplicates:
