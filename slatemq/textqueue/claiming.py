@@ -286,7 +286,8 @@ def mutex_slot(entry: Entry) -> Variable | None:
     r"""The variable for a mutex, as the seed writes it: `\mutex=   ` or `\MUTEX`."""
     for variable in entry.variables:
         if variable.name is None:
-            if variable.value == BARE_FREE or variable.value.startswith(BARE_TAKEN):
+            is_mutex = variable.value == BARE_FREE or variable.value.startswith(BARE_TAKEN)
+            if is_mutex and variable.width >= len(BARE_FREE):
                 return variable
         elif variable.name.lower() == MUTEX and variable.width:
             return variable

@@ -175,5 +175,6 @@ def start_of(pid: int) -> int:
 
 
 def _content(path: str) -> str:
-    with open(path) as file:
+    # The kernel cuts a name after 15 bytes, also within a character.
+    with open(path, errors="replace") as file:
         return file.read()

@@ -54,8 +54,8 @@ _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
 # For two literal characters, a compiled expression is faster than str.
 _CONTINUATION = re.compile(r"\n ")
-_APART = re.compile(r"\n\n++ ")
-"""After blank lines."""
+_APART = re.compile(r"(?<!\n)\n\n++ ")
+"""After blank lines, sought once in each row of them."""
 
 _NEWLINES = b"\n" * 4096
 """Blank lines at the end of an entry, which are removed together."""

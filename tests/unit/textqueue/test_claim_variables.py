@@ -89,6 +89,17 @@ def test_a_mutex_variable_shows_a_token(path: Path, make: Make, free: bytes, wid
     assert path.read_bytes() == content
 
 
+def test_a_variable_too_short_to_be_freed_is_no_mutex(path: Path, make: Make) -> None:
+    queue = make(b"-a\n\\M@x\n")
+
+    claim = queue.claim()
+    assert claim is not None
+    claim.done()
+
+    assert path.read_bytes() == b"=a\n\\M@x\n"
+    assert queue.claimed_offsets() == frozenset()
+
+
 @pytest.mark.parametrize("name", [b"joe  ", b"j@b.de", b"M@ude"])
 def test_a_message_that_a_person_took_is_left_to_them(make: Make, name: bytes) -> None:
     # Given a message into whose mutex variable a person has written a name

@@ -142,6 +142,20 @@ def test_a_process_number_used_again_is_no_life(make: Make) -> None:
     assert elsewhere.state(10).value == "timed out"
 
 
+def test_the_start_of_a_process_is_known_whose_name_is_cut_within_a_character() -> None:
+    code = (
+        "import sys; open('/proc/self/comm', 'wb').write(b'x' * 14 + b'\xc3'); print(flush=True); "
+    )
+    command = [sys.executable, "-c", code + "sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+
+        assert start_of(process.pid) > 0
+
+        process.communicate()
+
+
 def test_what_a_person_marked_meanwhile_is_reported(path: Path, make: Make) -> None:
     claim = make(b"-a\n").claim()
     assert claim is not None

@@ -155,6 +155,15 @@ def test_of_a_large_file_of_one_kind_of_line(piece: bytes, states: frozenset[Sta
     assert texts == list(texts_of_entries(content, states, strict=False))
 
 
+def test_of_many_blank_lines() -> None:
+    # What is tried again from every line would take minutes
+    content = b"-one" + b"\n" * 500_000 + b"-two\n\n e\n=three\n-four\n-five\n"
+
+    texts = list(scanned(content, frozenset([State.QUEUED]), chunk_bytes=1 << 20))
+
+    assert texts == ["one", "two\ne", "four", "five"]
+
+
 def test_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "jobs.tq"
     path.write_bytes(b"-one\n two\n\\v=1\n=done\n# note\n-three")
