@@ -24,6 +24,7 @@ answer carries one Status per item, made by the same two functions.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar, cast
@@ -128,9 +129,26 @@ def from_rpc_error(error: grpc.RpcError) -> errors.SlateMQError:
 def raising_slatemq_errors() -> Iterator[None]:
     """Within it, a failed call raises an error of `slatemq.errors` instead of an RpcError."""
     try:
-        yield
+        with raising_peer_moved():
+            yield
     except grpc.RpcError as error:
         raise from_rpc_error(error) from None
+
+
+@contextmanager
+def raising_peer_moved() -> Iterator[None]:
+    """Within it, a call whose channel is closed meanwhile raises Unavailable (PEER_MOVED).
+
+    gRPC ends it with CancelledError, which differs from a cancellation of the task itself by the
+    task's own count of them.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise errors.Unavailable("the channel was closed", reason="PEER_MOVED") from None
 
 
 def _code(kind: type[errors.SlateMQError]) -> code_pb2.Code:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import grpc
 import grpc.aio
 
 from libs.storage.errors import StorageError
-from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error, raising_peer_moved
 from slatemq.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
@@ -52,13 +51,10 @@ class PeerUnstorable(PeerFailed):
 
 @contextmanager
 def peer_failures() -> Iterator[None]:
-    """Turn every failure of a call by its peer into PeerFailed.
-
-    A call whose channel is closed (the peer moved) ends with CancelledError, which differs from a
-    cancellation of the task itself by the task's own count of them.
-    """
+    """Turn every failure of a call by its peer into PeerFailed."""
     try:
-        yield
+        with raising_peer_moved():
+            yield
     except grpc.RpcError as error:
         problem = from_rpc_error(error)
         kind = _KINDS.get(type(problem), PeerFailed)
@@ -66,11 +62,6 @@ def peer_failures() -> Iterator[None]:
         raise kind(f"{problem.reason}: {problem.message}") from error
     except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
         raise PeerFailed(f"{type(error).__name__}: {error}") from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise PeerFailed("the channel was closed") from None
 
 
 _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {

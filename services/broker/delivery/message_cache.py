@@ -15,7 +15,6 @@ import grpc
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
-from libs.storage.errors import StorageError
 from libs.storage.layout.ids import shard_of
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.stored_runs import messages_of
@@ -250,10 +249,11 @@ class Ingests:
     def _unavailable(self, shard: int) -> Iterator[None]:
         """Turn the failure of a call into Unavailable; the next call looks up the address again."""
         try:
-            yield
-        except (grpc.RpcError, StorageError) as error:
+            with peer_failures():
+                yield
+        except PeerFailed as failed:
             self._channels.doubt("ingest", shard)
-            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_DOWN") from error
+            raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_DOWN") from failed
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""

@@ -9,15 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import grpc
-
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.formats import FORMAT
 from libs.storage.errors import StorageError
 from services.broker.delivery.message_cache import Ingests
-from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unavailable
 from slatemq.v1 import move_pb2_grpc
 from slatemq.v1.assignment_pb2 import LogCursor
@@ -98,12 +96,11 @@ class ArrivalTargets:
     @contextmanager
     def _failures(self, shard: int) -> Iterator[None]:
         try:
-            yield
-        except grpc.RpcError as error:
-            problem = from_rpc_error(error)
-            if isinstance(problem, Unavailable):
-                self._channels.doubt("broker", shard)
-            raise problem from error
+            with raising_slatemq_errors():
+                yield
+        except Unavailable:
+            self._channels.doubt("broker", shard)
+            raise
         except StorageError as error:
             raise Unavailable(f"broker {shard} cannot be asked: {error}") from error
 

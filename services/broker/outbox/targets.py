@@ -17,8 +17,8 @@ from libs.storage.database.pace import INTERVAL_S_MAX
 from libs.storage.errors import StorageError
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.broker.shard.locations import Locations
-from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq._rpc.rpc_status import from_rpc_error, raising_slatemq_errors
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.v1.ingest_pb2 import PushRequest
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 from slatemq.v1.queue_pb2 import GetQueueRequest
@@ -174,14 +174,13 @@ class OtherBrokers:
         try:
             if await self._channels.is_removed("broker", shard):
                 return False
-            stub = QueueServiceStub(await self._channels.to("broker", shard))
-            await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
-        except grpc.RpcError as error:
-            if isinstance(from_rpc_error(error), NotFound):
-                return False
+            with raising_slatemq_errors():
+                stub = QueueServiceStub(await self._channels.to("broker", shard))
+                await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
+        except NotFound:
+            return False
+        except (SlateMQError, StorageError) as error:
             self._channels.doubt("broker", shard)
-            raise self._down(queue_id, shard) from error
-        except (Unavailable, StorageError) as error:
             raise self._down(queue_id, shard) from error
         return True
 

@@ -300,6 +300,11 @@ async def introduce(*rigs: Rig) -> None:
         await rig.service.directory.read(max_age_ms=0)
 
 
+async def close_channel(channels: Channels, service: str, shard: int) -> None:
+    """Ends the calls to a process, as when that has moved."""
+    await channels._peers.pop((service, shard)).channel.close()
+
+
 def memory_root(disk: Disk) -> Root:
     """A root in memory, with this disk beneath."""
     root = open_root("memory:///")

@@ -128,3 +128,29 @@ async def test_a_peer_that_is_down_fails_at_once_and_is_soon_back() -> None:
             await channel.channel_ready()
         assert await echo(channel, "back") == "back"
     await server.stop(0)
+
+
+async def test_a_call_whose_channel_is_closed_says_that_the_peer_has_moved() -> None:
+    server, servicer, address = await serve()
+    async with open_channel(address) as channel:
+        call = asyncio.create_task(echo(channel, "wait"))
+        await servicer.waiting.wait()
+
+    [error] = await asyncio.gather(call, return_exceptions=True)
+    await server.stop(0)
+
+    assert isinstance(error, Unavailable)
+    assert error.reason == "PEER_MOVED"
+
+
+async def test_a_task_that_is_cancelled_in_a_call_ends_as_cancelled() -> None:
+    server, servicer, address = await serve()
+    async with open_channel(address) as channel:
+        call = asyncio.create_task(echo(channel, "wait"))
+        await servicer.waiting.wait()
+
+        call.cancel()
+        await asyncio.wait([call])
+    await server.stop(0)
+
+    assert call.cancelled()

@@ -33,10 +33,19 @@ from tests.integration.broker.entry_calls import (
     start,
     until,
 )
+from tests.integration.broker.moves.movers import Steps
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.outbox.test_outbox import UNANSWERED, Fault
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.rig import Disk, Rig, introduce, memory_root, refusal, running
+from tests.integration.broker.rig import (
+    Disk,
+    Rig,
+    close_channel,
+    introduce,
+    memory_root,
+    refusal,
+    running,
+)
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
@@ -136,6 +145,32 @@ async def test_a_target_shard_that_is_down_is_waited_for_and_a_deleted_one_is_re
         left = await ids(rig, FAILED)
         assert len(left) == LETTERS - result.redriven_count > 0
         await eventually(lambda: len(pushes.payloads()) == result.redriven_count)
+
+
+async def test_it_goes_on_where_the_channel_to_the_target_shard_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redrive_runner, "RETRY_S", 0.01)
+    disk = Disk()
+    root = memory_root(disk)
+    async with (
+        running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=Pushes()) as rig,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, range(1, LETTERS + 1))
+        steps = Steps(3)  # 1 and 2 are of the call that starts it.
+        steps.between(other.owner, "find")
+        started = await start(rig, target_queue_id="far")
+        await steps.reached.wait()
+
+        await close_channel(rig.service.channels, "broker", 1)
+        redrives = rig.owner.shard.redrives
+        await eventually(lambda: not list(redrives.running()) or rig.ended.done())
+
+        assert not rig.ended.done()
+        assert (await redrive(rig, started.redrive_id)).redriven_count == LETTERS
 
 
 async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(

@@ -15,6 +15,7 @@ import pytest
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.layout.ids import message_id
+from services.broker.dead_letters import redrive_runner
 from services.broker.dead_letters.redrive_runner import ASKING_MAX
 from services.broker.delivery import message_cache
 from services.broker.delivery.message_cache import Ingests
@@ -31,7 +32,7 @@ from tests.integration.broker.entry_calls import (
     start,
 )
 from tests.integration.broker.outbox.test_executing import execute, push
-from tests.integration.broker.rig import Rig, running
+from tests.integration.broker.rig import Rig, close_channel, running
 from tests.integration.ingest.server import message, serving
 from tests.integration.waiting import WAIT_SECONDS, eventually
 from tests.manual_clock import ManualClock
@@ -65,13 +66,14 @@ class Silent(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self._never = asyncio.Event()  # Referred to, or the calls could be collected as garbage.
 
     def service(self, handler_call_details: Any) -> Any:
         self.calls.append(handler_call_details.method)
         return grpc.unary_unary_rpc_method_handler(self._wait)
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
-        await asyncio.Event().wait()
+        await self._never.wait()
         return b""
 
 
@@ -175,3 +177,22 @@ async def test_redrives_of_what_another_ingest_has_go_on(tmp_path: Path) -> None
                 assert (await redrive(rig, each.redrive_id)).state == RUNNING
             assert len(taken) < len(STUCK)
         assert len(await one.log()) == 6
+
+
+async def test_a_redrive_asks_again_where_the_channel_to_the_ingest_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive_runner, "RETRY_S", 0.01)
+    clock = ManualClock()
+    async with running(tmp_path, clock) as rig:
+        await rig.create(max_attempts=1)
+        await fail(rig, [message_id(0, 1)])
+    async with hung(tmp_path, 0) as taken, running(tmp_path, clock, REAL) as rig:
+        started = await start(rig, filter="size == 0")
+        await eventually(lambda: taken)
+
+        await close_channel(rig.service.channels, "ingest", 0)
+        await eventually(lambda: len(taken) > 1 or rig.ended.done())
+
+        assert not rig.ended.done()
+        assert (await redrive(rig, started.redrive_id)).state == RUNNING

@@ -26,7 +26,8 @@ from tests.integration.broker.moves.movers import (
     then,
     two_brokers,
 )
-from tests.integration.broker.rig import Rig, introduce, refusal, running
+from tests.integration.broker.rig import Rig, close_channel, introduce, refusal, running
+from tests.integration.waiting import eventually
 
 
 async def test_pages_share_the_commits_of_a_target_that_paces_them(
@@ -82,6 +83,31 @@ async def test_pages_in_flight_are_bounded_by_their_bytes(
         await move(first, second)
 
         assert most == 1
+        assert sorted(await claimed(second)) == list(range(1, 41))
+
+
+@pytest.mark.parametrize(
+    ("call", "step"), [("receive", 1), ("receive", 3), ("arrive", 1)], ids=["header", "page", "end"]
+)
+async def test_nothing_is_lost_where_the_channel_to_the_target_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, step: int
+) -> None:
+    monkeypatch.setattr(rows, "PAGE_ROWS_MAX", 1)
+    async with two_brokers(tmp_path) as (first, second):
+        await first.create("q")
+        for last in (10, 20, 30, 40):
+            await route_all(first, last)
+        await route_all(second, 40)
+        steps = Steps(step)
+        steps.between(second.broker.arrivals, call)
+        await begin_move(first, second)
+        await steps.reached.wait()
+
+        await close_channel(first.service.channels, "broker", 1)
+        leaving = first.owner.shard.moves.departures
+        await eventually(lambda: "q" not in leaving or first.ended.done())
+
+        assert not first.ended.done()
         assert sorted(await claimed(second)) == list(range(1, 41))
 
 

@@ -18,10 +18,11 @@ from libs.storage.errors import SnapshotNotFound
 from services.janitor.snapshots import SnapshotName, snapshots_of_all
 from slatemq.errors import Unavailable
 from slatemq.v1 import snapshot_pb2
-from tests.integration.broker.rig import running
+from tests.integration.broker.rig import close_channel, running
 from tests.integration.ingest.server import Ingest, serving
 from tests.integration.janitor.spark.tables_read import read
 from tests.integration.storage.test_snapshots import stub_of
+from tests.integration.waiting import WAIT_SECONDS
 
 
 @asynccontextmanager
@@ -147,6 +148,36 @@ async def test_one_that_is_lost_while_it_is_read_is_reported_at_the_next_renewal
 
     assert name in lost
     assert "ingest/0" in lost
+
+
+async def test_they_are_renewed_again_where_a_channel_was_closed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing: asyncio.Queue[None] = asyncio.Queue()
+    asked, again = asyncio.Event(), asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await passing.get()
+
+    async def hang(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def note(*_: object) -> None:
+        again.set()
+
+    async with (
+        instance(tmp_path) as (_, directory, channels),
+        snapshots_of_all(directory, channels, sleep=sleep, services=("ingest",)),
+    ):
+        monkeypatch.setattr(snapshots.Snapshots, "renew", hang)
+        passing.put_nowait(None)
+        await asked.wait()
+        monkeypatch.setattr(snapshots.Snapshots, "renew", note)
+        await close_channel(channels, "ingest", 0)
+        passing.put_nowait(None)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await again.wait()
 
 
 async def test_what_is_published_after_they_were_taken_is_in_none_of_their_tables(
