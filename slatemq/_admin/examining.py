@@ -100,7 +100,8 @@ class ExaminingCalls(InstanceCalls):
             for service, shard, address in await self._processes()
             if service == "broker"
         }
-        found = await asyncio.gather(*map(self._caller_at, brokers.values()))
+        answers = asyncio.gather(*map(self._caller_at, brokers.values()))
+        found = await self._peers.unless_closed(answers)
         return {shard: one for shard, one in zip(brokers, found, strict=True) if one is not None}
 
     async def _caller_at(self, address: str) -> Caller | None:
@@ -118,7 +119,8 @@ class ExaminingCalls(InstanceCalls):
 
         A process that does not answer within some seconds has a `problem`.
         """
-        return list(await asyncio.gather(*(self._examine(*one) for one in await self._processes())))
+        answers = asyncio.gather(*(self._examine(*one) for one in await self._processes()))
+        return await self._peers.unless_closed(answers)
 
     async def _examine(self, service: str, shard: int, address: str) -> Examination:
         asked = (service, shard)

@@ -149,12 +149,14 @@ class InstanceCalls(Calls):
         asked = await self._processes()
         refusals: dict[str, None] = {}
         brokers = [shard for service, shard, _ in asked if service == "broker"] if queues else []
-        processes, routes, (listed, unlisted) = await asyncio.gather(
-            asyncio.gather(*(self._process(*one, settings=settings) for one in asked)),
-            self._routes(
-                [address for service, _, address in asked if service == "router"], refusals
-            ),
-            self._queues(brokers, refusals),
+        processes, routes, (listed, unlisted) = await self._peers.unless_closed(
+            asyncio.gather(
+                asyncio.gather(*(self._process(*one, settings=settings) for one in asked)),
+                self._routes(
+                    [address for service, _, address in asked if service == "router"], refusals
+                ),
+                self._queues(brokers, refusals),
+            )
         )
         services = [process for process, _ in processes]
         latest = max((found for _, found in processes), key=_number_of, default=_UNKNOWN)
@@ -175,7 +177,8 @@ class InstanceCalls(Calls):
         A process that does not answer has a `problem`.
         """
         asked = [one for one in await self._processes() if one[0] != "router"]
-        return list(await asyncio.gather(*(self._events_of(*one) for one in asked)))
+        answers = asyncio.gather(*(self._events_of(*one) for one in asked))
+        return await self._peers.unless_closed(answers)
 
     async def get_instance(self) -> Instance:
         """Reads the latest settings. Raises Unavailable, DataLoss."""
