@@ -94,6 +94,7 @@ class BrokerContents:
             that are not partitioned.
         leaving: The queues that are moving to other shards, or have: all that they had is still
             here.
+        arriving: The queues that are moving to this shard.
         cursors: By ingest shard, the last message of its log that was routed.
         replays: By queue, the ranges of logs that it replays.
         counters: By ingest shard, where its outbox stands.
@@ -104,6 +105,7 @@ class BrokerContents:
     shard: int
     queues: dict[str, int] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
+    arriving: set[str] = field(default_factory=set)
     cursors: dict[int, int] = field(default_factory=dict)
     replays: dict[str, list[ReplayRange]] = field(default_factory=dict)
     counters: dict[int, OutboxCounter] = field(default_factory=dict)
@@ -140,7 +142,6 @@ class BrokerCheck:
     contents: BrokerContents = field(init=False)
     _states: dict[str, QueueStateRecord] = field(default_factory=dict, init=False)
     _configs: dict[str, QueueConfigRecord] = field(default_factory=dict, init=False)
-    _arriving: dict[str, MoveRecord] = field(default_factory=dict, init=False)
     _revision: int = field(default=0, init=False)
     _leases: set[int] = field(default_factory=set, init=False)
     _sequences: set[int] = field(default_factory=set, init=False)
@@ -199,7 +200,7 @@ class BrokerCheck:
             case RecordType.MOVE if row.value.is_departure:
                 self.contents.leaving.add(row.parsed)
             case RecordType.MOVE:
-                self._arriving[row.parsed] = row.value
+                self.contents.arriving.add(row.parsed)
                 self._check_arriving(row)
 
     def _check_arriving(self, row: ReadRow) -> None:
@@ -237,7 +238,7 @@ class BrokerCheck:
     def _begin(self, row: ReadRow) -> _Lists | None:
         """The lists of a row's queue; None, and a finding, where there is no such queue."""
         queue = _queue_of(row)
-        if queue in self._arriving:
+        if queue in self.contents.arriving:
             return None  # All of it is on the shard that it leaves, too, until it has arrived.
         state = self._states.get(queue)
         if state is None:

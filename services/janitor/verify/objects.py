@@ -234,12 +234,15 @@ class ObjectCheck:
             except CorruptRecord as error:
                 self.findings.add(Kind.OBJECT, database, "shard owner", "", error.detail)
 
-    async def check_names(self, queues: Mapping[str, Mapping[int, int]], began_ms: int) -> None:
+    async def check_names(
+        self, queues: Mapping[str, Mapping[int, int]], moving: Set[str], began_ms: int
+    ) -> None:
         """Each queue has the claim of its name, and each partition its place in it.
 
         `queues` are their shards, with the index of the partition on each; one that moves has none.
-        `began_ms` is the store's time before the snapshots that have them: claims made since are of
-        queues that were created, deleted or moved meanwhile.
+        `moving` are those that move, or of which a partition does. `began_ms` is the store's time
+        before the snapshots that have them: claims made since are of queues that were created,
+        deleted or moved meanwhile.
         """
         claimed: dict[str, tuple[int, ...]] = {}
         changed: set[str] = set()
@@ -254,7 +257,8 @@ class ObjectCheck:
                 continue
             claimed[queue_id] = claim.broker_shards
             is_old = modified_ms < began_ms - CLAIM_AGE_MS
-            if queue_id not in queues and is_old and not self.findings.unreadable:
+            is_used = queue_id in queues or queue_id in moving
+            if is_old and not is_used and not self.findings.unreadable:
                 wrong = (
                     f"{named_shards(claim.broker_shards)} claimed it, and no such queue is there"
                 )

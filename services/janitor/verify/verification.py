@@ -159,10 +159,12 @@ class Verification:
         self.report("looking for what is left over", self._done, self._done)
         await objects.find_orphans(self.began_ms, lambda: self._read_on(objects))
         queues: dict[str, dict[int, int]] = {}
+        moving: set[str] = set()
         for one in self._brokers.values():
             for queue, index in one.queues.items():
                 queues.setdefault(queue, {})[one.shard] = index
-        await objects.check_names(queues, self.began_ms)
+            moving |= one.leaving | one.arriving
+        await objects.check_names(queues, moving, self.began_ms)
         self.findings.counts["databases"] = len(self.databases.names)
         return self.findings
 

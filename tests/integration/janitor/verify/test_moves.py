@@ -11,8 +11,10 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.database.slate import Batch
 from libs.storage.layout.own_keys import move_key
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.records.move_records import MoveRecord, MoveStage, encode_move
-from services.janitor.verify.findings import Finding
+from services.janitor.verify import objects
+from services.janitor.verify.findings import Finding, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from tests.forms import shortly
 from tests.integration.broker.moves.movers import (
@@ -25,6 +27,12 @@ from tests.integration.broker.moves.movers import (
 from tests.integration.broker.rig import running
 
 STEPS = 23
+
+
+@pytest.fixture(autouse=True)
+def old_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name was claimed so long ago that it is a leftover without a queue."""
+    monkeypatch.setattr(objects, "CLAIM_AGE_MS", 0)
 
 
 async def found(folder: Path) -> list[Finding]:
@@ -86,3 +94,20 @@ async def test_a_record_of_a_move_that_cannot_be_carried_out_is_found(tmp_path: 
     wrong = {one.key: one.wrong for one in await found(tmp_path)}
     assert wrong["queue lost"] == "the queue is leaving for another shard, and has no state"
     assert any("damaged" in key for key in wrong)
+
+
+async def test_the_name_of_a_queue_that_moves_is_not_left_over(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=0) as rig:
+        await route_all(rig, 3)
+        names, batch = QueueNames(rig.root.objects), Batch()
+        for queue_id, stage in (
+            ("leaving", MoveStage.LEAVING),
+            ("copying", MoveStage.COPYING),
+            ("copied", MoveStage.COPIED),
+        ):
+            assert await names.claim(queue_id, (0,), UNCLAIMED)
+            batch.put(move_key(queue_id), encode_move(MoveRecord(stage, 1, 1)))
+        assert await names.claim("left over", (0,), UNCLAIMED)
+        await rig.owner._database.write(batch)
+    leftovers = [one.key for one in await found(tmp_path) if one.kind is Kind.LEFTOVER]
+    assert leftovers == ["left over"]
