@@ -204,18 +204,21 @@ class JanitorCalls(Calls):
         run_id = _id_of(run)
         request = janitor_pb2.WatchRunRequest(run_id=run_id)
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + self._peers.call_s, BACKOFF_S
+        pause = BACKOFF_S
+        until: float | None = loop.time() + self._peers.call_s
         while True:
             try:
                 call = JanitorServiceStub(await self._peers.janitor()).WatchRun(request)
                 async with self._peers.answers(call) as answers:
                     async for answer in answers:
                         one = _run_of(answer.run)
-                        until, pause = loop.time() + self._peers.call_s, BACKOFF_S
+                        until, pause = None, BACKOFF_S
                         yield one
                         if one.ended:
                             return
             except Unavailable as error:
+                # Since its first failure: a run may go without a change for longer.
+                until = until or loop.time() + self._peers.call_s
                 if error.reason == "CLIENT_CLOSED" or loop.time() + pause >= until:
                     raise
             self._peers.forget()

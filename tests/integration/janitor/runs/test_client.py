@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 
 import slatemq
 import slatemq.sync
 from slatemq._admin.janitor import JobRun, JobRunState
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, topology_pb2_grpc
 from tests.integration.broker.rig import running
-from tests.integration.janitor.runs.janitors import QUIET, WAIT_S, Janitor, janitor
+from tests.integration.client.peers import Directory, refuse
+from tests.integration.janitor.runs.janitors import QUIET, WAIT_S, Janitor, janitor, until
 from tests.ports import free_ports
 
 
@@ -129,6 +135,50 @@ async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
             assert (await waiting).state is JobRunState.INTERRUPTED
         finally:
             await successor.close()
+
+
+CALL_S = 0.5
+
+RUN_ID = "20260101-000000-000-retention-abcdef"
+
+
+class Breaking(janitor_pb2_grpc.JanitorServiceServicer):
+    """Breaks the first watch after its first answer; the next one has the end."""
+
+    def __init__(self) -> None:
+        self.may_break = asyncio.Event()
+
+    async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        run = janitor_pb2.Run(run_id=request.run_id, state=janitor_pb2.Run.STATE_RUNNING)
+        if self.may_break.is_set():
+            run.state, run.ended_at_ms = janitor_pb2.Run.STATE_DONE, 1
+        yield janitor_pb2.WatchRunResponse(run=run)
+        await self.may_break.wait()
+        await refuse(context, Unavailable("the janitor is stopping"))
+
+
+async def test_a_watch_outlives_a_break_after_a_quiet_spell_longer_than_a_call() -> None:
+    breaking, directory, server = Breaking(), Directory(), grpc.aio.server()  # type: ignore[abstract]
+    topology_pb2_grpc.add_TopologyServiceServicer_to_server(directory, server)
+    janitor_pb2_grpc.add_JanitorServiceServicer_to_server(breaking, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    directory.put("janitors", 0, address)
+    await server.start()
+    async with slatemq.connect(address, call_timeout=CALL_S) as client:
+        # Given a watch that has waited for a change for longer than a call may take
+        watch = client.watch_job_run(RUN_ID)
+        assert (await anext(watch)).state is JobRunState.RUNNING
+        change = asyncio.create_task(anext(watch))
+        quiet_until = time.monotonic() + CALL_S
+        await until(lambda: time.monotonic() > quiet_until)
+
+        # When it breaks
+        breaking.may_break.set()
+
+        # Then it goes on
+        assert (await change).state is JobRunState.DONE
+        assert [run async for run in watch] == []
+    await server.stop(None)
 
 
 async def test_without_a_janitor_it_is_unavailable(tmp_path: Path) -> None:
