@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -153,9 +153,10 @@ class Runner:
     ) -> Run:
         async with self._beginning:
             self._check_open()
-            for run in await self._latest(ask.job):
-                if request_id and run.request_id == request_id:
-                    return run
+            known = await self._latest(ask.job)
+            if (begun := _begun_by(request_id, known)) is not None:
+                return begun
+            for run in known:
                 if not run.ended:
                     raise FailedPrecondition(
                         "JOB_RUNNING",
@@ -198,8 +199,7 @@ class Runner:
         if not request_id:
             return None
         async with self._beginning:
-            known = await self._latest(job)
-        return next((run for run in known if run.request_id == request_id), None)
+            return _begun_by(request_id, await self._latest(job))
 
     async def _latest(self, job: str) -> list[Run]:
         """The last runs of a job. Call it with `_beginning`. Raises StoreUnavailable.
@@ -449,6 +449,11 @@ class Runner:
     def _check_open(self) -> None:
         if self._stopping:
             raise Unavailable("the janitor is stopping", reason="DRAINING")
+
+
+def _begun_by(request_id: str, runs: Iterable[Run]) -> Run | None:
+    """The run that a request ID has begun; an empty ID has begun none."""
+    return next((run for run in runs if request_id and run.request_id == request_id), None)
 
 
 _ERRORS: Final = {State.INTERRUPTED: "its janitor was stopped", State.CANCELLED: ""}

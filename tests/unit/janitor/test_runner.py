@@ -76,6 +76,7 @@ def runner_of(
     store: RunStore,
     measure: Callable[[Run], None] = lambda run: None,
     command: Sequence[str] = ("false",),
+    now_ms: int = NOW_MS,
 ) -> Runner:
     """A runner whose runs are processes with this command."""
 
@@ -90,7 +91,7 @@ def runner_of(
         lambda run: {},
         release,
         kept,
-        lambda: NOW_MS,
+        lambda: now_ms,
         lambda job: None,
         trace.NoOpTracer(),
         RunEvents(),
@@ -219,6 +220,26 @@ async def test_a_run_that_was_stored_unanswered_begins_when_its_request_is_looke
 
         assert run is not None
         assert await end_of(runner, run) is State.DONE
+
+
+async def test_a_repeated_request_gets_its_run_though_a_newer_one_has_not_ended() -> None:
+    store = new_store()
+    async with working(store, ["sh", "-c", DONE]) as runner:
+        # Given a run that has ended, and one of another janitor that has begun since
+        run = await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+        assert await end_of(runner, run) is State.DONE
+        other = runner_of(store, now_ms=NOW_MS + 1)
+        newer = await other.begin(RunRequest("backup"), Trigger.SCHEDULE)
+
+        # When the request of the first one comes again
+        again = await runner.begin(RunRequest("backup"), Trigger.REQUEST, "mine")
+
+        # Then it gets its run, and only another request is refused
+        assert (again.run_id, again.state) == (run.run_id, State.DONE)
+        for request_id in ("another's", ""):
+            with pytest.raises(FailedPrecondition) as refused:
+                await runner.begin(RunRequest("backup"), Trigger.REQUEST, request_id)
+            assert refused.value.metadata == {"run_id": newer.run_id}
 
 
 async def test_a_run_begins_once_though_its_caller_goes_away_meanwhile() -> None:
