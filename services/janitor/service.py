@@ -145,8 +145,8 @@ class JanitorProcess(Service[JanitorConfig]):
 
     async def drain(self) -> None:
         """End what runs, with its Spark."""
-        _, timetable = self._works
-        timetable.cancel()
+        for timetable in self._works[1:]:  # There is none before the end of the start.
+            timetable.cancel()
         await self.runner.drain()
 
     async def stop(self) -> None:
