@@ -5,9 +5,10 @@
     janitor ──stdin──► {"job": …}   cancel   (end of file: the janitor is gone)
             ◄─stdout── {"progress": …}   {"snapshot": …}   {"end": "done", …}
 
-The child leads a process group of its own, with its JVM in it; killing the group ends both. When
-the janitor dies, however it does, the child's stdin ends, and it kills its group itself
-(`worker`); a JVM that has lost its child ends by its own stdin.
+The child leads a process group of its own, with its JVM in it; killing the group ends both. A JVM
+that has lost its child ends by its own stdin, and removes its files: only what does not end in time
+is killed. When the janitor dies, however it does, the child's stdin ends, and it kills its group
+itself (`worker`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CANCEL_S: Final = 5.0
 """How long a cancelled child may take to release its snapshots; then it is killed."""
 
 EXIT_S: Final = 10.0
-"""How long it may take after its last word: to stop Spark."""
+"""How long it may take after its last word to stop Spark, and Java to end: it removes its files."""
 
 EXIT_LOOK_S: Final = 0.05
 
@@ -59,13 +60,9 @@ class Child:
             if self._cancelled:
                 self.cancel()
             end = await self._listen(process)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EXIT_S):
-                    await _ended(process)
+            await _group_ended(process)
         finally:
-            _kill(process)
-            await asyncio.shield(_ended(process))
-            _close(process)
+            await asyncio.shield(_end(process))
         return end or {"end": "lost", "error": f"Spark's process ended ({process.returncode})"}
 
     def cancel(self) -> None:
@@ -112,6 +109,41 @@ async def _ended(process: Popen[bytes]) -> None:
         await asyncio.sleep(EXIT_LOOK_S)
 
 
+async def _group_ended(process: Popen[bytes]) -> None:
+    """Wait for EXIT_S at most until the child has ended with all of its group."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(EXIT_S):
+            while process.poll() is None or _is_left(process.pid):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(EXIT_LOOK_S)
+
+
+def _is_left(group: int) -> bool:
+    """Whether there are processes of a group whose first one has ended.
+
+    Those that have lost their parent are children of this process where it is the first one of a
+    container; nothing else would reap them.
+    """
+    with suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _end(process: Popen[bytes]) -> None:
+    """Kill what there still is of the child and its group."""
+    _kill(process)
+    await _ended(process)
+    await _group_ended(process)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
 def _kill(process: Popen[bytes]) -> None:
     """Kill the child with all of its group."""
     with suppress(ProcessLookupError):
@@ -122,10 +154,3 @@ def _kill_late(process: Popen[bytes]) -> None:
     """Kill a child that has not ended: later its number may be of another process."""
     if process.returncode is None:
         _kill(process)
-
-
-def _close(process: Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):
-                pipe.close()

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pytest
 from uvloop import new_event_loop
 
+from services.janitor.runs import child
 from services.janitor.runs.child import Child
+from tests.integration.ingest.server import ROOT
+from tests.integration.janitor.runs.janitors import WAIT_S, until
 
 SAYS = 'import sys; sys.stdin.readline(); print(\'{"progress": 1}\\n{"end": "done"}\')'
 
@@ -57,12 +65,82 @@ print(json.dumps({"end": sys.stdin.readline()}), flush=True)
 
 async def test_a_run_that_is_cancelled_while_its_task_is_written_gets_the_task_first() -> None:
     heard: list[object] = []
-    child = SlowlyTasked([sys.executable, "-c", ECHOES], heard)
-    work = asyncio.create_task(child.work({"job": "any"}))
-    await asyncio.to_thread(child.writes.wait)
+    run = SlowlyTasked([sys.executable, "-c", ECHOES], heard)
+    work = asyncio.create_task(run.work({"job": "any"}))
+    await asyncio.to_thread(run.writes.wait)
 
-    child.cancel()
-    child.may_write.set()
+    run.cancel()
+    run.may_write.set()
 
     assert await work == {"end": "cancel\n"}
     assert heard == [{"heard": '{"job": "any"}\n'}]
+
+
+STARTS = """
+import json, subprocess, sys
+sys.stdin.readline()
+started = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdin=subprocess.PIPE)
+print(json.dumps({"pid": started.pid}))
+print('{"end": "done"}')
+"""
+"""Starts another process in its group, which gets the end of its stdin when this one ends."""
+
+REMOVES = """
+import pathlib, sys, time
+sys.stdin.read()
+time.sleep(0.2)
+pathlib.Path(sys.argv[1]).rmdir()
+"""
+
+
+async def test_what_a_child_has_started_may_remove_its_files_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "EXIT_S", WAIT_S)
+    (folder := tmp_path / "files").mkdir()
+
+    end = await Child([sys.executable, "-c", STARTS, REMOVES, str(folder)], print).work({})
+
+    assert end == {"end": "done"}
+    assert not folder.exists()
+
+
+async def test_what_a_child_has_started_is_killed_when_it_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child, "EXIT_S", 0.5)
+    heard: list[Mapping[str, Any]] = []
+    stays = "import time\nwhile True: time.sleep(60)"
+
+    await Child([sys.executable, "-c", STARTS, stays], heard.append).work({})
+
+    await until(lambda: state_of(heard[0]["pid"]) in ("", "Z"))
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel abbreviates it; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+FIRST = """
+import asyncio, ctypes, os, sys
+from services.janitor.runs.child import Child
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+asyncio.run(Child([sys.executable, "-c", *sys.argv[1:]], print).work({}))
+os.waitpid(-1, os.WNOHANG)
+"""
+"""Gets the orphans of its processes, as the first process of a container does."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system has such a process")
+def test_no_process_is_left_of_a_run_of_a_janitor_that_is_the_first_process(tmp_path: Path) -> None:
+    (folder := tmp_path / "files").mkdir()
+
+    command = [sys.executable, "-c", FIRST, STARTS, REMOVES, str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert ended.stderr.endswith("ChildProcessError: [Errno 10] No child processes\n"), ended.stderr
