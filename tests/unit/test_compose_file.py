@@ -92,6 +92,10 @@ def test_jobs_take_no_more_processors_than_the_container_has_memory_for() -> Non
     assert environ["SLATEMQ_SPARK_MASTER"] == f"local[{JOB_CORES}]"
 
 
+def test_what_jobs_leave_is_reaped() -> None:
+    assert SERVICES["janitor"]["init"] is True
+
+
 @pytest.mark.parametrize("name", [*OURS, *BACKENDS])
 def test_each_container_has_bounds_and_comes_back(name: str) -> None:
     service = SERVICES[name]

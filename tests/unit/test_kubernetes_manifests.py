@@ -251,6 +251,11 @@ def test_jobs_take_no_more_processors_than_the_pod_has_memory_for(
     assert master == f"local[{JOB_CORES}]" or master.startswith("k8s://")
 
 
+def test_what_jobs_leave_is_reaped(manifests: list[Manifest]) -> None:
+    janitor = named(manifests, "Deployment", "slatemq-janitor")
+    assert janitor["spec"]["template"]["spec"]["shareProcessNamespace"] is True
+
+
 def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]) -> None:
     for pod in pods(manifests):
         if pod.service in OWN_CONFIGS:
