@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import sys
 import time
@@ -26,6 +27,7 @@ from services.janitor.metrics import RunMeasures
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
+from services.janitor.runs.folders import remove_left
 from services.janitor.runs.history import Run, RunEvents, RunStore
 from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.timetable import Schedule, Timetable, parse_schedule
@@ -118,6 +120,8 @@ class JanitorProcess(Service[JanitorConfig]):
             log.info("only %s run until these are installed: %s", without, lacking)
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
+        else:
+            await asyncio.to_thread(remove_left, os.environ)
         peer = Peer("janitor", self._config.shard, address, peer_address)
         self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
         await self.runner.take_over()

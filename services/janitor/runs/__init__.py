@@ -2,6 +2,7 @@
 
 In reading order; a file imports only files above it:
 
+`folders`         Folders for the temporary files of a run: made for it, and removed with it
 `child`           The process in which a run has its Spark: started for it, and gone with it
 `history`         Runs of jobs: one object each, below `janitor/runs/` in the root
 `change_detector` Whether there is work for a job, by calls that cost the owners little

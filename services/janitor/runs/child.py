@@ -19,9 +19,11 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from subprocess import PIPE, Popen
 from typing import Any, Final
+
+from services.janitor.runs.folders import run_folders
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +52,20 @@ class Child:
         """Have it do a task; returns its last message, when it and its Spark are gone.
 
         `{"end": "lost", …}` stands for a last message that never came. Raises OSError where the
-        child cannot be started.
+        child cannot be started, or has nowhere to put temporary files.
         """
-        self._process = process = self._start()
+        folders = ExitStack()
+        try:
+            # In threads: there may be gigabytes to remove.
+            variables = await asyncio.to_thread(folders.enter_context, run_folders(os.environ))
+            return await self._work(task, variables)
+        finally:
+            await asyncio.shield(asyncio.to_thread(folders.close))
+
+    async def _work(
+        self, task: Mapping[str, Any], variables: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        self._process = process = self._start(variables)
         try:
             # In a thread: a long list of messages does not fit a pipe that is not read yet.
             await asyncio.to_thread(self._send, json.dumps(task))
@@ -75,10 +88,11 @@ class Child:
             self._send("cancel")
         asyncio.get_running_loop().call_later(CANCEL_S, _kill_late, process)
 
-    def _start(self) -> Popen[bytes]:
+    def _start(self, variables: Mapping[str, str]) -> Popen[bytes]:
         # Not the event loop's own way: uvloop forks, and what gRPC and the store's client have
         # registered for forks then breaks the child. Popen does not, and runs none of it.
-        return Popen(self._command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        environ = {**os.environ, **variables}
+        return Popen(self._command, stdin=PIPE, stdout=PIPE, env=environ, start_new_session=True)
 
     def _send(self, line: str) -> None:
         assert self._process is not None

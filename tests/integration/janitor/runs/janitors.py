@@ -34,9 +34,14 @@ QUIET = (
 
 
 class Janitor:
-    """One janitor process. All that it starts, and they start, bears its mark."""
+    """One janitor process. All that it starts, and they start, bears its mark.
+
+    Attributes:
+        temporary: The folder for temporary files, which all janitors of an instance share.
+    """
 
     def __init__(self, folder: Path, *arguments: str, own_jobs: bool = True) -> None:
+        self.temporary = folder / "tmp"
         self.mark = uuid.uuid4().hex
         self.log = folder / f"janitor-{self.mark[:6]}.log"
         self._ready = folder / f"janitor-{self.mark[:6]}.ready"
@@ -49,7 +54,9 @@ class Janitor:
         self.address = ""
 
     async def start(self) -> None:
-        environ = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        self.temporary.mkdir(exist_ok=True)
+        temporary = {"TMPDIR": str(self.temporary)}
+        environ = {**os.environ, **temporary, MARK: self.mark, "PYTHONPATH": str(ROOT)}
         with self.log.open("ab") as log:
             self.process = await self._begin(
                 *self._command, cwd=ROOT, env=environ, stdout=log, stderr=log
@@ -111,6 +118,10 @@ class Janitor:
         """Processes that bear its mark, itself aside; of one program or of all."""
         assert self.process is not None
         return [pid for pid in marked(self.mark, name) if pid != self.process.pid]
+
+    def files(self) -> list[str]:
+        """What is in its folder for temporary files."""
+        return os.listdir(self.temporary)
 
     async def close(self) -> None:
         if self.channel is not None:

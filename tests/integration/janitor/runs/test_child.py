@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,28 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return ""
+
+
+DIES = """
+import os, pathlib, signal, sys, tempfile
+sys.stdin.readline()
+(folder := pathlib.Path(tempfile.gettempdir())).joinpath("file").touch()
+print('{"folder": "%s"}' % folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_files_of_a_run_that_dies_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    heard: list[Mapping[str, Any]] = []
+
+    end = asyncio.run(Child([sys.executable, "-c", DIES], heard.append).work({}))
+
+    assert end["end"] == "lost"
+    assert Path(heard[0]["folder"]).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 FIRST = """

@@ -80,6 +80,7 @@ async def test_calls_of_a_run_and_of_its_spark_workers_are_in_the_trace_of_the_r
     async with janitor(tmp_path, *QUIET, "--otlp-endpoint", "http://127.0.0.1:1") as there:
         runs = [await there.done(await there.run("report", one)) for one in (job, "context")]
 
+        assert there.files() == []
         for run in runs:
             assert run.state == Run.STATE_DONE, run.error
             assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]", run.artifacts[0])

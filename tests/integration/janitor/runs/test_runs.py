@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ async def test_a_run_is_begun_watched_and_kept(tmp_path: Path) -> None:
         assert run.created_at_ms <= run.started_at_ms <= run.ended_at_ms
         assert await there.get(run_id) == run
         assert "words on stdout" in there.log.read_text()
-        await until(lambda: not there.started())
+        assert not there.started()
+        assert there.files() == []
 
         there.signal(signal.SIGTERM)
         assert await there.ended() == 0
@@ -199,9 +201,11 @@ async def test_a_killed_janitor_leaves_no_process_and_its_successor_says_interru
 
         # Then the child is gone, too
         await until(lambda: not there.started())
+        assert there.files()
 
-    # And the next janitor knows, and runs the job again
+    # And the next janitor removes its files, knows of it, and runs the job again
     async with janitor(tmp_path) as there:
+        assert there.files() == []
         run = await there.get(run_id)
         assert run.state == Run.STATE_INTERRUPTED
         assert "died" in run.error
@@ -361,7 +365,7 @@ async def test_no_request_chooses_where_spark_runs_or_what_it_reads(tmp_path: Pa
         proof("spark", "stop"),
     ],
 )
-async def test_java_is_gone_seconds_after_the_end_and_so_are_the_snapshots(
+async def test_java_is_gone_seconds_after_the_end_and_so_are_its_files_and_snapshots(
     tmp_path: Path, job: str, end: str
 ) -> None:
     """Of four ends the short form has the one that leaves most behind."""
@@ -373,6 +377,10 @@ async def test_java_is_gone_seconds_after_the_end_and_so_are_the_snapshots(
         run_id = await there.run("retention", job)
         assert (await there.under_way(run_id)).progress.phase == "1 queues"
         assert there.started("java")
+        (folder,) = there.files()
+        assert {"artifacts", "blockmgr", "spark"} <= {
+            name.split("-")[0] for name in os.listdir(there.temporary / folder)
+        }
         store = RunStore(open_root(data.as_uri()).objects)
         async with asyncio.timeout(ENDS_S):
             while len(names := (await store.get(run_id)).run.snapshots) < 2:
@@ -391,8 +399,9 @@ async def test_java_is_gone_seconds_after_the_end_and_so_are_the_snapshots(
         else:
             await there.ended()
         if end == "kill":
-            # Its successor releases what it has left.
+            # Its successor releases what it has left, and removes its files.
             async with janitor(tmp_path) as successor:
                 assert (await successor.get(run_id)).state == Run.STATE_INTERRUPTED
+        assert there.files() == []
         root = open_root(data.as_uri())
         assert await alive(root, [SnapshotName(*name) for name in names]) == [False, False]
