@@ -53,7 +53,8 @@ class RedisBackend(QueueBackend):
 
     async def _check_keys(self, prefix: str) -> None:
         """Raise InvalidArgument where a key is of another type than this backend makes it."""
-        kinds = {"events": b"stream", "dead-letter": b"stream", "tasks:delayed": b"zset"}
+        kinds = {"events": b"stream", "dead-letter": b"stream"}
+        kinds |= {"tasks:delayed": b"zset", "tasks:consumers": b"zset"}
         for name, kind in kinds.items():
             found = await self._client.type(f"{prefix}:{name}")
             if found not in (kind, b"none"):

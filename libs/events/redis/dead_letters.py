@@ -8,6 +8,7 @@ from typing import Any
 from redis import asyncio as aioredis
 
 from libs.events.redis.streams import read_stream
+from libs.events.redis.transactions import Command
 from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
@@ -17,26 +18,27 @@ from libs.events.tasks import (
     read_dead_letter,
 )
 
-Pipeline = Any
-"""redis-py's pipeline, whose type arguments differ between versions."""
-
 
 class DeadLetters:
     def __init__(self, client: aioredis.Redis, prefix: str) -> None:
         self._client = client
         self.key = f"{prefix}:dead-letter"
 
-    def add_task(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
-        """Add a task whose last attempt failed, as a part of a transaction."""
+    def task_command(self, task: WriteTask, error: str) -> Command:
+        """Adds a task whose last attempt failed."""
         failed = FailedTask.now(task, error)
-        pipeline.xadd(self.key, {"kind": "task", "data": encode_failed_task(failed)})
+        return self._add("kind", "task", "data", encode_failed_task(failed))
 
-    def add_event(self, pipeline: Pipeline, event: bytes, deliveries: int) -> None:
-        pipeline.xadd(self.key, {"kind": "event", "data": event, "deliveries": str(deliveries)})
+    def event_command(self, event: bytes, deliveries: int) -> Command:
+        """Adds an event."""
+        return self._add("kind", "event", "data", event, "deliveries", deliveries)
 
-    def add_unreadable(self, pipeline: Pipeline, raw: bytes, error: str) -> None:
-        """Add an unreadable task, for an operator to look at; it is not retried."""
-        pipeline.xadd(self.key, {"kind": "unreadable", "data": raw, "error": error})
+    def unreadable_command(self, raw: bytes, error: str) -> Command:
+        """Adds an unreadable task, for an operator to look at; it is not retried."""
+        return self._add("kind", "unreadable", "data", raw, "error", error)
+
+    def _add(self, *fields: bytes | str | int) -> Command:
+        return "XADD", self.key, "*", *fields
 
     async def count(self) -> int:
         return int(await self._client.xlen(self.key))

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from redis import asyncio as aioredis
 
 from libs.events.redis.connection import BLOCK_MS, READ_COUNT
-from libs.events.redis.dead_letters import DeadLetters, Pipeline
+from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.gathered import Gathered
 from libs.events.redis.streams import PAGE
+from libs.events.redis.transactions import Command, Transactions
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
@@ -94,6 +95,7 @@ class DelayedTasks(ABC, Generic[D]):
         self._key = f"{settings.stream_prefix}:tasks"
         self._delayed = f"{self._key}:delayed"
         self._dead = dead
+        self._transactions = Transactions(client)
         self._reading = reading
         self._read_count = reading.count_max
         self._read_again_at = 0.0
@@ -105,8 +107,8 @@ class DelayedTasks(ABC, Generic[D]):
         self._promote_at_ms = 0
 
     @abstractmethod
-    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
-        """Append a task as a part of a pipeline."""
+    def _append_command(self, encoded: bytes) -> Command:
+        """Appends a task."""
 
     @abstractmethod
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
@@ -125,8 +127,8 @@ class DelayedTasks(ABC, Generic[D]):
         """The task as JSON."""
 
     @abstractmethod
-    def _finish(self, pipeline: Pipeline, deliveries: Sequence[D]) -> None:
-        """Remove deliveries, as a part of a pipeline."""
+    def _finish_commands(self, deliveries: Sequence[D]) -> Sequence[Command]:
+        """Remove deliveries."""
 
     def _is_held(self, task_id: str, delivery: D) -> bool:
         """Whether this consumer holds this very delivery."""
@@ -155,10 +157,7 @@ class DelayedTasks(ABC, Generic[D]):
         encoded = self._encoded(delivery)
         task = read_task(encoded)
         if isinstance(task, str):
-            async with self._client.pipeline(transaction=True) as pipeline:
-                self._dead.add_unreadable(pipeline, encoded, task)
-                self._finish(pipeline, [delivery])
-                await pipeline.execute()
+            await self._end(delivery, self._dead.unreadable_command(encoded, task))
             self._read.popleft()
             return None
         self._read.popleft()
@@ -175,24 +174,26 @@ class DelayedTasks(ABC, Generic[D]):
         return True
 
     async def _finish_all(self, deliveries: Sequence[D]) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            self._finish(pipeline, deliveries)
-            await pipeline.execute()
+        await self._transactions.execute(self._key, self._finish_commands(deliveries))
+
+    async def _end(self, delivery: D, command: Command) -> None:
+        """Put a task where it goes next, and remove its delivery."""
+        commands = [command, *self._finish_commands([delivery])]
+        await self._transactions.execute(self._key, commands)
 
     async def fail(self, task_id: str, error: str) -> bool:
         delivery = self._held.first(task_id)
         if delivery is None:
             return False
         task = decode_task(self._encoded(delivery))
-        async with self._client.pipeline(transaction=True) as pipeline:
-            if task.has_retries_left:
-                due_ms = now_ms() + self._settings.retry_delay_ms
-                self._promote_at_ms = min(self._promote_at_ms, due_ms)
-                pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
-            else:
-                self._dead.add_task(pipeline, task, error)
-            self._finish(pipeline, [delivery])
-            await pipeline.execute()
+        if task.has_retries_left:
+            due_ms = now_ms() + self._settings.retry_delay_ms
+            self._promote_at_ms = min(self._promote_at_ms, due_ms)
+            await self._end(
+                delivery, ("ZADD", self._delayed, due_ms, encode_task(task.after_failure()))
+            )
+        else:
+            await self._end(delivery, self._dead.task_command(task, error))
         self._held.drop(task_id)
         return True
 
@@ -220,10 +221,11 @@ class DelayedTasks(ABC, Generic[D]):
         return await self._dead.retry_tasks(self._retry)
 
     async def _retry(self, task: WriteTask, dead_letter: bytes) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.xdel(self._dead.key, dead_letter)
-            self._append(pipeline, encode_task(task))
-            await pipeline.execute()
+        commands = [
+            self._append_command(encode_task(task)),
+            ("XDEL", self._dead.key, dead_letter),
+        ]
+        await self._transactions.execute(self._key, commands)
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         return await self._dead.tasks(limit)

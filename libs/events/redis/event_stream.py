@@ -11,6 +11,7 @@ from libs.events.deliveries import Handler, read_event, run_handler
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.streams import Delivery, Group, StreamAppends
+from libs.events.redis.transactions import Transactions
 from libs.events.settings import RedisSettings
 from slatemq.events.envelope import Event, encode_event
 
@@ -30,6 +31,7 @@ class EventStream:
         self._group = Group(client, self._key, settings.consumer_group, consumer)
         self._dead = dead
         self._add = StreamAppends(client, self._key, ["type", "data"])
+        self._transactions = Transactions(client)
         self._held: dict[str, bytes] = {}
         self._finished_count = 0
 
@@ -110,10 +112,11 @@ class EventStream:
             await self._trim()
 
     async def _bury(self, delivery: Delivery, encoded: bytes) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            self._dead.add_event(pipeline, encoded, delivery.deliveries - 1)
-            self._group.finish(pipeline, delivery.entry_id, remove=False)
-            await pipeline.execute()
+        commands = [
+            self._dead.event_command(encoded, delivery.deliveries - 1),
+            *self._group.finish_commands(delivery.entry_id, remove=False),
+        ]
+        await self._transactions.execute(self._key, commands)
         self._held = {key: held for key, held in self._held.items() if held != delivery.entry_id}
 
     async def _trim(self) -> None:

@@ -1,21 +1,26 @@
 """Tasks in Redis lists: each consumer moves the tasks that it takes into its own list.
 
-A task is always in one list, so a crash between two commands loses nothing. A consumer shows that
-it is alive by a key that expires; the tasks in the list of a dead one go back to the queue.
+A task is always in one list, so a crash between two commands loses nothing. A sorted set has the
+consumers, by when each last showed that it is alive (ms, by the clock of Redis). A consumer is in
+it before it takes a task, and the tasks of a silent one go back to the queue.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
 from redis import asyncio as aioredis
+from redis import exceptions
 
-from libs.events.redis.connection import HOLD_MS, RECLAIM_S
-from libs.events.redis.dead_letters import DeadLetters, Pipeline
+from libs.events.redis.connection import FORGET_CONSUMER_MS, HOLD_MS, RECLAIM_S
+from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading, pages
+from libs.events.redis.transactions import BEGIN, Command
 from libs.events.settings import RedisSettings
 
 _ALIVE_S = HOLD_MS / 1000 / 3
@@ -27,8 +32,19 @@ end
 """
 """Moves a task back to the head of the queue, unless it has been finished."""
 
-TAKE = """
-local taken, size = {}, 0
+_NOW = f"""{BEGIN}
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + time[2] / 1000
+"""
+
+SIGN = f"""{_NOW}
+redis.call('ZADD', KEYS[1], now_ms - ARGV[2], ARGV[1])
+"""
+"""Shows that a consumer was alive, a while ago."""
+
+TAKE = f"""{_NOW}
+redis.call('ZADD', KEYS[3], 'NX', now_ms, ARGV[3])
+local taken, size = {{}}, 0
 while #taken < tonumber(ARGV[1]) and size < tonumber(ARGV[2]) do
     local task = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
     if not task then break end
@@ -37,7 +53,33 @@ while #taken < tonumber(ARGV[1]) and size < tonumber(ARGV[2]) do
 end
 return taken
 """
-"""Moves tasks from the head of the queue to a consumer, in order, as one write."""
+"""Moves tasks from the head of the queue to a consumer, in order, as one write.
+
+Adds the consumer first, which Redis may have lost with its data.
+"""
+
+RECLAIM = f"""{_NOW}
+for _, name in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], now_ms - ARGV[2], '-inf')) do
+    if name ~= ARGV[1] then
+        local processing = KEYS[2] .. ':processing:' .. name
+        while redis.call('LMOVE', processing, KEYS[2], 'RIGHT', 'LEFT') do end
+    end
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[3])
+"""
+"""Moves the tasks of silent consumers back to the head of the queue; forgets those long silent.
+
+The one that fell silent first has the oldest tasks, which go there last.
+"""
+
+COUNT = """
+local count = redis.call('LLEN', KEYS[2])
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    count = count + redis.call('LLEN', KEYS[2] .. ':processing:' .. name)
+end
+return count
+"""
+"""How many tasks wait, or are a consumer's."""
 
 
 class ListTasks(DelayedTasks[bytes]):
@@ -55,9 +97,13 @@ class ListTasks(DelayedTasks[bytes]):
     ) -> None:
         super().__init__(client, settings, dead, reading)
         self._consumer = consumer
-        self._processing = f"{self._key}:processing:{consumer}"
+        self._consumers = f"{self._key}:consumers"
+        self._processing = self._processing_of(consumer)
         self._undo = self._client.register_script(UNDO)
+        self._sign = self._client.register_script(SIGN)
         self._take = self._client.register_script(TAKE)
+        self._reclaim = self._client.register_script(RECLAIM)
+        self._count_all = self._client.register_script(COUNT)
         self._alive_at = 0.0
         self._reclaimed_at = 0.0
         self._is_to_take_over = reading.is_sole_consumer
@@ -66,69 +112,43 @@ class ListTasks(DelayedTasks[bytes]):
         """Check the type of the key; lists are created when they are written."""
         await self._client.lpos(self._key, "")
 
-    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
-        pipeline.rpush(self._key, encoded)
+    def _append_command(self, encoded: bytes) -> Command:
+        return "RPUSH", self._key, encoded
 
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._client.rpush(self._key, *encoded)
 
     async def _keep(self) -> None:
         if time.monotonic() - self._alive_at >= _ALIVE_S:
-            await self._client.set(self._alive_key(self._consumer), "1", px=HOLD_MS)
+            await self._sign(keys=[self._consumers], args=[self._consumer, 0])
             self._alive_at = time.monotonic()
-        await self._reclaim()
+        if time.monotonic() - self._reclaimed_at >= RECLAIM_S:
+            await self._recover()
+            # Where it takes over: of all others, whatever the clock of Redis says.
+            silent_ms = -math.inf if self._is_to_take_over else HOLD_MS
+            await self._requeue_of_silent(silent_ms, spared=self._consumer)
+            self._reclaimed_at = time.monotonic()
+            self._is_to_take_over = False
 
     async def _read_some(self) -> None:
         await self._until_next_read()
         wait_ms = await self._promoted()
         keys, count = [self._key, self._processing], self._read_count
-        found = await self._take(keys=keys, args=[count, READ_BYTES])
+        found = await self._take(
+            keys=[*keys, self._consumers], args=[count, READ_BYTES, self._consumer]
+        )
         if not found:
-            first = await self._client.blmove(*keys, wait_ms / 1000, "LEFT", "RIGHT")
-            found = [] if first is None else [first]
+            try:
+                first = await self._client.blmove(*keys, wait_ms / 1000, "LEFT", "RIGHT")
+            except exceptions.OutOfMemoryError:
+                await asyncio.sleep(wait_ms / 1000)  # New tasks are refused, too.
+            else:
+                found = [] if first is None else [first]
         self._read.extend(found)
         sizes = [len(task) for task in found]
         self._note_read(sizes, is_all=len(sizes) < count and sum(sizes) < READ_BYTES)
 
-    def _encoded(self, delivery: bytes) -> bytes:
-        return delivery
-
-    def _finish(self, pipeline: Pipeline, deliveries: Sequence[bytes]) -> None:
-        for task in deliveries:
-            pipeline.lrem(self._processing, 1, task)
-
-    async def _all(self) -> AsyncGenerator[bytes, None]:
-        processing = [
-            key async for key in self._client.scan_iter(match=f"{self._key}:processing:*")
-        ]
-        for key in (*processing, self._key):
-            async for task in pages(partial(self._client.lrange, key)):
-                yield task
-
-    async def _count(self) -> int:
-        total = int(await self._client.llen(self._key))
-        async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
-            total += int(await self._client.llen(key))
-        return total
-
-    async def stop(self) -> None:
-        """Move the tasks of this consumer back to the queue."""
-        await self._client.delete(self._alive_key(self._consumer))
-        await self._requeue(self._processing)
-
-    async def _reclaim(self) -> None:
-        if time.monotonic() - self._reclaimed_at < RECLAIM_S:
-            return
-        self._reclaimed_at = time.monotonic()
-        await self._requeue_unheard()
-        async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
-            consumer = key.decode().rpartition(":processing:")[2]
-            is_gone = self._is_to_take_over and consumer != self._consumer
-            if is_gone or not await self._client.exists(self._alive_key(consumer)):
-                await self._requeue(key)
-        self._is_to_take_over = False
-
-    async def _requeue_unheard(self) -> None:
+    async def _recover(self) -> None:
         """Requeue tasks that were moved for this consumer by a command whose answer was lost."""
         held = Counter((*self._held, *self._read))
         if int(await self._client.llen(self._processing)) <= held.total():
@@ -137,9 +157,34 @@ class ListTasks(DelayedTasks[bytes]):
         for encoded in reversed([*(moved - held).elements()]):  # each goes to the head
             await self._undo(keys=[self._processing, self._key], args=[encoded])
 
-    async def _requeue(self, processing: str | bytes) -> None:
-        while await self._client.lmove(processing, self._key, "RIGHT", "LEFT") is not None:
-            pass
+    def _encoded(self, delivery: bytes) -> bytes:
+        return delivery
 
-    def _alive_key(self, consumer: str) -> str:
-        return f"{self._key}:consumers:{consumer}"
+    def _finish_commands(self, deliveries: Sequence[bytes]) -> Sequence[Command]:
+        return [("LREM", self._processing, 1, task) for task in deliveries]
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        names = await self._client.zrange(self._consumers, 0, -1)
+        for key in (*(self._processing_of(name.decode()) for name in names), self._key):
+            async for task in pages(partial(self._client.lrange, key)):
+                yield task
+
+    async def _count(self) -> int:
+        return int(await self._count_all(keys=[self._consumers, self._key]))
+
+    async def stop(self) -> None:
+        """Move the tasks of this consumer back to the queue.
+
+        It counts as silent: what a command that is under way still brings it goes back, too.
+        """
+        if self._alive_at:
+            await self._sign(keys=[self._consumers], args=[self._consumer, HOLD_MS])
+            await self._requeue_of_silent(HOLD_MS, spared="")
+
+    async def _requeue_of_silent(self, silent_ms: float, spared: str) -> None:
+        await self._reclaim(
+            keys=[self._consumers, self._key], args=[spared, silent_ms, FORGET_CONSUMER_MS]
+        )
+
+    def _processing_of(self, consumer: str) -> str:
+        return f"{self._key}:processing:{consumer}"

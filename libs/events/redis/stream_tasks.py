@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from redis import asyncio as aioredis
 
-from libs.events.redis.dead_letters import DeadLetters, Pipeline
+from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks, TaskReading
 from libs.events.redis.streams import Delivery, Group, StreamAppends, read_stream
+from libs.events.redis.transactions import Command
 from libs.events.settings import RedisSettings
 
 
@@ -34,8 +35,8 @@ class StreamTasks(DelayedTasks[Delivery]):
         """Create the group; it gets every task that is in the stream."""
         await self._group.create("0")
 
-    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
-        pipeline.xadd(self._key, {"task": encoded})
+    def _append_command(self, encoded: bytes) -> Command:
+        return "XADD", self._key, "*", "task", encoded
 
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._add.append([(task,) for task in encoded])
@@ -64,8 +65,8 @@ class StreamTasks(DelayedTasks[Delivery]):
     def _is_held(self, task_id: str, delivery: Delivery) -> bool:
         return any(one.entry_id == delivery.entry_id for one in self._held.of(task_id))
 
-    def _finish(self, pipeline: Pipeline, deliveries: Sequence[Delivery]) -> None:
-        self._group.finish(pipeline, *(one.entry_id for one in deliveries), remove=True)
+    def _finish_commands(self, deliveries: Sequence[Delivery]) -> Sequence[Command]:
+        return self._group.finish_commands(*(one.entry_id for one in deliveries), remove=True)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         async for _, fields in read_stream(self._client, self._key):

@@ -9,15 +9,19 @@ from typing import Any, Final, NamedTuple
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from libs.events.redis.connection import BLOCK_MS, HOLD_MS, READ_COUNT, RECLAIM_S
+from libs.events.redis.connection import (
+    BLOCK_MS,
+    FORGET_CONSUMER_MS,
+    HOLD_MS,
+    READ_COUNT,
+    RECLAIM_S,
+)
+from libs.events.redis.transactions import Command, Transactions
 
 KEEP_S = HOLD_MS / 1000 / 3
 
 OWNED_COUNT = 1_000
 """Entries whose owner or idle time one command changes."""
-
-FORGET_CONSUMER_MS = 3_600_000
-"""How long a consumer without entries must be silent to be removed from the group, in ms."""
 
 APPEND = """
 for at = 1, #ARGV, {step} do
@@ -78,14 +82,16 @@ class Group:
         self._key = key
         self._group = group
         self._consumer = consumer
+        self._transactions = Transactions(client)
         self._reclaimed_at = 0.0
         self._is_more_left = False
         self._kept_at = 0.0
 
     async def create(self, start: str) -> None:
         """Create the group where it is missing; it gets the entries behind `start`."""
+        command = ("XGROUP", "CREATE", self._key, self._group, start, "MKSTREAM")
         try:
-            await self._client.xgroup_create(self._key, self._group, id=start, mkstream=True)
+            await self._transactions.execute(self._key, [command])
         except exceptions.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -161,11 +167,12 @@ class Group:
                 self._key, self._group, self._consumer, 0, list(entry_ids), justid=True
             )
 
-    def finish(self, pipeline: Any, *entry_ids: bytes, remove: bool) -> None:
-        """Acknowledge entries, and remove them from the stream, as a part of a transaction."""
-        pipeline.xack(self._key, self._group, *entry_ids)
+    def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
+        """Acknowledge entries, and remove them from the stream."""
+        commands: list[Command] = [("XACK", self._key, self._group, *entry_ids)]
         if remove:
-            pipeline.xdel(self._key, *entry_ids)
+            commands.append(("XDEL", self._key, *entry_ids))
+        return commands
 
     async def leave(self) -> None:
         """Let others take this consumer's entries immediately; remove it if it has none."""

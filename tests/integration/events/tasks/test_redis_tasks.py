@@ -117,9 +117,7 @@ async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server)
         dead_letters = DeadLetters(client, settings.stream_prefix)
         tasks = [replace(a_task(), payload={"body": body}) for _ in range(64)]
         for task in tasks:
-            async with client.pipeline() as pipeline:
-                dead_letters.add_task(pipeline, task, "no room")
-                await pipeline.execute()
+            await client.execute_command(*dead_letters.task_command(task, "no room"))
         tracemalloc.start()
         try:
             found = await dead_letters.tasks(1_000)
@@ -167,6 +165,7 @@ async def test_nothing_stays_connected_of_a_backend_whose_closing_is_cancelled(
     settings = server.settings("closing")
     backend = open_backend("redis")
     await backend.connect(settings)
+    assert await backend.dequeue_task() is None
     async with aioredis.Redis.from_url(settings.url) as client, asyncio.timeout(60):
         own = await client.client_id()
 
@@ -258,6 +257,67 @@ async def test_tasks_whose_move_was_never_heard_of_come_again_in_order(tmp_path:
         for task in (held, *lost):
             await backend.complete_task(task.task_id)
         assert (await backend.stats()).pending_tasks == 0
+        await backend.close()
+
+
+async def test_lists_look_at_no_keys_but_their_own(tmp_path: Path) -> None:
+    with running(SERVERS["redis-lists"][1](tmp_path)) as server:
+        settings = server.settings("own")
+        backend = open_backend("redis")
+        await backend.connect(settings)
+        # When tasks are taken, counted and listed, and those of dead consumers looked for
+        await backend.enqueue_task(a_task())
+        await dequeued(backend)
+        assert (await backend.stats()).pending_tasks == 1
+        assert len(await backend.pending_tasks(10)) == 1
+        await backend.close()
+        # Then it takes as long beside any number of keys of others
+        async with aioredis.Redis.from_url(settings.url) as client:
+            statistics = await client.info("commandstats")
+            assert not {"cmdstat_scan", "cmdstat_keys"} & statistics.keys()
+
+
+async def test_a_task_taken_from_a_redis_that_lost_its_data_outlives_its_consumer(
+    server: Server,
+) -> None:
+    settings = server.settings("emptied")
+    killed, successor = RedisBackend(), open_backend("redis", is_sole_consumer=True)
+    await killed.connect(settings)
+    await successor.connect(settings)
+    # Given a consumer that was there before Redis lost its data, and dies with a newer task
+    assert await killed.dequeue_task() is None
+    async with aioredis.Redis.from_url(settings.url) as client:
+        await client.flushall()
+    task = a_task()
+    await successor.enqueue_task(task)
+    assert await dequeued(killed) == task
+    await killed.disconnect()
+    # Then the next one gets it
+    assert await dequeued(successor) == task
+    await successor.close()
+
+
+async def test_a_consumer_of_lists_is_forgotten_long_after_its_tasks_went_back(
+    tmp_path: Path,
+) -> None:
+    with running(SERVERS["redis-lists"][1](tmp_path)) as server:
+        settings = server.settings("forgets")
+        backend = open_backend("redis")
+        await backend.connect(settings)
+        async with aioredis.Redis.from_url(settings.url) as client:
+            # Given tasks of three consumers, which fell silent one after the other
+            tasks = [a_task(task_id=make_task_id(number)) for number in range(3)]
+            key, now_s = "forgets:tasks", (await client.time())[0]
+            silent_s = {"first": 7200, "second": 60, "third": 40}
+            for task, (name, seconds) in zip(tasks, silent_s.items(), strict=True):
+                await client.rpush(f"{key}:processing:{name}", encode_task(task))
+                await client.zadd(f"{key}:consumers", {name: (now_s - seconds) * 1000})
+            # When another one takes them, the oldest first
+            assert [await dequeued(backend) for _ in tasks] == tasks
+            # Then the one that has been silent for hours is forgotten
+            names = {name.decode() for name in await client.zrange(f"{key}:consumers", 0, -1)}
+            assert len(names) == 3
+            assert names >= {"second", "third"}
         await backend.close()
 
 
