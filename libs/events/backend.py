@@ -237,7 +237,8 @@ class QueueBackend(ABC):
         Subscribers of one consumer group share the events, each group gets all that were published
         since its first subscription. An event that was not acknowledged when its handler returns
         or raises is delivered again after the retry delay, at most `max_retries` times, then it
-        goes to the dead-letter place. At most one subscription for each backend object.
+        goes to the dead-letter place. Where its consumer dies, some systems deliver it more often.
+        At most one subscription for each backend object.
 
         Raises InvalidArgument for what is not a list of types: no event would ever come.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import asyncio as aioredis
 
@@ -19,6 +19,13 @@ TRIM_AFTER = 1_000
 """Acknowledged events after which a consumer removes what every group has finished."""
 
 
+class _Held(NamedTuple):
+    """An event that a handler has got and not acknowledged, and how often it has got it."""
+
+    entry_id: bytes
+    deliveries: int
+
+
 class EventStream:
     """Publishes to the stream, and delivers from it as one consumer of a group."""
 
@@ -32,7 +39,7 @@ class EventStream:
         self._dead = dead
         self._add = StreamAppends(client, self._key, ["type", "data"])
         self._transactions = Transactions(client)
-        self._held: dict[str, bytes] = {}
+        self._held: dict[str, _Held] = {}
         self._finished_count = 0
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -53,16 +60,12 @@ class EventStream:
 
     async def _deliver_lost(self, types: frozenset[str], handler: Handler) -> None:
         """Deliver what was read as a connection broke: it comes before all that is newer."""
-        after = b"0"
-        while entries := await self._group.own(after):
-            after = entries[-1].entry_id
-            held = set(self._held.values())
-            lost = [one for one in entries if one.fields and one.entry_id not in held]
+        async for lost in self._group.own({held.entry_id for held in self._held.values()}):
             await self._deliver_each(lost, types, handler)
 
     async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
         delay_ms = self._settings.retry_delay_ms
-        deliveries = await self._group.reclaim(max(1, delay_ms))
+        deliveries = await self._group.reclaim_one(max(1, delay_ms))
         if not deliveries:
             block_ms = min(BLOCK_MS, delay_ms) if self._held else BLOCK_MS
             deliveries = await self._group.read(block_ms)
@@ -85,10 +88,17 @@ class EventStream:
             return
         encoded = delivery.fields.get(b"data", b"")
         event = read_event(self._key, encoded)
-        if isinstance(event, str) or delivery.deliveries > self._settings.max_retries + 1:
-            await self._bury(delivery, encoded)
+        if isinstance(event, str):
+            await self._bury(delivery.entry_id, encoded, delivery.deliveries - 1)
             return
-        self._held[event.id] = delivery.entry_id
+        deliveries = delivery.deliveries
+        if held := self._held.get(event.id):
+            deliveries = max(deliveries, held.deliveries + 1)
+        if deliveries > self._settings.max_retries + 1:
+            await self._bury(delivery.entry_id, encoded, deliveries - 1)
+            self._held.pop(event.id, None)
+            return
+        self._held[event.id] = _Held(delivery.entry_id, deliveries)
 
         async def keep() -> None:
             with translated():
@@ -97,9 +107,9 @@ class EventStream:
         await run_handler(handler, event, keep)
 
     async def acknowledge(self, event_id: str) -> None:
-        entry_id = self._held.pop(event_id, None)
-        if entry_id is not None:
-            await self._finish(entry_id)
+        held = self._held.pop(event_id, None)
+        if held is not None:
+            await self._finish(held.entry_id)
 
     async def stop(self) -> None:
         """Give what is not acknowledged to other consumers of the group."""
@@ -111,13 +121,12 @@ class EventStream:
         if self._finished_count % TRIM_AFTER == 0:
             await self._trim()
 
-    async def _bury(self, delivery: Delivery, encoded: bytes) -> None:
+    async def _bury(self, entry_id: bytes, encoded: bytes, deliveries: int) -> None:
         commands = [
-            self._dead.event_command(encoded, delivery.deliveries - 1),
-            *self._group.finish_commands(delivery.entry_id, remove=False),
+            self._dead.event_command(encoded, deliveries),
+            *self._group.finish_commands(entry_id, remove=False),
         ]
         await self._transactions.execute(self._key, commands)
-        self._held = {key: held for key, held in self._held.items() if held != delivery.entry_id}
 
     async def _trim(self) -> None:
         """Remove what every group has finished; new groups begin at the end anyway."""

@@ -52,7 +52,7 @@ class StreamTasks(DelayedTasks[Delivery]):
         await self._until_next_read()
         block_ms = await self._promoted()
         count = self._read_count
-        found, is_all = await self._group.reclaim(count=count), False
+        found, is_all = await self._group.reclaim(count), False
         if not found:
             found = await self._group.read(block_ms, count)
             is_all = len(found) < count

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final, NamedTuple
 
 from redis import asyncio as aioredis
@@ -67,7 +75,12 @@ class StreamAppends:
 
 
 class Delivery(NamedTuple):
-    """An entry as delivered to this consumer; `deliveries` includes this one."""
+    """An entry as delivered to this consumer.
+
+    Attributes:
+        deliveries: How often it was delivered at least, this time included. Another consumer that
+            read it first, and others with it, may have died before it came to this one.
+    """
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
@@ -98,53 +111,61 @@ class Group:
 
     async def read(self, block_ms: int = BLOCK_MS, count: int = READ_COUNT) -> list[Delivery]:
         """New entries, at most `count`; waits up to `block_ms` for the first."""
-        return await self._read(b">", count, max(1, block_ms))
-
-    async def own(self, after: bytes) -> list[Delivery]:
-        """The next entries that this consumer has read and not finished, in their order.
-
-        Those that were removed from the stream have no fields. `deliveries` says 1 for all.
-        """
-        return await self._read(after, READ_COUNT)
-
-    async def _read(self, after: bytes, count: int, block_ms: int | None = None) -> list[Delivery]:
-        try:
-            answer = await self._client.xreadgroup(
-                self._group, self._consumer, {self._key: after}, count=count, block=block_ms
+        answer = await self._of_group(
+            self._client.xreadgroup(
+                self._group, self._consumer, {self._key: b">"}, count=count, block=max(1, block_ms)
             )
-        except exceptions.ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            # The server came back without its data: the group gets every entry that is left.
-            await self.create("0")
-            return []
+        )
         entries = answer[0][1] if isinstance(answer, list) and answer else _entries(answer)
         return [Delivery(entry_id, fields or {}, 1) for entry_id, fields in entries]
 
-    async def reclaim(
-        self, own_idle_ms: int | None = None, count: int = READ_COUNT
-    ) -> list[Delivery]:
-        """The entries of dead consumers; with `own_idle_ms` also idle ones of this consumer.
+    async def own(self, known: Collection[bytes]) -> AsyncGenerator[list[Delivery], None]:
+        """Pages of what this consumer has read beside `known` and not finished, in order.
 
-        Looks for dead consumers every few seconds, and immediately when the last look left some.
-
-        `own_idle_ms`: how long an entry of this consumer must have been idle to come again.
-        `count`: how many entries to look at.
+        These are the entries of reads whose answers were lost, which count as their delivery.
         """
-        found: list[Delivery] = []
-        if own_idle_ms is not None:
-            rows = await self._pending(own_idle_ms, self._consumer, count)
-            found += await self._claim(rows, own_idle_ms)
-        if self._is_more_left or time.monotonic() - self._reclaimed_at >= RECLAIM_S:
-            self._reclaimed_at = time.monotonic()
-            # Includes entries that were removed from the stream meanwhile: those are not claimed.
-            rows = await self._pending(HOLD_MS, None, count)
-            self._is_more_left = len(rows) == count
-            found += await self._claim(rows, HOLD_MS)
+        after = "-"
+        while rows := await self._pending(0, self._consumer, READ_COUNT, after):
+            after = "(" + rows[-1]["message_id"].decode()
+            counts = _counts(row for row in rows if row["message_id"] not in known)
+            if counts:
+                await self._own(list(counts))
+                yield [
+                    Delivery(entry_id, fields, max(1, count - 1))
+                    for entry_id, count in counts.items()
+                    for _, fields in await self._client.xrange(self._key, entry_id, entry_id)
+                ]
+
+    async def reclaim(self, count: int = READ_COUNT) -> list[Delivery]:
+        """The entries of dead consumers; `count`: how many entries to look at."""
+        return await self._claim(await self._abandoned(count), HOLD_MS)
+
+    async def reclaim_one(self, own_idle_ms: int) -> list[Delivery]:
+        """An entry of this consumer that has been idle for so long, else one of a dead consumer.
+
+        One alone: a claim counts as a delivery, and this consumer may die before the next.
+        """
+        rows = await self._pending(own_idle_ms, self._consumer, READ_COUNT)
+        if found := await self._claim_first(rows, own_idle_ms):
+            return found
+        return await self._claim_first(await self._abandoned(READ_COUNT), HOLD_MS)
+
+    async def _abandoned(self, count: int) -> list[Any]:
+        """Entries of dead consumers, also some that were removed from the stream meanwhile.
+
+        Looks every few seconds, and immediately when the last look found some.
+        """
+        is_due = time.monotonic() - self._reclaimed_at >= RECLAIM_S
+        if not (is_due or self._is_more_left):
+            return []
+        rows = await self._pending(HOLD_MS, None, count)
+        self._is_more_left = bool(rows)
+        if is_due:
             for row in await self._client.xinfo_consumers(self._key, self._group):
                 if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
                     await self._client.xgroup_delconsumer(self._key, self._group, row["name"])
-        return found
+            self._reclaimed_at = time.monotonic()
+        return rows
 
     async def take_over(self) -> None:
         """Take the entries of all other consumers, which are gone: `reclaim` returns them next."""
@@ -163,9 +184,7 @@ class Group:
         """Show that this consumer still has these entries; cheap when called often."""
         if entry_ids and self.is_keep_due:
             self._kept_at = time.monotonic()
-            await self._client.xclaim(
-                self._key, self._group, self._consumer, 0, list(entry_ids), justid=True
-            )
+            await self._own(list(entry_ids))
 
     def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
         """Acknowledge entries, and remove them from the stream."""
@@ -184,26 +203,54 @@ class Group:
 
     async def _own_as_idle(self, rows: list[Any]) -> None:
         """Own these entries with an idle time of `HOLD_MS`: the next consumer takes them."""
-        ids = [row["message_id"] for row in rows]
+        await self._own([row["message_id"] for row in rows], HOLD_MS)
+
+    async def _own(self, entry_ids: list[bytes], idle_ms: int = 0) -> None:
+        """Own these entries, without a delivery that counts."""
         await self._client.xclaim(
-            self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
+            self._key, self._group, self._consumer, 0, entry_ids, idle=idle_ms, justid=True
         )
+
+    async def _claim_first(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
+        for row in rows:
+            if found := await self._claim([row], idle_ms):
+                return found
+        return []
 
     async def _claim(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
         if not rows:
             return []
-        counts = {row["message_id"]: int(row["times_delivered"]) for row in rows}
+        counts = _counts(rows)
         claimed = await self._client.xclaim(
             self._key, self._group, self._consumer, idle_ms, list(counts)
         )
-        return [Delivery(i, fields, counts[i] + 1) for i, fields in claimed if fields]
+        return [Delivery(i, fields, counts[i]) for i, fields in claimed if fields]
 
-    async def _pending(self, idle_ms: int, consumer: str | None, count: int) -> list[Any]:
-        return list(
-            await self._client.xpending_range(
-                self._key, self._group, "-", "+", count, consumername=consumer, idle=idle_ms or None
-            )
+    async def _pending(
+        self, idle_ms: int, consumer: str | None, count: int, first: str = "-"
+    ) -> list[Any]:
+        command = self._client.xpending_range(
+            self._key, self._group, first, "+", count, consumername=consumer, idle=idle_ms or None
         )
+        return list(await self._of_group(command))
+
+    async def _of_group(self, command: Awaitable[Any]) -> Any:
+        """The answer; an empty one where the server came back without its data.
+
+        Then the group is created again, and gets every entry that is left.
+        """
+        try:
+            return await command
+        except exceptions.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            await self.create("0")
+            return []
+
+
+def _counts(rows: Iterable[Any]) -> dict[bytes, int]:
+    """How often pending entries were delivered, by their IDs."""
+    return {row["message_id"]: int(row["times_delivered"]) for row in rows}
 
 
 def _entries(answer: Any) -> list[Any]:

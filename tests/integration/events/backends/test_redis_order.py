@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
 from libs.events.redis.connection import open_client
 from libs.events.redis.dead_letters import DeadLetters
@@ -56,3 +57,26 @@ async def test_events_that_were_read_as_a_connection_broke_come_before_newer_one
         # Then all come in order, and the one that is held not a second time
         assert got == events
         await client.aclose()
+
+
+async def test_events_that_come_after_redis_lost_its_data_are_delivered(tmp_path: Path) -> None:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        settings = server.settings("emptied")
+        publisher, subscriber = open_backend("redis"), open_backend("redis")
+        for backend in (publisher, subscriber):
+            await backend.connect(settings)
+        got: list[Event] = []
+
+        async def handle(event: Event) -> None:
+            got.append(event)
+            await subscriber.acknowledge(event.id)
+
+        await subscriber.subscribe([], handle)
+        async with open_client(settings) as client:
+            await client.flushall()
+        event = created("after")
+        await publisher.publish(event)
+        await eventually(lambda: got)
+        assert got == [event]
+        for backend in (publisher, subscriber):
+            await backend.close()

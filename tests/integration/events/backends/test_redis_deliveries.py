@@ -1,0 +1,138 @@
+"""How often an event of a Redis stream is delivered before it is a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from libs.events.deliveries import end_task
+from libs.events.redis.connection import READ_COUNT, open_client
+from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.event_stream import EventStream
+from libs.events.settings import RedisSettings
+from slatemq.events.envelope import Event, encode_event
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import running
+from tests.integration.events.backends.test_conformance import created
+from tests.integration.events.conftest import EVENTUALLY_S, eventually
+
+pytestmark = pytest.mark.slow  # A real server.
+
+
+@pytest.fixture
+async def settings(tmp_path: Path) -> AsyncIterator[RedisSettings]:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        yield server.settings("counts")
+
+
+@pytest.fixture
+async def client(settings: RedisSettings) -> AsyncIterator[Any]:
+    opened = open_client(settings)
+    yield opened
+    await opened.aclose()
+
+
+async def dead_letters(client: Any) -> list[tuple[bytes, int]]:
+    """Events among the dead letters, and how often each was delivered."""
+    entries = await client.xrange("counts:dead-letter")
+    return [(fields[b"data"], int(fields[b"deliveries"])) for _, fields in entries]
+
+
+@pytest.mark.parametrize("max_retries", [0, 2])
+async def test_an_event_that_ends_its_consumers_buries_none_of_those_read_with_it(
+    settings: RedisSettings, client: Any, monkeypatch: pytest.MonkeyPatch, max_retries: int
+) -> None:
+    # Given consumers that count as dead soon, and events of one read
+    monkeypatch.setattr("libs.events.redis.streams.HOLD_MS", 50)
+    monkeypatch.setattr("libs.events.redis.streams.RECLAIM_S", 0)
+    monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
+    settings = replace(settings, max_retries=max_retries)
+    poison, *good = [created(f"{number}") for number in range(READ_COUNT)]
+    got: list[Event] = []
+
+    async def deliver(consumer: str) -> None:
+        """Until the poison comes, or is a dead letter and all others have come."""
+        stream = EventStream(client, settings, consumer, DeadLetters(client, "counts"))
+        ended = asyncio.Event()
+
+        async def handle(event: Event) -> None:
+            got.append(event)
+            if event == poison:
+                ended.set()
+                await asyncio.Event().wait()
+            await stream.acknowledge(event.id)
+
+        delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+        while not ended.is_set() and not await is_over():
+            await asyncio.sleep(0.01)
+        await end_task(delivering)
+
+    async def is_over() -> bool:
+        return len(await dead_letters(client)) + len({event.id for event in got}) > len(good) + 1
+
+    # When the first one dies with the first of them, and so does each that gets it then
+    stream = EventStream(client, settings, "publisher", DeadLetters(client, "counts"))
+    await stream.start(frozenset())
+    await stream.publish([poison, *good])
+    async with asyncio.timeout(EVENTUALLY_S):
+        while not await is_over():
+            await deliver(f"consumer {len(got)}")
+
+    # Then only that one becomes a dead letter, and each of the others comes once
+    assert await dead_letters(client) == [(encode_event(poison), max_retries + 1)]
+    assert [event for event in got if event != poison] == good
+    # One more than that: the first consumer may have died before its handler had it
+    assert got.count(poison) == max_retries + 2
+
+
+async def test_an_event_that_is_always_refused_is_delivered_as_often_as_the_settings_say(
+    settings: RedisSettings, client: Any
+) -> None:
+    settings = replace(settings, retry_delay_ms=1)
+    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
+    await stream.start(frozenset())
+    event = created("refused")
+    got: list[Event] = []
+
+    async def handle(event: Event) -> None:
+        got.append(event)
+
+    await stream.publish([event])
+    delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+    async with asyncio.timeout(EVENTUALLY_S):
+        while not (found := await dead_letters(client)):
+            await asyncio.sleep(0.01)
+    await end_task(delivering)
+    assert got == [event] * (settings.max_retries + 1)
+    assert found == [(encode_event(event), settings.max_retries + 1)]
+
+
+async def test_a_connection_that_is_made_again_counts_as_no_delivery(
+    settings: RedisSettings, client: Any
+) -> None:
+    # Given an event that waits for its next attempt
+    settings = replace(settings, retry_delay_ms=60_000)
+    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
+    await stream.start(frozenset())
+    await stream.publish([created("waits")])
+    got: list[Event] = []
+
+    async def handle(event: Event) -> None:
+        got.append(event)
+
+    # When its consumer connects again and again
+    for _ in range(5):
+        up = asyncio.Event()
+        delivering = asyncio.create_task(stream.deliver(frozenset(), handle, up.set))
+        await eventually(lambda: got)
+        await eventually(up.is_set)
+        await end_task(delivering)
+
+    # Then that is still its first one
+    (pending,) = await client.xpending_range("counts:events", settings.consumer_group, "-", "+", 10)
+    assert pending["times_delivered"] == len(got) == 1
