@@ -99,6 +99,7 @@ class DelayedTasks(ABC, Generic[D]):
         self._reading = reading
         self._read_count = reading.count_max
         self._read_again_at = 0.0
+        self._has_lost_answer = False
         self._read: deque[D] = deque()
         self._held = TaskDeliveries[D]()
         self._enqueues = Gathered(self._append_all)
@@ -121,6 +122,10 @@ class DelayedTasks(ABC, Generic[D]):
     @abstractmethod
     async def _read_some(self) -> None:
         """Read tasks that wait, or wait for one up to a second."""
+
+    @abstractmethod
+    async def _recover(self) -> None:
+        """Make those the next ones that a read has brought whose answer was lost."""
 
     @abstractmethod
     def _encoded(self, delivery: D) -> bytes:
@@ -149,7 +154,7 @@ class DelayedTasks(ABC, Generic[D]):
     async def dequeue(self) -> WriteTask | None:
         await self._keep()
         if not self._read:
-            await self._read_some()
+            await self._read_next()
         if not self._read:
             return None
         # Removed once it is settled: it must come next if the server goes down here.
@@ -164,6 +169,17 @@ class DelayedTasks(ABC, Generic[D]):
         if not self._is_held(task.task_id, delivery):
             self._held.add(task.task_id, delivery)
         return task
+
+    async def _read_next(self) -> None:
+        try:
+            if self._has_lost_answer:
+                await self._recover()
+                self._has_lost_answer = False
+            if not self._read:
+                await self._read_some()
+        except BaseException:  # Redis may have executed the read of a cancelled caller, too.
+            self._has_lost_answer = True
+            raise
 
     async def complete(self, task_id: str) -> bool:
         delivery = self._held.first(task_id)

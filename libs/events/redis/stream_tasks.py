@@ -43,7 +43,7 @@ class StreamTasks(DelayedTasks[Delivery]):
 
     async def _keep(self) -> None:
         if self._group.is_keep_due:
-            await self._group.keep({one.entry_id for one in (*self._held, *self._read)})
+            await self._group.keep(self._entry_ids())
         if self._is_to_take_over:
             await self._group.take_over()
             self._is_to_take_over = False
@@ -58,6 +58,13 @@ class StreamTasks(DelayedTasks[Delivery]):
             is_all = len(found) < count
         self._read.extend(found)
         self._note_read([len(one.fields.get(b"task", b"")) for one in found], is_all=is_all)
+
+    async def _recover(self) -> None:
+        async for page in self._group.own(self._entry_ids()):
+            self._read.extend(page)
+
+    def _entry_ids(self) -> set[bytes]:
+        return {one.entry_id for one in (*self._held, *self._read)}
 
     def _encoded(self, delivery: Delivery) -> bytes:
         return delivery.fields.get(b"task") or repr(delivery.fields).encode()

@@ -260,6 +260,41 @@ async def test_tasks_whose_move_was_never_heard_of_come_again_in_order(tmp_path:
         await backend.close()
 
 
+@pytest.mark.parametrize("fault", [ConnectionError, asyncio.CancelledError])
+async def test_tasks_of_a_read_whose_answer_is_lost_come_before_newer_ones(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    backend = open_backend("redis", is_sole_consumer=True)
+    await backend.connect(server.settings("lost"))
+    tasks = [a_task(task_id=make_task_id(number)) for number in range(5)]
+    await backend.enqueue_task(tasks[0])
+    assert await dequeued(backend) == tasks[0]
+    read_response = AbstractConnection.read_response
+
+    async def lose(connection: AbstractConnection, *args: Any, **kwargs: Any) -> Any:
+        response = await read_response(connection, *args, **kwargs)
+        if tasks[1].task_id in str(response):
+            monkeypatch.undo()
+            raise fault
+        return response
+
+    # Given a task that is held, and two of a read that Redis has executed, whose answer was lost
+    for task in tasks[1:3]:
+        await backend.enqueue_task(task)
+    monkeypatch.setattr(AbstractConnection, "read_response", lose)
+    with pytest.raises((Unavailable, asyncio.CancelledError)):
+        await dequeued(backend)
+
+    # When newer ones follow, then all come in their order, and none twice
+    for task in tasks[3:]:
+        await backend.enqueue_task(task)
+    assert [await dequeued(backend) for _ in tasks[1:]] == tasks[1:]
+    for task in tasks:
+        await backend.complete_task(task.task_id)
+    assert (await backend.stats()).pending_tasks == 0
+    await backend.close()
+
+
 async def test_lists_look_at_no_keys_but_their_own(tmp_path: Path) -> None:
     with running(SERVERS["redis-lists"][1](tmp_path)) as server:
         settings = server.settings("own")
