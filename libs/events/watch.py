@@ -32,11 +32,14 @@ FRESH_S: Final = 1.0
 """For how long a look answers callers: many probes cost the backend no more than one."""
 
 STATS_S: Final = 5.0
+"""How long a look waits for counts."""
 
 
 @dataclass(frozen=True)
 class QueueHealth:
-    """The state of a backend, as in `GET /health`; while it is down its counts are the last.
+    """The state of a backend, as in `GET /health`.
+
+    While it is down, or takes too long to count, its counts are the last.
 
     Attributes:
         backend: Its name in the settings.
@@ -111,9 +114,10 @@ class BackendWatch:
             try:
                 async with asyncio.timeout(STATS_S):
                     counts = await self._backend.stats()
-            except (SlateMQError, TimeoutError) as error:
-                why = str(error) or type(error).__name__
-                log.info("the backend went down while it was looked at: %s", why)
+            except TimeoutError:
+                log.info("%s counts for over %g s: its last counts stay", before.backend, STATS_S)
+            except SlateMQError as error:
+                log.info("the backend went down while it was looked at: %s", error)
                 is_connected = False
         if is_connected != before.connected:
             log.info("%s is %s", before.backend, "connected" if is_connected else "down")
