@@ -31,7 +31,7 @@ IDLE_S = 20.0
 TICK_S = 2.0
 
 CLOSE_S = 5.0
-"""How long a server has to answer the end of a session."""
+"""How long a server has to answer the end of a session, and to take what a connection ends with."""
 
 
 _LOGIN_REFUSED = "amqp:unauthorized-access"
@@ -202,6 +202,7 @@ class Engine(asyncio.Protocol):
         self._ticking: asyncio.TimerHandle | None = None
         self._sessions = asyncio.Lock()
         self._ending: asyncio.Future[None] | None = None
+        self._disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- Life cycle ---------------------------------------------------------
 
@@ -216,10 +217,17 @@ class Engine(asyncio.Protocol):
 
     async def close(self) -> None:
         """Close it; what was not accepted goes back to its queues."""
-        if self._lost is None:
-            self._connection.close()
-            self._pump()
-        self.abort(ConnectionLost("it was closed"))
+        if self._lost is not None:
+            return
+        self._connection.close()
+        self._pump()
+        self._end(ConnectionLost("it was closed"))
+        if self._socket is not None:
+            self._socket.close()  # which first writes what is left
+            try:
+                await asyncio.wait([self._disconnected], timeout=CLOSE_S)
+            finally:
+                self._socket.abort()
 
     def check(self) -> None:
         """Raise what ended the connection."""
@@ -349,6 +357,7 @@ class Engine(asyncio.Protocol):
             self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set_result(None)
         self.abort(ConnectionLost(str(exc) if exc else "the server ended it"))
 
     def _tick(self) -> None:
@@ -456,6 +465,11 @@ class Engine(asyncio.Protocol):
         All that waits gets the error. Only who opens the connection can be refused by it: what a
         server did with a message that was sent is not known.
         """
+        self._end(error)
+        if self._socket is not None:
+            self._socket.abort()  # closing would wait for the server to take what is written
+
+    def _end(self, error: Exception) -> None:
         if self._lost is not None:
             return
         self._lost = error
@@ -470,8 +484,6 @@ class Engine(asyncio.Protocol):
         self._end_ended()
         for receiver in list(self._receivers.values()):
             receiver.end(error)
-        if self._socket is not None:
-            self._socket.close()
 
 
 def _fail(waiting: asyncio.Future[None], error: Exception) -> None:

@@ -1,9 +1,9 @@
-"""What a server's errors mean for messages under way, by a server of Proton in this process."""
+"""What servers do to messages under way, by servers of Proton in this process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import pytest
 
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import Unavailable
+from tests.integration.waiting import eventually
 
 pytest.importorskip(
     "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
@@ -18,14 +19,22 @@ pytest.importorskip(
 
 import proton
 
+from libs.events.activemq import engine as activemq_engine
 from libs.events.activemq.connection import Connection, message_of, translated
 
 
 class Peer(asyncio.Protocol):
-    """Accepts links, and ends their session with an error instead of taking a message."""
+    """Accepts links, and takes no message.
 
-    def __init__(self, condition: str) -> None:
-        self._condition = condition
+    Attributes:
+        received_bytes: What has come of connections.
+        connections_count: Those that are open.
+    """
+
+    received_bytes = 0
+    connections_count = 0
+
+    def __init__(self) -> None:
         self._collector = proton.Collector()
         self._connection = proton.Connection()
         self._connection.collect(self._collector)
@@ -39,9 +48,21 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)
+        self.connections_count += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_count -= 1
 
     def data_received(self, data: bytes) -> None:
-        self._proton.push(data)
+        self.received_bytes += len(data)
+        view = memoryview(data)
+        while view and (capacity := self._proton.capacity()) > 0:
+            part = view[:capacity]
+            self._proton.push(bytes(part))
+            view = view[len(part) :]
+            self.pump()
+
+    def pump(self) -> None:
         while (event := self._collector.peek()) is not None:
             self._handle(event)
             self._collector.pop()
@@ -59,20 +80,47 @@ class Peer(asyncio.Protocol):
             self._connection.open()
         elif event.type == proton.Event.SESSION_REMOTE_OPEN:
             event.session.open()
+        elif event.type in (proton.Event.SESSION_REMOTE_CLOSE, proton.Event.LINK_REMOTE_CLOSE):
+            event.context.close()
         elif event.type == proton.Event.LINK_REMOTE_OPEN:
             event.link.source.copy(event.link.remote_source)
             event.link.target.copy(event.link.remote_target)
             event.link.open()
-            event.link.flow(10)
+            if event.link.is_receiver:
+                event.link.flow(10)
         elif event.type == proton.Event.DELIVERY:
-            event.link.session.condition = proton.Condition(self._condition, "not this one")
-            event.link.session.close()
+            self.on_message(event.link)
+
+    def on_message(self, link: proton.Link) -> None:
+        """A part of a message has come."""
+
+
+class RefusingPeer(Peer):
+    """Ends the session of a message with an error."""
+
+    def __init__(self, condition: str) -> None:
+        super().__init__()
+        self._condition = condition
+
+    def on_message(self, link: proton.Link) -> None:
+        link.session.condition = proton.Condition(self._condition, "not this one")
+        link.session.close()
+
+
+class StalledPeer(Peer):
+    """Reads no more once a message has begun."""
+
+    has_stalled = False
+
+    def on_message(self, link: proton.Link) -> None:
+        if not self.has_stalled:
+            self.has_stalled = True
+            self.socket.pause_reading()
 
 
 @asynccontextmanager
-async def connected(condition: str) -> AsyncIterator[Connection]:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Peer(condition), "127.0.0.1", 0)
+async def connected(make: Callable[[], Peer]) -> AsyncIterator[Connection]:
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         connection = Connection(ActivemqSettings(url=f"amqp://127.0.0.1:{port}"))
@@ -84,6 +132,32 @@ async def connected(condition: str) -> AsyncIterator[Connection]:
 
 @pytest.mark.parametrize("condition", ["amqp:not-implemented", "amqp:internal-error"])
 async def test_a_message_whose_session_the_server_ends_is_to_be_sent_again(condition: str) -> None:
-    async with connected(condition) as connection:
+    async with connected(lambda: RefusingPeer(condition)) as connection:
         with pytest.raises(Unavailable, match="not this one"), translated():
             await connection.send("queue", message_of(b"{}", "id"))
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+async def test_a_connection_ends_though_the_server_does_not_take_what_is_written(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a server that stops reading amid a message that fits into no buffer
+    monkeypatch.setattr(activemq_engine, "CLOSE_S", 0.01)
+    peer, message = StalledPeer(), message_of(bytes(64 << 20), "id")
+    async with connected(lambda: peer) as connection:
+        sending = asyncio.ensure_future(connection.send("queue", message))
+        await eventually(lambda: peer.has_stalled)
+
+        # When the connection is ended
+        engine = await connection.engine()
+        if end == "abort":
+            engine.abort(TimeoutError())
+        else:
+            await engine.close()
+        with pytest.raises(Unavailable), translated():
+            await sending
+
+        # Then nothing is kept to be written once the server reads again
+        peer.socket.resume_reading()
+        await eventually(lambda: not peer.connections_count)
+        assert peer.received_bytes < 64 << 20
