@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from string import Formatter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from proton import Link, Message, ProtonException
 
-from libs.events.activemq.engine import ConnectionLost, Engine, Receiver, Refused
+from libs.events.activemq.engine import ConnectionLost, Engine, IdBrowser, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import NO_URL, ActivemqSettings
 from libs.events.tls_faults import TlsFault, find_tls_fault
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+T = TypeVar("T")
 
 OPERATION_S = 10.0
 """How long one call may take, connecting included."""
@@ -171,9 +173,16 @@ class Connection:
 
     async def receive(self, address: str, browse: bool = False) -> Receiver:
         engine = await self.engine()
+        return await self._opened(engine, engine.open_receiver(address, browse))
+
+    async def browse_ids(self, address: str) -> IdBrowser:
+        engine = await self.engine()
+        return await self._opened(engine, engine.open_id_browser(address))
+
+    async def _opened(self, engine: Engine, opening: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(OPERATION_S):
-                return await engine.open_receiver(address, browse)
+                return await opening
         except TimeoutError as error:
             engine.abort(error)
             raise

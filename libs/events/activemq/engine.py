@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from proton import (
     SASL,
     Collector,
     Connection,
+    Data,
+    DataException,
     Delivery,
     Endpoint,
     Event,
@@ -33,6 +36,11 @@ TICK_S = 2.0
 CLOSE_S = 5.0
 """How long a server has to answer the end of a session, and to take what a connection ends with."""
 
+HEAD_BYTES_MAX = 4096
+"""Of a message, to find its ID in: it is near the beginning."""
+
+_PROPERTIES = 0x73
+"""The section of a message that begins with its ID."""
 
 _LOGIN_REFUSED = "amqp:unauthorized-access"
 
@@ -83,14 +91,13 @@ class Received:
         self._receiver.accept(self._delivery)
 
 
-class Receiver:
+class _IncomingLink(ABC):
     """A link from an address, in a session of its own: what it holds goes back when that ends."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self.name: str = link.name
         self._engine = engine
         self._link = link
-        self._arrived: deque[Received] = deque()
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
 
@@ -98,6 +105,45 @@ class Receiver:
     def is_lost(self) -> bool:
         """Whether what was delivered is no longer this consumer's."""
         return self._ended is not None
+
+    @abstractmethod
+    def read(self, delivery: Delivery) -> None:
+        """Read what has come of a message."""
+
+    async def close(self) -> None:
+        """Return the messages that it holds to their queue."""
+        if self._ended is None:
+            self.end(ConnectionLost("it was closed"))
+            await self._engine.close_link(self._link)
+
+    def look(self) -> None:
+        self._changed.set()
+
+    def end(self, error: Exception) -> None:
+        self._ended = self._ended or error
+        self._engine.forget(self)
+        self._changed.set()
+
+    async def _drained(self, limit: int, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until what is there has come, at most `limit`. Raises ConnectionLost."""
+        self._link.drain(limit)
+        self._engine.flush()
+        while self._link.credit > 0 and self._ended is None and not is_enough():
+            self._changed.clear()
+            await self._changed.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise ConnectionLost(str(self._ended)) from self._ended
+
+
+class Receiver(_IncomingLink):
+    """Gets messages; those that are not accepted go back when it ends."""
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        super().__init__(engine, link)
+        self._arrived: deque[Received] = deque()
 
     @property
     def arrived(self) -> Sequence[Received]:
@@ -111,12 +157,7 @@ class Receiver:
 
     async def drain(self, limit: int) -> list[Received]:
         """What is there now, at most `limit`. Raises ConnectionLost."""
-        self._link.drain(limit)
-        self._engine.flush()
-        while self._link.credit > 0 and self._ended is None:
-            self._changed.clear()
-            await self._changed.wait()
-        self._check()
+        await self._drained(limit)
         found = list(self._arrived)
         self._arrived.clear()
         return found
@@ -147,27 +188,67 @@ class Receiver:
             self._link.flow(1)
         self._engine.flush()
 
-    async def close(self) -> None:
-        """Return the messages that it holds to their queue."""
-        if self._ended is None:
-            self.end(ConnectionLost("it was closed"))
-            await self._engine.close_link(self._link)
-
-    def arrive(self, message: Received) -> None:
-        self._arrived.append(message)
+    def read(self, delivery: Delivery) -> None:
+        if delivery.partial:
+            return
+        message = Message()
+        message.decode(_read_part(self._link, delivery))
+        self._arrived.append(Received(message, delivery, self))
         self._changed.set()
 
-    def look(self) -> None:
+
+class IdBrowser(_IncomingLink):
+    """Gets the IDs of messages, which stay where they are, and keeps nothing else of them."""
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        super().__init__(engine, link)
+        self._ids: list[str] = []
+        self._head = b""
+        self._size_bytes = 0
+
+    async def ids(self, limit: int, bytes_max: int) -> list[str]:
+        """The IDs of what is there now: at most `limit`, or of `bytes_max` and little more.
+
+        Raises ConnectionLost.
+        """
+        await self._drained(limit, lambda: self._size_bytes >= bytes_max)
+        return self._ids
+
+    def read(self, delivery: Delivery) -> None:
+        part = _read_part(self._link, delivery)
+        self._size_bytes += len(part)
+        self._head += part[: HEAD_BYTES_MAX - len(self._head)]
+        if not delivery.partial:
+            self._ids.append(_id_in(self._head))
+            self._head = b""
         self._changed.set()
 
-    def end(self, error: Exception) -> None:
-        self._ended = self._ended or error
-        self._engine.forget(self)
-        self._changed.set()
 
-    def _check(self) -> None:
-        if self._ended is not None:
-            raise ConnectionLost(str(self._ended)) from self._ended
+def _read_part(link: Link, delivery: Delivery) -> bytes:
+    """What has come of a message since the last part of it."""
+    part = link.recv(delivery.pending) or b""
+    if not delivery.partial:
+        link.advance()
+    return part
+
+
+def _id_in(head: bytes) -> str:
+    """The ID of a message that begins so, in the form of `Received.id`."""
+    while head:
+        section = Data()
+        try:
+            head = head[section.decode(head) :]
+        except DataException:  # it is longer than the head
+            break
+        section.next()
+        if section.is_described():
+            found = section.get_py_described()
+            if found.descriptor == _PROPERTIES and found.value:
+                return str(found.value[0])
+    return str(None)
+
+
+L = TypeVar("L", bound=_IncomingLink)
 
 
 class _Opening(NamedTuple):
@@ -197,7 +278,7 @@ class Engine(asyncio.Protocol):
         self._numbers = itertools.count()
         self._opening: dict[str, _Opening] = {}
         self._sending: dict[str, asyncio.Future[None]] = {}
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers: dict[str, _IncomingLink] = {}
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ticking: asyncio.TimerHandle | None = None
         self._sessions = asyncio.Lock()
@@ -261,6 +342,15 @@ class Engine(asyncio.Protocol):
 
         Raises ConnectionLost, Refused.
         """
+        link = await self._incoming_link(address, browse)
+        return await self._open_incoming(link, Receiver(self, link))
+
+    async def open_id_browser(self, address: str) -> IdBrowser:
+        """A link that shows which messages an address has. Raises ConnectionLost, Refused."""
+        link = await self._incoming_link(address, browse=True)
+        return await self._open_incoming(link, IdBrowser(self, link))
+
+    async def _incoming_link(self, address: str, browse: bool) -> Link:
         session = await self.open_session()
         link = session.receiver(self._next_name())
         link.source.address = address
@@ -268,14 +358,16 @@ class Engine(asyncio.Protocol):
         if browse:
             link.source.distribution_mode = Terminus.DIST_MODE_COPY
         link.target.address = link.name
-        receiver = Receiver(self, link)
-        self._receivers[link.name] = receiver
+        return link
+
+    async def _open_incoming(self, link: Link, incoming: L) -> L:
+        self._receivers[link.name] = incoming
         try:
             await self._open(link)
         except BaseException:
-            receiver.end(ConnectionLost("it was not opened"))
+            incoming.end(ConnectionLost("it was not opened"))
             raise
-        return receiver
+        return incoming
 
     async def _open(self, link: Link) -> None:
         opened = asyncio.get_running_loop().create_future()
@@ -332,7 +424,7 @@ class Engine(asyncio.Protocol):
         self._pump()
         self.check()
 
-    def forget(self, receiver: Receiver) -> None:
+    def forget(self, receiver: _IncomingLink) -> None:
         self._receivers.pop(receiver.name, None)
 
     def _next_name(self) -> str:
@@ -434,13 +526,12 @@ class Engine(asyncio.Protocol):
         delivery: Delivery = event.delivery
         if event.link.is_sender:
             self._on_outcome(delivery)
-        elif delivery.readable and not delivery.partial:
+        elif delivery.readable:
             receiver = self._receivers.get(event.link.name)
-            message = Message()
-            message.decode(event.link.recv(delivery.pending))
-            event.link.advance()
             if receiver is not None:
-                receiver.arrive(Received(message, delivery, receiver))
+                receiver.read(delivery)
+            else:  # it goes back with its session
+                _read_part(event.link, delivery)
 
     def _on_outcome(self, delivery: Delivery) -> None:
         if not delivery.remote_state and not delivery.settled:

@@ -31,6 +31,9 @@ WAIT_S = 1.0
 BROWSED_MAX = 400
 """Messages of a queue to browse: what ActiveMQ shows unless its policy allows more."""
 
+COUNTED_BYTES_MAX = 8 << 20
+"""Of a queue, to count its messages: a server sends them whole, and each look does that."""
+
 
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
@@ -129,8 +132,17 @@ class Tasks:
         """
         pending = {message.id for message in self._delivered()}
         for address in (self._addresses.tasks, self._addresses.retry):
-            pending |= {message.id for message in await self._browse(address, BROWSED_MAX)}
-        return len(pending), len(await self._browse(self._addresses.dead, BROWSED_MAX))
+            pending.update(await self._ids(address))
+        return len(pending), len(await self._ids(self._addresses.dead))
+
+    async def _ids(self, address: str) -> list[str]:
+        async with self._looking:
+            browser = await self._connection.browse_ids(address)
+            try:
+                async with asyncio.timeout(OPERATION_S):
+                    return await browser.ids(BROWSED_MAX, COUNTED_BYTES_MAX)
+            finally:
+                await browser.close()
 
     async def pending(self) -> AsyncGenerator[bytes, None]:
         for message in self._delivered():

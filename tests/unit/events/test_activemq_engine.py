@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -20,7 +22,11 @@ pytest.importorskip(
 import proton
 
 from libs.events.activemq import engine as activemq_engine
+from libs.events.activemq import tasks as activemq_tasks
 from libs.events.activemq.connection import Connection, message_of, translated
+from libs.events.activemq.tasks import Tasks
+
+BODY = bytes(128 << 10)
 
 
 class Peer(asyncio.Protocol):
@@ -90,9 +96,14 @@ class Peer(asyncio.Protocol):
                 event.link.flow(10)
         elif event.type == proton.Event.DELIVERY:
             self.on_message(event.link)
+        elif event.type == proton.Event.LINK_FLOW and event.link.is_sender:
+            self.on_credit(event.link)
 
     def on_message(self, link: proton.Link) -> None:
         """A part of a message has come."""
+
+    def on_credit(self, link: proton.Link) -> None:
+        """Messages are wanted."""
 
 
 class RefusingPeer(Peer):
@@ -116,6 +127,39 @@ class StalledPeer(Peer):
         if not self.has_stalled:
             self.has_stalled = True
             self.socket.pause_reading()
+
+
+class BacklogPeer(Peer):
+    """Has messages in its queues, and sends one in each turn of the event loop.
+
+    Attributes:
+        sent: How many it has sent of each queue.
+    """
+
+    def __init__(self, queues: dict[str, list[bytes]]) -> None:
+        super().__init__()
+        self._queues = queues
+        self.sent: Counter[str] = Counter()
+        self._served: set[str] = set()
+
+    def on_credit(self, link: proton.Link) -> None:
+        if link.name not in self._served:
+            self._served.add(link.name)
+            messages = iter(self._queues.get(link.source.address, [])[: link.credit])
+            asyncio.get_running_loop().call_soon(self._send, link, messages)
+
+    def _send(self, link: proton.Link, messages: Iterator[bytes]) -> None:
+        if not link.state & proton.Endpoint.REMOTE_ACTIVE:
+            return
+        if (message := next(messages, None)) is None:
+            link.drained()
+        else:
+            self.sent[link.source.address] += 1
+            link.delivery(str(self.sent[link.source.address]))
+            link.send(message)
+            link.advance()
+            asyncio.get_running_loop().call_soon(self._send, link, messages)
+        self.pump()
 
 
 @asynccontextmanager
@@ -161,3 +205,37 @@ async def test_a_connection_ends_though_the_server_does_not_take_what_is_written
         peer.socket.resume_reading()
         await eventually(lambda: not peer.connections_count)
         assert peer.received_bytes < 64 << 20
+
+
+async def test_a_count_reads_ids_up_to_a_limit_of_bytes_and_keeps_no_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a queue with more than is counted, one with a message of the first, and dead letters of
+    # which one has a body that is none
+    monkeypatch.setattr(activemq_tasks, "COUNTED_BYTES_MAX", 2 << 20)
+    large = [message_of(BODY, f"task_{number}").encode() for number in range(300)]
+    broken = message_of(b"{}", "task_broken").encode()[:-4] + b"broken"
+    without_id = proton.Message(body="{}").encode()
+    peer = BacklogPeer(
+        {
+            "queue://slatemq.tasks": large,
+            "queue://slatemq.tasks.retry": large[:1],
+            "queue://slatemq.dead-letter": [broken, without_id, *large[:1]],
+        }
+    )
+    async with connected(lambda: peer) as connection:
+        await connection.engine()
+
+        # When they are counted
+        tracemalloc.start()
+        try:
+            pending, dead_letters = await Tasks(connection).counts()
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    # Then so are those within the limit, each once, and no body was kept
+    assert (2 << 20) // len(BODY) <= pending < 300
+    assert dead_letters == 3
+    assert pending <= peer.sent["queue://slatemq.tasks"] < 300
+    assert peak_bytes < 16 << 20
