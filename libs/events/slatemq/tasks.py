@@ -36,6 +36,13 @@ REDRIVEN_MAX = 1_000
 FAIL_PREFIX = "fail: "
 """What SlateMQ writes before the reason of a message that its consumer gave up."""
 
+NACK_PREFIX = "nack"
+"""What SlateMQ writes before the reason of a message that its consumer gave back. An attempt whose
+lease ended has another outcome: its consumer was killed, which is no failure of a task."""
+
+NOTE_PREFIX = "note: "
+"""What SlateMQ writes before what is noted with a dead letter, which is no attempt."""
+
 
 class _Delivery:
     """A task that was given out; `failing` makes it a dead letter, however often it is repeated."""
@@ -84,9 +91,22 @@ class Tasks:
         if isinstance(task, str):
             await finish(message.fail(task))
             return None
-        task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
+        try:
+            failures_count = await self._failures_count(message)
+        except BaseException:
+            self._consumer.requeue(message)
+            raise
+        task = msgspec.structs.replace(task, attempts=failures_count)
         self._held.add(task.task_id, _Delivery(task, message))
         return task
+
+    async def _failures_count(self, message: slatemq.Received) -> int:
+        """How many attempts before this one have failed."""
+        if message.attempts_count == 1:
+            return 0
+        view = slatemq.EntryView.ATTEMPTS
+        entry = await self._queues.client.get_entry(message.handle, view=view)
+        return _count_failures(entry.attempts, message.attempts_count - 1)
 
     async def complete(self, task_id: str) -> bool:
         held = self._held.first(task_id)
@@ -179,7 +199,9 @@ class Tasks:
             place = f"message {entry.message_id} of the queue {self._queues.tasks}"
             return UnreadableTask(place=place, error=cut_error(str(error)), failed_at=failed_at)
         return FailedTask(
-            task=msgspec.structs.replace(task, attempts=entry.attempts_count, payload={}),
+            task=msgspec.structs.replace(
+                task, attempts=_count_failures(entry.attempts, entry.attempts_count), payload={}
+            ),
             error=entry.reason.removeprefix(FAIL_PREFIX),
             failed_at=failed_at,
         )
@@ -198,3 +220,10 @@ class Tasks:
 
     async def stop(self) -> None:
         await release([held.message for held in self._held])
+
+
+def _count_failures(history: Sequence[slatemq.Attempt], counted: int) -> int:
+    """How many of the last `counted` attempts have failed; those before are of before a redrive."""
+    attempts = [one.outcome for one in history if not one.outcome.startswith(NOTE_PREFIX)]
+    last = attempts[max(0, len(attempts) - counted) :]
+    return sum(outcome.startswith((NACK_PREFIX, FAIL_PREFIX)) for outcome in last)

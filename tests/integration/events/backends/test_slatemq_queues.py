@@ -118,6 +118,69 @@ async def test_a_task_whose_lease_has_ended_has_not_failed_and_comes_again(rig: 
     assert await backend.fail_task(task.task_id, "refused") is True
 
 
+async def lose_lease(backend: QueueBackend, client: slatemq.Client, task: WriteTask) -> None:
+    """End the lease of a task that was dequeued; it comes again."""
+    tasks: Any = backend._tasks
+    message = tasks._held.first(task.task_id).message
+    tasks._held.drop(task.task_id)
+    await client.execute([slatemq.Extend(message, 1)])
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_leases_that_end_are_no_failures_of_a_task(rig: Rig) -> None:
+    backend = await rig.backend()
+    task, queue = a_task(max_retries=1), f"{rig.settings.queue_prefix}.tasks"
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        await client.update_queue(queue, backoff=slatemq.Backoff.none())
+
+        # Given a task whose lease ends more often than it is retried
+        await backend.enqueue_task(task)
+        for attempts in (0, 1):
+            for _ in range(2):
+                assert (await next_task(backend)).attempts == attempts
+                await lose_lease(backend, client, task)
+
+            # When its attempts fail, then these count, and no others
+            assert (await next_task(backend)).attempts == attempts
+            assert await backend.fail_task(task.task_id, f"refused {attempts}") is True
+        (dead,) = await backend.failed_tasks(10)
+        assert isinstance(dead, FailedTask)
+        assert (dead.task.attempts, dead.error) == (2, "refused 1")
+
+        # And what is noted with a dead letter counts as little, nor what was before a redrive
+        (entry,) = [one async for one in client.list_entries(queue, "failed")]
+        await client.settle_dead_letters([slatemq.NoteDeadLetter(entry.handle, "seen")])
+        (dead,) = await backend.failed_tasks(10)
+        assert isinstance(dead, FailedTask)
+        assert dead.task.attempts == 2
+        assert await backend.retry_failed_tasks() == 1
+        assert await next_task(backend) == task
+        await lose_lease(backend, client, task)
+        assert await next_task(backend) == task
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_task_whose_failures_cannot_be_counted_comes_with_the_next_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a task that comes again
+    backend, task = await rig.backend(), a_task()
+    await backend.enqueue_task(task)
+    assert await next_task(backend) == task
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        await lose_lease(backend, client, task)
+
+    # When its broker does not say what became of its attempts, then it is not lost
+    async def fail(*arguments: Any, **options: Any) -> slatemq.Entry:
+        raise Unavailable("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slatemq.Client, "get_entry", fail)
+        with pytest.raises(Unavailable):
+            await next_task(backend)
+    assert await next_task(backend) == task
+
+
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
 async def test_a_task_that_failed_without_an_answer_has_failed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
