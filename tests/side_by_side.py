@@ -25,7 +25,7 @@ WITH_RABBITMQ: Final = frozenset(
     for name in (
         *("backends/test_conformance", "backends/test_rabbitmq_connections"),
         *("backends/test_rabbitmq_exchanges", "backends/test_wrong_settings"),
-        "tasks/test_async_backends",
+        *("tasks/test_async_backends", "test_frozen_backends"),
     )
 )
 """They share a server, which takes five seconds of a processor to start."""

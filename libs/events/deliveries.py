@@ -59,13 +59,12 @@ async def run_handler(
         task.cancel()
         await asyncio.wait([task])
         raise
-    error = task.exception()
-    if error is None:
-        return True
-    if not isinstance(error, Exception):
-        raise error
-    log.error("the handler failed for %s (%s)", event.id, event.type, exc_info=error)
-    return False
+    try:
+        task.result()
+    except (Exception, asyncio.CancelledError) as error:  # of a library of the handler's
+        log.error("the handler failed for %s (%s)", event.id, event.type, exc_info=error)
+        return False
+    return True
 
 
 async def end_task(task: asyncio.Task[None]) -> None:

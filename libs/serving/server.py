@@ -408,6 +408,8 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
 
 def _failure_of(done: asyncio.Future[Any]) -> ExitCause | None:
     """The cause that an exception stands for; None without one."""
+    if done.cancelled():
+        return ExitCause.failed("a part of the service was cancelled")
     error = done.exception()
     return None if error is None else cause_of(error)
 

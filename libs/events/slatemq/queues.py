@@ -37,7 +37,7 @@ def translated() -> Iterator[None]:
     try:
         with keeping_cancellations():
             yield
-    except (DeadlineExceeded, ResourceExhausted) as error:
+    except (DeadlineExceeded, ResourceExhausted, ConnectionError) as error:
         raise Unavailable(f"SlateMQ does not answer: {error}", reason="BACKEND_DOWN") from error
 
 

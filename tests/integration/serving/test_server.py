@@ -185,6 +185,20 @@ async def test_a_fenced_service_stops_without_draining() -> None:
     assert service.steps[-1] == "stop"
 
 
+async def test_a_service_whose_part_was_cancelled_has_failed() -> None:
+    service = EchoService()
+
+    async with running(service) as stack:
+        await stack.until_healthy()
+
+        service.fatal.cancel()
+
+        await asyncio.wait([stack.run])
+        assert not stack.run.cancelled()
+        assert stack.run.result().code == 1
+    assert service.steps[-1] == "stop"
+
+
 async def test_the_ready_file_holds_the_address_once_serving(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     service = EchoService()

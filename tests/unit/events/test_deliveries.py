@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from libs.events.deliveries import GroupEvents, Handler
+from libs.events.deliveries import GroupEvents, Handler, run_handler
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import QueueDeleted, make_event
 from slatemq.events.envelope import Event, encode_event
@@ -55,3 +55,10 @@ async def test_an_event_whose_dead_letter_is_refused_becomes_one_later() -> None
     assert handled == [EVENT, EVENT]
     delivering.cancel()
     await asyncio.wait([delivering])
+
+
+async def test_a_handler_whose_library_raises_cancelled_error_has_failed() -> None:
+    async def cancelled(event: Event) -> None:
+        raise asyncio.CancelledError
+
+    assert await run_handler(cancelled, EVENT) is False

@@ -118,6 +118,10 @@ class Process:
             assert time.monotonic() < end, f"{self._command[0]} does not answer:\n{said}"
             time.sleep(0.05)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and all that it started."""
+        os.killpg(self._process.pid, number)
+
     def kill(self) -> None:
         """SIGKILL it and all that it started."""
         if self._process is not None:
@@ -149,6 +153,15 @@ class PortServer:
 
     def _answers(self) -> bool:
         return listens(self.port)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP it meanwhile: connections stay open, and nothing answers."""
+        self._process.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL it and all that it started."""
