@@ -24,7 +24,8 @@ WITH_RABBITMQ: Final = frozenset(
     f"tests/integration/events/{name}.py"
     for name in (
         *("backends/test_conformance", "backends/test_rabbitmq_connections"),
-        *("backends/test_rabbitmq_exchanges", "backends/test_wrong_settings"),
+        *("backends/test_rabbitmq_alarms", "backends/test_rabbitmq_exchanges"),
+        "backends/test_wrong_settings",
         *("tasks/test_async_backends", "test_frozen_backends"),
     )
 )

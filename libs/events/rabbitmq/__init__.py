@@ -14,6 +14,6 @@ name                        what
 The queue prefix is the consumer group: consumers with the same prefix share. With `durable` queues
 are quorum queues and messages are persistent; publishes are confirmed either way.
 
-In reading order: `address` (the URL, and what it is refused for), `connection` (errors, channels,
-what is declared, deliveries), `events`, `tasks`, `backend`.
+In reading order: `address` (the URL, and what it is refused for), `connection` (errors, the
+connections of a backend, what is declared, deliveries), `events`, `tasks`, `backend`.
 """

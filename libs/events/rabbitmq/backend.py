@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.events.backend import QueueBackend
 from libs.events.rabbitmq.address import check_vhost
-from libs.events.rabbitmq.connection import Connection, close_channel, declare_all, translated
+from libs.events.rabbitmq.connection import Connections, close_channel, declare_all, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
@@ -15,14 +15,14 @@ class RabbitmqBackend(QueueBackend):
     NAME = "RabbitMQ"
     _translated = staticmethod(translated)
 
-    _connection: Connection
+    _connections: Connections
 
     async def open(self, config: RabbitmqSettings) -> None:
-        self._connection = Connection(config)
-        self._compose(Events(self._connection), Tasks(self._connection))
+        self._connections = Connections(config)
+        self._compose(Events(self._connections), Tasks(self._connections))
         try:
             with translated():
-                channel = await self._connection.open_channel()
+                channel = await self._connections.publishing.open_channel()
                 await declare_all(channel, config)
                 await close_channel(channel)
         except FailedPrecondition as error:
@@ -33,13 +33,13 @@ class RabbitmqBackend(QueueBackend):
 
     async def _check_address(self) -> None:
         """Raise InvalidArgument where the server is not down, but the URL is wrong."""
-        address = self._connection.address
+        address = self._connections.address
         await check_vhost(address)
         if fault := await address.find_tls_fault():
             raise InvalidArgument("queue.rabbitmq.url", fault.description)
 
     async def disconnect(self) -> None:
-        await self._connection.close()
+        await self._connections.close()
 
     async def ping(self) -> None:
-        await close_channel(await self._connection.open_channel())
+        await self._connections.ping()

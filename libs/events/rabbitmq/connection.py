@@ -1,4 +1,4 @@
-"""The connection to RabbitMQ: opened when it is used, and what its errors mean."""
+"""The connections to RabbitMQ: opened when they are used, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -77,12 +77,11 @@ def translated() -> Iterator[None]:
 class Connection:
     """One connection, opened again when it was lost."""
 
-    def __init__(self, settings: RabbitmqSettings) -> None:
-        """Nothing is opened yet. Raises InvalidArgument that names the key."""
-        self.settings = settings
-        self.address = Address.of(settings.url)
+    def __init__(self, address: Address) -> None:
+        """Nothing is opened yet."""
+        self._address = address
         self._connection: AbstractConnection | None = None
-        self._publishing: AbstractChannel | None = None
+        self._shared: AbstractChannel | None = None
         self._opening = asyncio.Lock()
         self._choosing = asyncio.Lock()
 
@@ -91,10 +90,10 @@ class Connection:
         async with self._opening, asyncio.timeout(OPERATION_S):
             # `is_closed` stays False when the server ended the connection.
             if not self._is_connected:
-                self._publishing = None
+                self._shared = None
                 self._connection = await aio_pika.connect(
-                    self.address.url,
-                    ssl_context=self.address.context,
+                    self._address.url,
+                    ssl_context=self._address.context,
                     heartbeat=HEARTBEAT_S,
                     timeout=OPERATION_S,
                 )
@@ -105,17 +104,60 @@ class Connection:
                 await channel.set_qos(prefetch_count=prefetch_count)
             return channel
 
-    async def publishing(self) -> AbstractChannel:
+    async def shared_channel(self) -> AbstractChannel:
+        """The channel of calls that need none of their own.
+
+        Raises Unavailable while RabbitMQ blocks the connection: what were sent then would be stored
+        later, though its call had failed.
+        """
         async with self._choosing:  # one opens it, not all at once
-            channel = self._publishing
+            channel = self._shared
             if channel is None or channel.is_closed or not self._is_connected:
                 channel = await self.open_channel()
-                self._publishing = channel
+                self._shared = channel
+        await self._wait_unblocked()
         return channel
+
+    async def _wait_unblocked(self) -> None:
+        transport = None if self._connection is None else self._connection.transport
+        if transport is None:
+            return  # It was closed meanwhile, and the channel with it.
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                await transport.ready()
+        except TimeoutError as error:
+            why = "RabbitMQ blocks publishers: it lacks memory or disk space"
+            raise Unavailable(why, reason="BACKEND_DOWN") from error
 
     @property
     def _is_connected(self) -> bool:
         return self._connection is not None and self._connection.connected.is_set()
+
+    def deliveries(self, channel: AbstractChannel) -> Deliveries:
+        """What is delivered by a channel that was opened just now."""
+        assert self._connection is not None
+        return Deliveries(channel, self._connection.connected)
+
+    async def close(self) -> None:
+        """Close it; what was not acknowledged goes back to its queues. Raises as `acknowledge`."""
+        if self._connection is not None and not self._connection.is_closed:
+            async with asyncio.timeout(OPERATION_S):
+                await self._connection.close()
+
+
+class Connections:
+    """The connections of one backend: one for publishes, one for all else.
+
+    At a memory or disk alarm RabbitMQ reads no more from a connection that publishes. By the other
+    one tasks and events are taken and acknowledged nonetheless, which may be what ends the alarm.
+    """
+
+    def __init__(self, settings: RabbitmqSettings) -> None:
+        """Nothing is opened yet. Raises InvalidArgument that names the key."""
+        self.settings = settings
+        self.address = Address.of(settings.url)
+        self.publishing = Connection(self.address)
+        self.consuming = Connection(self.address)
 
     async def publish(
         self,
@@ -131,7 +173,7 @@ class Connection:
         `is_kept`: it raises where no queue takes the message, and what is missing is declared, so
         that a later try finds it.
         """
-        channel = channel or await self.publishing()
+        channel = channel or await self.publishing.shared_channel()
         try:
             async with asyncio.timeout(OPERATION_S):
                 target: AbstractExchange = (
@@ -144,19 +186,20 @@ class Connection:
             if is_kept:
                 name = type(error).__name__  # its text has the message
                 log.error("no queue takes %r, declaring it again: %s", routing_key, name)
-                await declare_all(await self.publishing(), self.settings)
+                await declare_all(await self.publishing.shared_channel(), self.settings)
             raise
 
-    def deliveries(self, channel: AbstractChannel) -> Deliveries:
-        """What is delivered by a channel that was opened just now."""
-        assert self._connection is not None
-        return Deliveries(channel, self._connection.connected)
+    async def ping(self) -> None:
+        """Return once both have answered, which one that is blocked does not."""
+        for connection in (self.consuming, self.publishing):
+            await close_channel(await connection.open_channel())
 
     async def close(self) -> None:
-        """Close it; what was not acknowledged goes back to its queues. Raises as `acknowledge`."""
-        if self._connection is not None and not self._connection.is_closed:
-            async with asyncio.timeout(OPERATION_S):
-                await self._connection.close()
+        """Close both, as Connection does."""
+        try:
+            await self.consuming.close()
+        finally:
+            await self.publishing.close()
 
 
 def message_of(body: bytes, settings: RabbitmqSettings, **properties: Any) -> aio_pika.Message:

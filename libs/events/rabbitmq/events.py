@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from libs.events.deliveries import GroupEvents, Handler
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
-    Connection,
+    Connections,
     Deliveries,
     Names,
     acknowledge,
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 class Events(GroupEvents[AbstractIncomingMessage]):
     """Publishes to the exchange, and delivers from the queue of the group."""
 
-    def __init__(self, connection: Connection) -> None:
-        settings = connection.settings
-        self._connection = connection
+    def __init__(self, connections: Connections) -> None:
+        settings = connections.settings
+        self._connections = connections
         self._settings = settings
         self._names = Names(settings)
         place = self._names.events
@@ -42,9 +42,9 @@ class Events(GroupEvents[AbstractIncomingMessage]):
 
     async def publish(self, events: Sequence[Event]) -> None:
         # All by one channel: if that is lost, none of them overtakes one that is sent again.
-        channel = await self._connection.publishing()
+        channel = await self._connections.publishing.shared_channel()
         sent = [
-            self._connection.publish(
+            self._connections.publish(
                 self._names.exchange,
                 event.type,
                 message_of(
@@ -59,8 +59,9 @@ class Events(GroupEvents[AbstractIncomingMessage]):
 
     async def start(self, types: frozenset[str]) -> None:
         """Bind the queue of the group to the types, and consume it."""
-        channel = await self._connection.open_channel(self._settings.prefetch_count)
-        deliveries = self._connection.deliveries(channel)
+        consuming = self._connections.consuming
+        channel = await consuming.open_channel(self._settings.prefetch_count)
+        deliveries = consuming.deliveries(channel)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
             await declare_all(channel, self._settings)
@@ -75,13 +76,14 @@ class Events(GroupEvents[AbstractIncomingMessage]):
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
         try:
-            if self._deliveries is None or self._deliveries.is_lost:
-                await self.start(types)
-            note_up()
-            while self._deliveries is not None:
-                message = await self._deliveries.next()
-                if message is not None:
-                    await self._deliver_one(message, message.body, types, handler)
+            with translated():
+                if self._deliveries is None or self._deliveries.is_lost:
+                    await self.start(types)
+                note_up()
+                while self._deliveries is not None:
+                    message = await self._deliveries.next()
+                    if message is not None:
+                        await self._deliver_one(message, message.body, types, handler)
         except Exception:
             await self._release()
             raise
@@ -107,5 +109,5 @@ class Events(GroupEvents[AbstractIncomingMessage]):
             headers={"kind": "event", "error": error},
         )
         exchange = self._names.dead_exchange
-        await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
+        await self._connections.publish(exchange, self._names.dead, dead, is_kept=True)
         await acknowledge(message)

@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
-    Connection,
+    Connections,
     Deliveries,
     Names,
     acknowledge,
@@ -40,17 +40,17 @@ BACK_LOOK_S: Final = 0.02
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._settings = connection.settings
-        self._names = Names(connection.settings)
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._settings = connections.settings
+        self._names = Names(connections.settings)
         self._deliveries: Deliveries | None = None
         self._held = TaskDeliveries[AbstractIncomingMessage]()
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
         message = message_of(encode_task(task), self._settings, message_id=task.task_id)
-        await self._connection.publish("", self._names.tasks, message, is_kept=True)
+        await self._connections.publish("", self._names.tasks, message, is_kept=True)
 
     async def dequeue(self) -> WriteTask | None:
         if self._deliveries is None or self._deliveries.is_lost:
@@ -66,8 +66,9 @@ class Tasks:
         if lost is not None:
             await close_channel(lost.channel)
         self._held = TaskDeliveries[AbstractIncomingMessage]()  # they come again
-        channel = await self._connection.open_channel(self._settings.prefetch_count)
-        deliveries = self._connection.deliveries(channel)
+        consuming = self._connections.consuming
+        channel = await consuming.open_channel(self._settings.prefetch_count)
+        deliveries = consuming.deliveries(channel)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
             await declare_all(channel, self._settings)
@@ -105,7 +106,7 @@ class Tasks:
                 message_id=task_id,
                 expiration=delay_ms / 1000,
             )
-            await self._connection.publish("", self._names.retry, again, is_kept=True)
+            await self._connections.publish("", self._names.retry, again, is_kept=True)
         else:
             await self.enqueue(task.after_failure())
         # After a crash here it comes again beside its copy: both have one ID.
@@ -119,7 +120,7 @@ class Tasks:
         headers = {"kind": kind, "error": error, "failed_at": format_timestamp(now_ms())}
         dead = message_of(body, self._settings, message_id=message_id, headers=headers)
         exchange = self._names.dead_exchange
-        await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
+        await self._connections.publish(exchange, self._names.dead, dead, is_kept=True)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.
@@ -140,7 +141,7 @@ class Tasks:
         """Nothing to do: what was not acknowledged goes back with the connection."""
 
     async def _count(self, name: str) -> int:
-        channel = await self._connection.publishing()
+        channel = await self._connections.consuming.shared_channel()
         async with asyncio.timeout(OPERATION_S):
             queue = await channel.declare_queue(name, passive=True)
         return queue.declaration_result.message_count or 0
@@ -181,7 +182,7 @@ class Tasks:
         """The dead letters in the queue now; unacknowledged ones are back in it afterwards."""
         async with self._dead_turn:
             left = 0
-            channel = await self._connection.open_channel()
+            channel = await self._connections.consuming.open_channel()
             try:
                 async with asyncio.timeout(OPERATION_S):
                     queue = await channel.get_queue(self._names.dead)

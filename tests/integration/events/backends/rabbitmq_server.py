@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from libs.events.settings import RabbitmqSettings
@@ -63,6 +65,15 @@ class RabbitmqServer(PortServer):
             check=True,
             capture_output=True,
         )
+
+    @contextlib.contextmanager
+    def disk_alarm(self) -> Iterator[None]:
+        """Let its disk seem full meanwhile: it blocks the connections that publish."""
+        self.control("set_disk_free_limit", str(10**18))
+        try:
+            yield
+        finally:
+            self.control("set_disk_free_limit", "1000")
 
     def settings(self, prefix: str) -> RabbitmqSettings:
         """Settings of a backend on it."""

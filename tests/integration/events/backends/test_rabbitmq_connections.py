@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import aio_pika
 import msgspec
 import pytest
 from aio_pika import Channel, IncomingMessage
 
 from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
+from libs.events.rabbitmq.connection import Connections
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
@@ -215,4 +217,34 @@ async def test_a_call_that_a_starting_server_never_answers_ends(
 
     # And the next one succeeds
     assert await call(backend) in (BackendStats(0, 0), [], 0)
+    await backend.close()
+
+
+async def test_a_dead_letter_whose_connection_is_given_up_is_tried_again(
+    rabbitmq: RabbitmqServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
+    backend = open_backend("rabbitmq")
+    await backend.connect(settings)
+    await backend.subscribe([], Subscriber(backend))
+    gave_up, publish = False, Connections.publish
+
+    async def give_up_once(*arguments: Any, **named: Any) -> None:
+        nonlocal gave_up
+        if not gave_up:
+            gave_up = True
+            raise asyncio.CancelledError  # as aiormq ends the calls of a silent connection
+        await publish(*arguments, **named)
+
+    monkeypatch.setattr(Connections, "publish", give_up_once)
+
+    # When another program sends what is not an event, and its dead letter is not published at first
+    async with await aio_pika.connect(settings.url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.get_exchange(settings.exchange)
+        await exchange.publish(aio_pika.Message(b"not JSON"), "object.created")
+
+    # Then it comes again, and becomes one
+    await eventually_stats(backend, lambda stats: stats.dead_letter_count == 1)
+    assert gave_up
     await backend.close()
