@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -161,6 +161,11 @@ class Connection:
 
     async def send(self, records: Iterable[dict[str, Any]]) -> None:
         """Send records in order, each as the arguments of the producer; waits for all."""
+        kept = [*records]
+        with self._noting_lost({record["topic"] for record in kept}):
+            await self._send(kept)
+
+    async def _send(self, records: Iterable[dict[str, Any]]) -> None:
         async with asyncio.timeout(OPERATION_S):
             sent = [await self._producer.send(**record) for record in records]
             for one in await asyncio.gather(*sent):
@@ -186,7 +191,17 @@ class Connection:
                 return
 
     async def partitions(self, topic: str) -> list[int]:
-        return sorted(await self._producer.partitions_for(topic))
+        with self._noting_lost({topic}):
+            return sorted(await self._producer.partitions_for(topic))
+
+    @contextmanager
+    def _noting_lost(self, topics: Set[str]) -> Iterator[None]:
+        """Note that brokers lack some of these topics: the next `ensure_topics` creates those."""
+        try:
+            yield
+        except errors.UnknownTopicOrPartitionError:
+            self._topics -= topics
+            raise
 
     def consumer(self, group: str, **options: Any) -> Any:
         """A consumer that commits by hand and begins at the beginning; not started."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.events.backend import QueueBackend
 from libs.events.rabbitmq.address import check_vhost
-from libs.events.rabbitmq.connection import Connections, close_channel, declare_all, translated
+from libs.events.rabbitmq.connection import Connections, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
@@ -22,9 +22,7 @@ class RabbitmqBackend(QueueBackend):
         self._compose(Events(self._connections), Tasks(self._connections))
         try:
             with translated():
-                channel = await self._connections.publishing.open_channel()
-                await declare_all(channel, config)
-                await close_channel(channel)
+                await self._connections.declare_all()
         except FailedPrecondition as error:
             raise InvalidArgument("queue.rabbitmq.url", error.message) from error
         except Unavailable:

@@ -158,6 +158,8 @@ class Connections:
         self.address = Address.of(settings.url)
         self.publishing = Connection(self.address)
         self.consuming = Connection(self.address)
+        self._declaring = asyncio.Lock()
+        self._refused: AbstractChannel | None = None
 
     async def publish(
         self,
@@ -170,8 +172,8 @@ class Connections:
     ) -> None:
         """Publish, and wait for the confirm; by this channel, or the one of the moment.
 
-        `is_kept`: it raises where no queue takes the message, and what is missing is declared, so
-        that a later try finds it.
+        `is_kept`: it raises where no queue takes the message. It always does without the exchange.
+        What is missing is then declared, so that a later try finds it.
         """
         channel = channel or await self.publishing.shared_channel()
         try:
@@ -182,12 +184,29 @@ class Connections:
                     else channel.default_exchange
                 )
                 await target.publish(message, routing_key, mandatory=is_kept)
-        except (exceptions.PublishError, exceptions.ChannelNotFoundEntity) as error:
-            if is_kept:
-                name = type(error).__name__  # its text has the message
-                log.error("no queue takes %r, declaring it again: %s", routing_key, name)
-                await declare_all(await self.publishing.shared_channel(), self.settings)
+        except exceptions.PublishError:
+            await self._declare_again("queue", routing_key)
             raise
+        except exceptions.ChannelNotFoundEntity:
+            async with self._declaring:  # The server closed the channel: all of a batch come here.
+                if channel is not self._refused:
+                    self._refused = channel
+                    await self._declare_again("exchange", exchange)
+            raise
+
+    async def _declare_again(self, kind: str, name: str) -> None:
+        log.error("RabbitMQ has lost the %s %r, declaring it again", kind, name)
+        await self.declare_all()
+
+    async def declare_all(self) -> None:
+        """As the function of that name.
+
+        By the consuming connection: as a batch of publishes misses its exchange, aiormq goes on to
+        write to the channel that the server has closed, which ends their connection.
+        """
+        channel = await self.consuming.open_channel()
+        await declare_all(channel, self.settings)
+        await close_channel(channel)
 
     async def ping(self) -> None:
         """Return once both have answered, which one that is blocked does not."""

@@ -7,9 +7,11 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
+from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.structs import RecordMetadata
 
@@ -43,6 +45,8 @@ class Broker:
         refusal: What the next commits of a group raise.
         deleted: Before which offsets records were deleted.
         listed_count: How many records of each topic it lists at most, since it is late.
+        removed: Topics that it had, and whose records it refuses until they are created.
+        created: What clients have asked to create, in order.
     """
 
     topics: dict[str, list[Record]] = field(default_factory=dict)
@@ -52,6 +56,8 @@ class Broker:
     deleted: dict[TopicPartition, int] = field(default_factory=dict)
     listed_count: int | None = None
     partitions: int = 1
+    removed: set[str] = field(default_factory=set)
+    created: list[NewTopic] = field(default_factory=list)
 
     def add(
         self,
@@ -66,6 +72,28 @@ class Broker:
         records = self.topics.setdefault(topic, [])
         records.append(Record(topic, len(records), value, list(headers), partition, key=key))
         return records[-1]
+
+    def remove(self, topic: str) -> None:
+        """Remove a topic, as an operator does."""
+        del self.topics[topic]
+        self.removed.add(topic)
+
+
+class Admin:
+    """Creates topics."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def list_topics(self) -> list[str]:
+        return list(self._broker.topics)
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> Any:
+        self._broker.created += topics
+        for topic in topics:
+            self._broker.removed.discard(topic.name)
+            self._broker.topics[topic.name] = []
+        return SimpleNamespace(topic_errors=[(topic.name, 0) for topic in topics])
 
 
 class BrokerConnection(Connection):
@@ -87,6 +115,10 @@ class BrokerConnection(Connection):
     async def delete_records(self, before: Mapping[Any, int]) -> None:
         self._broker.deleted.update(before)
 
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[Any]:
+        yield Admin(self._broker)
+
 
 class Producer:
     """Appends what fits into a record."""
@@ -105,6 +137,8 @@ class Producer:
         size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, [*headers])
         if size_bytes > RECORD_BYTES_MAX:
             raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")
+        if topic in self._broker.removed:
+            raise errors.UnknownTopicOrPartitionError
         record = self._broker.add(topic, value, *headers, key=key, partition=partition)
         place = TopicPartition(topic, partition)
         sent: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import TopicPartition, errors
 from aiokafka.partitioner import DefaultPartitioner
 
 from libs.events.kafka.events import Events, key_of
@@ -117,3 +117,21 @@ async def test_a_type_that_is_not_compacted_goes_by_its_key_alone() -> None:
     await events.publish([created("photos")])
     (record,) = broker.topics["t.object.created"]
     assert record.key == b"photos"
+
+
+async def test_a_removed_topic_is_created_with_our_settings_by_a_later_publish() -> None:
+    # Given events in a topic that was created, and removed on the brokers
+    broker = Broker()
+    settings = KafkaSettings(topic_prefix="t", partitions=6)
+    events = Events(BrokerConnection(settings, broker))
+    await events.publish([created("photos")])
+    broker.remove("t.object.created")
+
+    # When more are published, then they are refused, and the next try creates it
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        await events.publish([created("photos")])
+    await events.publish([created("photos")])
+    assert [(one.name, one.num_partitions) for one in broker.created] == [
+        ("t.object.created", 6)
+    ] * 2
+    assert len(broker.topics["t.object.created"]) == 1

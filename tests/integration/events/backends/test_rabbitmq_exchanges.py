@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
 from libs.events.settings import RabbitmqSettings
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
@@ -21,7 +22,7 @@ from tests.integration.events.backends.test_conformance import (
     deleted,
     eventually_stats,
 )
-from tests.integration.events.conftest import eventually, in_group, next_task
+from tests.integration.events.conftest import EVENTUALLY_S, eventually, in_group, next_task
 
 pytestmark = pytest.mark.slow  # A real server.
 
@@ -108,4 +109,39 @@ async def test_dead_letters_are_in_the_exchange_and_the_queue_that_the_page_name
         for queue in (own, await channel.get_queue("slatemq.dead-letter")):
             dead = await queue.get(timeout=60)
             assert (dead.message_id, dead.headers["error"]) == (task.task_id, "no room")
+    await backend.close()
+
+
+async def test_an_exchange_that_the_server_has_lost_is_declared_by_the_publish_that_misses_it(
+    rabbitmq: RabbitmqServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a publisher whose exchange is gone, as after a restart without `durable`
+    settings = settings_of(rabbitmq, durable=False)
+    backend = open_backend("rabbitmq")
+    await backend.connect(settings)
+    await backend.publish(created("before"))
+    async with await aio_pika.connect(settings.url) as connection:
+        channel = await connection.channel()
+        await channel.exchange_delete(settings.exchange)
+
+    # When a batch is published, then it is refused, and a later try succeeds
+    events = [created(f"{n}") for n in range(100)]
+    refusals = 0
+    async with asyncio.timeout(EVENTUALLY_S):
+        while True:
+            try:
+                await backend.publish_batch(events)
+                break
+            except SlateMQError:
+                refusals += 1
+                await asyncio.sleep(0.1)
+    lost = [one for one in caplog.messages if "has lost the exchange" in one]
+    assert 1 <= len(lost) <= refusals
+
+    # And events reach subscribers
+    subscriber = Subscriber(backend)
+    await backend.subscribe([], subscriber)
+    await backend.publish_batch(events)
+    await eventually(lambda: len(subscriber.got) >= len(events))
+    assert subscriber.got == events
     await backend.close()
