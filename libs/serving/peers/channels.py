@@ -25,7 +25,7 @@ from slatemq.errors import Unavailable
 TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
 """Environment variables that have the trace context in which a process was started."""
 
-CLOSE_GRACE_SECONDS = 30.0
+CLOSE_GRACE_SECONDS = 90.0
 """For the calls on the channel of a peer that has moved: longer than any deadline of ours."""
 
 _DOWN = (
