@@ -263,7 +263,9 @@ class ShardCalls(ExaminingCalls):
         if broker_shard is None:
             move = await self._move_under_way(queue_id, index)
             if move is None:
-                broker_shard = await least_loaded(self._peers, beside=shards)
+                broker_shard = await self._peers.call(
+                    lambda _: least_loaded(self._peers, beside=shards)
+                )
             else:
                 broker_shard = move.to_broker_shard
         await self._check_is_shard(broker_shard)
