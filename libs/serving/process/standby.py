@@ -46,8 +46,8 @@ from libs.storage.objects.small_objects import Objects
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""From one look at the owner to the next, and how long it has to answer. A look costs both
-processes less than a millisecond."""
+"""From the start of a look at the owner to that of the next, and how long it has to answer. A look
+costs both processes less than a millisecond."""
 
 GONE_LOOK_S: Final = 0.2
 """From a look that found no process to the next one."""
@@ -238,10 +238,14 @@ class Standby:
         watch = OwnerWatch(channel, claim.address, health_name)
         try:
             while not watch.is_silent:
+                began = time.monotonic()
                 sign = await watch.look()
-                if sign is Sign.GONE and (await self._owners.latest()) != claim.record:
-                    return
-                await asyncio.sleep(GONE_LOOK_S if sign is Sign.GONE else LOOK_S)
+                if sign is Sign.GONE:
+                    if (await self._owners.latest()) != claim.record:
+                        return
+                    await asyncio.sleep(GONE_LOOK_S)
+                else:
+                    await asyncio.sleep(LOOK_S - (time.monotonic() - began))
         finally:
             await channel.close()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -45,14 +47,17 @@ def make_standby(objects: Objects, name: str, address: str = "127.0.0.1:1") -> S
 
 
 class CountedHealth(Health):
-    """Counts how often it was asked."""
+    """Counts how often it was asked; answers wait for `answers`."""
 
     def __init__(self, owner_name: str) -> None:
         super().__init__([owner_health(DATABASE, owner_name)])
         self.asked = asyncio.Semaphore(0)
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the RPC's name
         self.asked.release()
+        await self.answers.wait()
         return await super().Check(request, context)
 
 
@@ -143,6 +148,22 @@ async def test_an_owner_that_answers_nothing_is_replaced(
         await make_standby(objects, "b").wait()
 
     assert (await owners.latest()).owner.name == "b"
+
+
+async def test_a_look_begins_when_the_one_before_has_had_its_time(
+    objects: Objects, owners: ShardOwners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an owner that answers nothing, and is not replaced for it
+    monkeypatch.setattr(module, "SILENT_LOOKS", 1_000)
+    async with running("a") as owner:
+        owner.health.answers.clear()
+        await owners.claim(Owner("a", owner.address))
+        async with waiting(make_standby(objects, "b")), asyncio.timeout(60):
+            # Then looks follow one another, though this process may see some of them late
+            pause_s, looked_at = math.inf, -math.inf
+            while pause_s > 1.5 * module.LOOK_S:
+                await owner.looked_at(1)
+                pause_s, looked_at = time.monotonic() - looked_at, time.monotonic()
 
 
 async def test_another_process_at_the_owners_address_is_not_the_owner(
