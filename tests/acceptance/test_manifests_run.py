@@ -29,6 +29,7 @@ import slatemq.sync
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED
 from slatemq.cli.access.dev_access import make_for_containers
 from slatemq.credentials import Credentials
+from tests import patient_standby
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.steady_load import SteadyLoad
 from tests.forms import proof
@@ -83,10 +84,12 @@ class RunningPod:
         self.start()
 
     def start(self) -> None:
-        _, *module = self.pod.container["command"]
+        _, option, *module = self.pod.container["command"]
+        if "SLATEMQ_STANDBY" in self._environ:  # A kubelet would start it again: this does not.
+            module.insert(0, patient_standby.MODULE)
         with self._log.open("ab") as log:
             self.process = popen(
-                [sys.executable, *module], cwd=REPOSITORY, env=self._environ, stderr=log
+                [sys.executable, option, *module], cwd=REPOSITORY, env=self._environ, stderr=log
             )
 
     def start_confined(self) -> None:
