@@ -12,7 +12,7 @@ import pytest
 
 import slatemq
 from slatemq import Push
-from slatemq.errors import NotFound
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unavailable
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.observability.alert_rules import alerts
 from tests.integration.observability.prometheus_server import Prometheus, eventually, prometheus
@@ -22,6 +22,9 @@ PAUSE_S = 0.3
 """Between two rounds of the traffic: several in each second, in which there is one scrape."""
 
 IN_FLIGHT_MAX = 1_000
+
+STANDING_STILL = (Unavailable, DeadlineExceeded, FailedPrecondition)
+"""What calls raise while tests stop a service, or after that: leases have ended meanwhile."""
 
 
 class Traffic(threading.Thread):
@@ -53,18 +56,22 @@ class Traffic(threading.Thread):
                 start_from="beginning",
             )
             while not self._ended.is_set():
-                with suppress(NotFound):
-                    await client.get_queue("absent")
-                await client.publish("x", {"queue": "orders"})
-                await client.publish("x", {"queue": "flaky"})
-                for message in await client.claim("orders", 10, wait=1):
-                    await client.execute([slatemq.Complete(message)])
-                    await client.execute([Push("flaky", "y")])
-                claimed = await client.claim("flaky", 10)
-                tokens = [message.lease_token for message in claimed]
-                await client.nack(tokens[:1])
-                await client.ack(tokens[1:])
+                with suppress(*STANDING_STILL):
+                    await self._round(client)
                 await asyncio.sleep(PAUSE_S)
+
+    async def _round(self, client: slatemq.Client) -> None:
+        with suppress(NotFound):
+            await client.get_queue("absent")
+        await client.publish("x", {"queue": "orders"})
+        await client.publish("x", {"queue": "flaky"})
+        for message in await client.claim("orders", 10, wait=1):
+            await client.execute([slatemq.Complete(message)])
+            await client.execute([Push("flaky", "y")])
+        claimed = await client.claim("flaky", 10)
+        tokens = [message.lease_token for message in claimed]
+        await client.nack(tokens[:1])
+        await client.ack(tokens[1:])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 import slatemq
+from slatemq.errors import Unavailable
 from slatemq.v1 import queue_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack
@@ -30,6 +32,7 @@ from tests.integration.observability.prometheus_server import (
 )
 from tests.integration.observability.scraped_stack import (
     IN_FLIGHT_MAX,
+    PAUSE_S,
     WAIT_S,
     Traffic,
     ended,
@@ -181,7 +184,7 @@ async def _neglect_queues(stack: LocalStack, server: Prometheus) -> None:
         await client.publish("x", {"queue": "old"})
         alert = ("SlateMQQueueOld", "old")
         await asyncio.to_thread(firing, server, alert)
-        (message,) = await client.claim("old")
+        (message,) = await client.claim("old", wait=WAIT_S)
         await client.ack([message.lease_token])
         await asyncio.to_thread(ended, server, alert)
 
@@ -198,16 +201,30 @@ async def _neglect_queues(stack: LocalStack, server: Prometheus) -> None:
         await client.create_queue("held")
         messages = [slatemq.OutgoingMessage(b"x", {"queue": "held"})] * (2 * IN_FLIGHT_MAX)
         await client.publish_many(messages)
+        async with asyncio.timeout(WAIT_S):
+            while (await client.get_queue("held")).counts.available_count < len(messages):
+                await asyncio.sleep(PAUSE_S)
         held: list[str] = []
-        while claimed := await client.claim("held", IN_FLIGHT_MAX, wait=1):
-            held += [one.lease_token for one in claimed]
-        waiting = asyncio.create_task(client.claim("held", wait=WAIT_S))
+        holding = asyncio.create_task(_hold(client, "held", held))
         alert = ("SlateMQInFlightFull", "broker")
         await asyncio.to_thread(firing, server, alert)
+        count = len(held)
         await client.ack(held)
-        assert await waiting
+        async with asyncio.timeout(WAIT_S):
+            while len(held) == count:
+                await asyncio.sleep(PAUSE_S)
+        holding.cancel()
+        await asyncio.wait([holding])
         await client.purge_queue("held", ["available", "in_flight"])
         await asyncio.to_thread(ended, server, alert)
+
+
+async def _hold(client: slatemq.Client, queue_id: str, held: list[str]) -> None:
+    """Claim whatever may be claimed, with leases that last longer than the test."""
+    while True:
+        with suppress(Unavailable):
+            claimed = await client.claim(queue_id, IN_FLIGHT_MAX, wait=WAIT_S, lease=600)
+            held += [one.lease_token for one in claimed]
 
 
 def test_alerts_of_processes_fire_in_real_faults_and_end_with_them(
