@@ -24,7 +24,7 @@ def objects(cli: Cli, *arguments: str) -> list[Any]:
 
 def contents(cli: Cli, queue: str) -> list[tuple[Any, dict[str, str]]]:
     """Payloads and headers of what is available, in order; claims it, and gives it back."""
-    found = objects(cli, "claim", queue, "--max", "100", "--wait", "5s")
+    found = objects(cli, "claim", queue, "--max", "100", "--wait", "30s")
     cli.ok("nack", "--release", *(one["lease_token"] for one in found))
     return [(one.get("payload", one.get("payload_base64")), one["headers"]) for one in found]
 
@@ -36,8 +36,13 @@ def dead_letters(
     for payload in payloads:
         cli.client.publish(payload, {"queue": queue, **(headers or {})})
     wait_until(lambda: counts(cli, queue).get("available", 0) == len(payloads), 60)
-    for one in cli.client.claim(queue, 100):
-        one.nack("no such street")
+    left_count = len(payloads)
+    while left_count:
+        claimed = cli.client.claim(queue, left_count, wait=60)
+        assert claimed
+        for one in claimed:
+            one.nack("no such street")
+        left_count -= len(claimed)
     wait_until(lambda: counts(cli, queue).get("failed", 0) == before + len(payloads), 60)
 
 

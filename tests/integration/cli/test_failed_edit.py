@@ -178,7 +178,7 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
 
     # And meanwhile some were redriven, one of them failed again, and one was dropped
     cli.ok("failed", "redrive", queue, "--id", letters["again"])
-    (claimed,) = objects(cli, "claim", queue)
+    (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
     cli.ok("nack", claimed["lease_token"], "--reason", "again")
     cli.ok("failed", "redrive", queue, "--id", letters["redriven"])
     edited(cli, queue, tmp_path, "text = text.replace('!dropped', '=dropped')")
@@ -339,7 +339,7 @@ def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     cli.ok("import", str(source), "--to", queue)
     wait_until(lambda: counts(cli, queue) == {"available": letters}, 60)
     while counts(cli, queue).get("failed", 0) < letters:
-        claimed = objects(cli, "claim", queue, "--max", "1000")
+        claimed = objects(cli, "claim", queue, "--max", "1000", "--wait", "30s")
         cli.ok("nack", *(one["lease_token"] for one in claimed))
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     lines = []

@@ -79,7 +79,7 @@ def test_rates_are_measured_over_the_time_that_is_asked_for(cli: Cli) -> None:
     queue = cli.create()
     cli.client.publish(b"one", {"queue": queue})
     wait_until(lambda: cli.counts(queue)["available_count"] == 1, EVENTUALLY_S)
-    (message,) = cli.client.claim(queue)
+    (message,) = cli.client.claim(queue, wait=60)
     message.ack()
 
     totals = cli.client.get_queue(queue).totals
@@ -101,9 +101,9 @@ def test_messages_that_are_put_back_do_not_count_as_new_ones(cli: Cli) -> None:
     queue = cli.create()
     cli.client.publish(b"one", {"queue": queue})
     wait_until(lambda: cli.counts(queue)["available_count"] == 1, EVENTUALLY_S)
-    (message,) = cli.client.claim(queue)
+    (message,) = cli.client.claim(queue, wait=60)
     message.nack("not now")
-    (again,) = cli.client.claim(queue)
+    (again,) = cli.client.claim(queue, wait=60)
     again.ack()
 
     totals = cli.client.get_queue(queue).totals

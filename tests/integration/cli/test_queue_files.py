@@ -158,7 +158,7 @@ def test_states_have_their_characters_and_what_people_want_to_know(
     dead_letters(cli, queue, b"broken", headers={"type": "order"})
     cli.ok("publish", "--to", queue, "fine")
     wait_until(lambda: counts(cli, queue).get("available") == 1, 60)
-    (claimed,) = objects(cli, "claim", queue)
+    (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
     cli.ok("ack", claimed["lease_token"])
 
     for state, control in (("failed", "!"), ("done", "=")):
@@ -431,5 +431,5 @@ def test_an_encrypted_queue_is_exported_and_imported_with_its_keys(
     assert "one lamp" not in sealed.read_text()
     assert "encrypted with the key '2026'" in blind.err
     assert "--encryption-keys" in blind.err
-    (found,) = cli.ok(*with_keys, "--json", "claim", other).objects
+    (found,) = cli.ok(*with_keys, "--json", "claim", other, "--wait", "30s").objects
     assert (found["payload"], found["headers"]["slatemq-key"]) == ("one lamp", "2026")

@@ -289,7 +289,7 @@ def test_a_purge_empties_a_queue_and_spares_what_is_in_flight(cli: Cli) -> None:
     for _ in range(3):
         cli.ok("publish", "--to", queue, "x")
     listed(cli, queue, "available", 3)
-    (claimed,) = objects(cli, "claim", queue)
+    (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
     assert objects(cli, "message", "show", claimed["handle"])[0]["state"] == "in_flight"
     assert " until 2" in cli.ok("extend", claimed["lease_token"]).out.decode()
 

@@ -255,7 +255,7 @@ async def test_dead_letters_go_into_another_queue_and_back(client: slatemq.Clien
     for n in range(4):
         await client.publish(b"%d" % n, {"queue": "letters", "n": str(n)})
     await listed(client, "letters", EntryState.AVAILABLE, 4)
-    for message in await client.claim("letters", 4):
+    for message in await client.claim("letters", 4, wait=60):
         await message.fail("no address")
     begun = await client.start_redrive(
         "letters", into="elsewhere", filter='int(headers["n"]) < 3 && reason.contains("address")'

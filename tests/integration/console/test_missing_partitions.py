@@ -29,8 +29,11 @@ async def test_a_page_shows_what_the_others_have_and_names_the_broker_that_is_do
         for queue_id in ("waiting", "failed"):
             await made.publish(queue_id, 20)
         await made.routed()
-        while tokens := [one.lease_token for one in await client.claim("failed", 20)]:
+        nacked_count = 0
+        while nacked_count < 20:
+            tokens = [one.lease_token for one in await client.claim("failed", 20, wait=60)]
             await client.nack(tokens, "broken")
+            nacked_count += len(tokens)
         await client.wait_redrive(await client.start_redrive("failed", rate=1, message_ids=[1]))
         left: dict[str, int] = {}
         down = (await client.get_queue("waiting")).partitions[0].broker_shard

@@ -33,8 +33,10 @@ from services.janitor.snapshots import SnapshotName, renewed_snapshots
 from services.janitor.spark.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
+from slatemq.errors import Unavailable
 from slatemq.v1 import purge_pb2
 from tests.acceptance.local_stack import LocalStack
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # starts the whole stack
 
@@ -77,16 +79,20 @@ def expected(volume: Volume, *states: State) -> dict[str, list[int]]:
 
 
 async def claimed(client: Client, queue_id: str) -> list[int]:
-    """Claims and acks until nothing comes any more; gives the IDs, as they came."""
-    ids = []
-    while messages := await client.claim(queue_id, 1000):
-        for message in messages:
-            assert payloads.read(message.payload, BYTES)[0] == message.message_id
-            assert message.headers == {"topic": queue_id}
-        ids += [message.message_id for message in messages]
-        assert await client.ack([message.lease_token for message in messages]) == [None] * len(
-            messages
-        )
+    """Claims and acks until nothing is available any more; gives the IDs, as they came."""
+    ids: list[int] = []
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await client.get_queue(queue_id)).counts.available_count:
+            try:
+                messages = await client.claim(queue_id, 1000, wait=1)
+            except Unavailable:
+                continue
+            for message in messages:
+                assert payloads.read(message.payload, BYTES)[0] == message.message_id
+                assert message.headers == {"topic": queue_id}
+            ids += [message.message_id for message in messages]
+            tokens = [message.lease_token for message in messages]
+            assert await client.ack(tokens) == [None] * len(tokens)
     return ids
 
 
