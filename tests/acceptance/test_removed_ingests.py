@@ -211,7 +211,8 @@ async def test_an_ingest_removed_under_load_and_kills_loses_and_doubles_nothing(
             async with asyncio.timeout(500), asyncio.TaskGroup() as tasks:
                 for work in works:
                     tasks.create_task(work)
-                await asyncio.sleep(1)
+                while {shard_of(one) for one in run.acked} != {0, REMOVED}:
+                    await asyncio.sleep(0.02)
                 await removal.drain(luck)
                 for victim in (made.router, made.brokers[0], second):
                     await victim.kill()
