@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import BinaryIO, Final
 
 import slatemq.cli
+from slatemq._rpc import peers, topology_cache
 from slatemq.cli.consume import consuming
 from slatemq.cli.publish import reach
 from tests.ready_process import popen
@@ -25,6 +26,9 @@ MODULE: Final = "tests.integration.cli.ready_command"
 
 ALONE: Final = "TESTS_ALONE_S"
 """The variable that has the ALONE_S of `consume`, where the own one could be too short."""
+
+REACH: Final = "TESTS_REACH_S"
+"""The variable that has how long a command waits until its endpoint answers: it may be busy."""
 
 _ANSWER_S: Final = 20.0
 """How long a publish waits for brokers and routers: they may be busy here."""
@@ -69,4 +73,6 @@ def load() -> None:
 if __name__ == "__main__":
     reach.ANSWER_S = _ANSWER_S
     consuming.ALONE_S = float(os.environ.get(ALONE, consuming.ALONE_S))
+    peers.REACH_S = float(os.environ.get(REACH, peers.REACH_S))
+    topology_cache.CONNECT_S = float(os.environ.get(REACH, topology_cache.CONNECT_S))
     slatemq.cli.main()

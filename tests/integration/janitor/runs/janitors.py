@@ -17,6 +17,7 @@ import pytest
 
 from libs.serving.peers.channels import open_channel
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
+from tests.integration.cli.ready_command import REACH
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.mark import MARK, NAME_BYTES_MAX
 from tests.ready_process import create_subprocess
@@ -71,6 +72,11 @@ class Janitor:
         with pytest.raises(AssertionError):
             await self.start()
         return await self.ended()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a command finds in its environment."""
+        return {**os.environ, "SLATEMQ_ENDPOINT": self.address, REACH: str(WAIT_S)}
 
     @property
     def stub(self) -> Any:

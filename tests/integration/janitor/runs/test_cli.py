@@ -15,9 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.cli import ready_command
-from tests.integration.cli.stack import RUN_SECONDS
 from tests.integration.ingest.server import ROOT
-from tests.integration.janitor.runs.janitors import Janitor, Run, janitor, until
+from tests.integration.janitor.runs.janitors import WAIT_S, Janitor, Run, janitor, until
+
+COMMAND = (sys.executable, "-m", ready_command.MODULE, "janitor")
 
 
 class Result(NamedTuple):
@@ -27,9 +28,8 @@ class Result(NamedTuple):
 
 
 async def cli(there: Janitor, *arguments: str) -> Result:
-    environ = {**os.environ, "SLATEMQ_ENDPOINT": there.address}
     words = ("janitor", *arguments)
-    ended = await asyncio.to_thread(ready_command.run, words, environ, b"", RUN_SECONDS)
+    ended = await asyncio.to_thread(ready_command.run, words, there.environ, b"", WAIT_S)
     return Result(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
@@ -139,9 +139,9 @@ class Terminal:
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slatemq.cli", "janitor", *self._arguments),
+            *(*COMMAND, *self._arguments),
             cwd=ROOT,
-            env={**os.environ, "SLATEMQ_ENDPOINT": self._there.address, "TERM": "xterm"},
+            env={**self._there.environ, "TERM": "xterm"},
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
@@ -161,8 +161,8 @@ class Terminal:
 
     async def ended(self) -> int:
         assert self.process is not None
-        code = await asyncio.wait_for(self.process.wait(), RUN_SECONDS)
-        await asyncio.wait_for(self._closed.wait(), RUN_SECONDS)
+        code = await asyncio.wait_for(self.process.wait(), WAIT_S)
+        await asyncio.wait_for(self._closed.wait(), WAIT_S)
         os.close(self._master)
         return code
 
@@ -197,9 +197,9 @@ async def test_ctrl_c_asks_whether_the_run_goes_on(
 async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slatemq.cli", "janitor", "run", "done", "--queue", "slow"),
+            *(*COMMAND, "run", "done", "--queue", "slow"),
             cwd=ROOT,
-            env={**os.environ, "SLATEMQ_ENDPOINT": there.address},
+            env=there.environ,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -207,7 +207,7 @@ async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> N
         run_id = (await started.stderr.readline()).decode().split()[2]
         await there.under_way(run_id)
         started.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(started.communicate(), 60)
+        _, err = await asyncio.wait_for(started.communicate(), WAIT_S)
 
         assert started.returncode == 130
         assert "the run continues" in err.decode()

@@ -20,7 +20,7 @@ from slatemq.errors import Unavailable
 from slatemq.v1 import janitor_pb2
 from tests.integration.broker.rig import Rig, running
 from tests.integration.ingest.server import Ingest, serving
-from tests.integration.janitor.runs.janitors import Janitor, Run, janitor, until
+from tests.integration.janitor.runs.janitors import WAIT_S, Janitor, Run, janitor, until
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
@@ -201,7 +201,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
                 return [run for run in listed.runs if run.ended_at_ms]
 
             # When it is due, a run is begun, and not again for what was seen
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 while not await runs():
                     await asyncio.sleep(0.05)
             await until(lambda: there.log.read_text().count("nothing to do for report") >= 2)
@@ -211,7 +211,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
 
             # But it is when there is something new
             assert (await ingest.send(b"2"))[-1] > sent
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 while len(await runs()) < 2:
                     await asyncio.sleep(0.05)
 

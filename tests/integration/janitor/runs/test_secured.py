@@ -16,6 +16,7 @@ import pytest
 
 import slatemq
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
+from tests.integration.cli import ready_command
 from tests.integration.stack.secured import Secured
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Two stacks.
@@ -39,12 +40,13 @@ class Operator:
             "SLATEMQ_ENDPOINT": stack.endpoint,
             "SLATEMQ_CA": str(made.certificates / "ca.crt"),
             "SLATEMQ_TOKEN": made.tokens["ops"].token,
+            ready_command.REACH: str(RUN_S),
             "XDG_STATE_HOME": str(made.folder / "state"),
         }
 
     async def run(self, *words: str) -> list[Any]:
         """What `slatemq` writes; it must exit with 0."""
-        command = [sys.executable, "-m", "slatemq.cli", "--json", *words]
+        command = [sys.executable, "-m", ready_command.MODULE, "--json", *words]
         out = await asyncio.to_thread(output_of, command, self._environ)
         return [json.loads(line) for line in out.splitlines()]
 

@@ -12,16 +12,14 @@ from typing import Any
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from tests.integration.cli import ready_command
-from tests.integration.cli.stack import RUN_SECONDS
 from tests.integration.janitor.instances import Instance, instance
-from tests.integration.janitor.runs.janitors import Janitor, janitor
+from tests.integration.janitor.runs.janitors import WAIT_S, Janitor, janitor
 
 OBJECT_BYTES = 70_000
 
 
 async def cli(there: Janitor, *words: str) -> tuple[int | None, str, str]:
-    environ = {**os.environ, "SLATEMQ_ENDPOINT": there.address}
-    ended = await asyncio.to_thread(ready_command.run, words, environ, b"", RUN_SECONDS)
+    ended = await asyncio.to_thread(ready_command.run, words, there.environ, b"", WAIT_S)
     return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
 
 
