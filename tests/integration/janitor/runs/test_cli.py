@@ -194,6 +194,12 @@ async def test_ctrl_c_asks_whether_the_run_goes_on(
             assert f"slatemq janitor show {run_id} --follow" in terminal.shown
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal now."""
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         started = await asyncio.create_subprocess_exec(
@@ -206,6 +212,7 @@ async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> N
         assert started.stderr is not None
         run_id = (await started.stderr.readline()).decode().split()[2]
         await there.under_way(run_id)
+        await until(lambda: catches(started.pid, signal.SIGTERM))
         started.send_signal(signal.SIGINT)
         _, err = await asyncio.wait_for(started.communicate(), WAIT_S)
 
