@@ -65,7 +65,9 @@ class Janitor:
         await until(lambda: self._ready.exists() or self.process.returncode is not None)
         assert self._ready.exists(), self.log.read_text()
         self.address = json.loads(self._ready.read_text())["address"]
-        self.channel = open_channel(self.address)
+        self.channel = open_channel(self.address, deadline_seconds=WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await self.channel.channel_ready()
 
     async def refused(self) -> int:
         """Starts it where it is to end at once; gives its exit code."""
