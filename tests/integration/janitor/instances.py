@@ -129,7 +129,7 @@ class Instance:
         async with asyncio.timeout(WAIT_S):
             while len(found) < len(ids):
                 most = len(ids) - len(found)
-                found += await self.client.claim(queue, most, lease=lease, wait=5)
+                found += await self.client.claim(queue, most, lease=lease, wait=30)
         assert {one.message_id for one in found} == ids
         return found
 
