@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,16 @@ class Instance:
         """The messages that the log has up to where it ends now."""
         stub: Any = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
         end = (await stub.GetLogStatus(ingest_pb2.GetLogStatusRequest())).durable_sequence
-        found: set[int] = set()
-        after = 0
-        call = stub.TailLog(ingest_pb2.TailLogRequest())
-        with suppress(TimeoutError):  # the log has no end, and its last entries may be gone
-            while after < end:
-                for entry in (await asyncio.wait_for(call.read(), 1)).entries:
-                    messages = decode_log_entry(entry.value)
-                    after = messages[-1].message_id
-                    found |= {one.message_id for one in messages}
+        found: list[int] = []
+        call = stub.TailLog(ingest_pb2.TailLogRequest(), timeout=WAIT_S)
+        async for update in call:
+            for entry in update.entries:
+                found += [one.message_id for one in decode_log_entry(entry.value)]
+            # Where the last messages are removed, a heartbeat says that there are no more.
+            if not update.entries or found[-1] >= end:
+                break
         call.cancel()
-        return found
+        return set(found)
 
     async def listed(self, queue: str, state: Any) -> set[int]:
         """The messages that a queue lists in this state."""
