@@ -64,7 +64,10 @@ print(json.dumps({"end": sys.stdin.readline()}), flush=True)
 """
 
 
-async def test_a_run_that_is_cancelled_while_its_task_is_written_gets_the_task_first() -> None:
+async def test_a_run_that_is_cancelled_while_its_task_is_written_gets_the_task_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child, "CANCEL_S", WAIT_S)
     heard: list[object] = []
     run = SlowlyTasked([sys.executable, "-c", ECHOES], heard)
     work = asyncio.create_task(run.work({"job": "any"}))
