@@ -119,7 +119,10 @@ async def test_refusals_are_the_clients_errors(tmp_path: Path) -> None:
 async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
     # Given a client that waits for a run
     place = ("--port", str(free_ports(1)[0]))
-    async with janitor(tmp_path, *QUIET, *place) as there, slatemq.connect(there.address) as client:
+    async with (
+        janitor(tmp_path, *QUIET, *place) as there,
+        slatemq.connect(there.address, call_timeout=WAIT_S) as client,
+    ):
         begun = await client.run_job("retention", queue_ids=["slow"])
         seen = asyncio.Event()
         waiting = asyncio.create_task(client.wait_job_run(begun, on_progress=lambda _: seen.set()))
