@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -345,8 +346,8 @@ async def test_a_backup_that_has_lost_its_turn_removes_no_older_one(
     assert await catalogue.ids() == before
 
 
-async def killed(root: Root, backups: Path, number: int) -> int:
-    """Takes a backup in a process that is killed before this write; how often it wrote."""
+async def killed(root: Root, backups: Path, number: int) -> list[str]:
+    """Takes a backup in a process that is killed before this write; what it wrote, and this."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.integration.janitor.backup.killed_taking"),
         *(root.url, backups.as_uri(), str(number)),
@@ -354,7 +355,7 @@ async def killed(root: Root, backups: Path, number: int) -> int:
     )
     out, _ = await process.communicate()
     assert process.returncode == (-signal.SIGKILL if number else 0)
-    return int(out or 0)
+    return [path.rpartition("/")[2] for path in out.decode().split()]
 
 
 @pytest.mark.slow
@@ -365,20 +366,27 @@ async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_w
     await write(root, b"x")
     payloads = [os.urandom(1000) for _ in range(10)]
     uris = [await Blobs(root).put(payload) for payload in payloads]
-    writes = await killed(root, tmp_path / "undisturbed", 0)
-    assert writes > len(payloads)
+
+    def copy(number: int) -> Root:
+        """A copy of the instance: each opening of its databases adds tables."""
+        shutil.copytree(tmp_path / "data", folder := tmp_path / f"data-{number}")
+        return open_root(folder.as_uri(), sync=False)
+
+    writes = await killed(copy(0), tmp_path / "undisturbed", 0)
+    assert writes[-4:] == ["tables.gz", "objects.gz", "backup.json", "00000001.json"]
 
     # When a backup of it is killed at its first write, halfway, or at one of its last: those of its
-    # record, and of its turn
-    for number in (1, 2, writes // 2, *range(writes - 3, writes)):
+    # record
+    for number in (1, 2, len(writes) // 2, *range(len(writes) - 3, len(writes))):
         folder = tmp_path / f"backups-{number}"
-        await killed(root, folder, number)
+        source = copy(number)
+        assert (await killed(source, folder, number))[-1] == writes[number - 1]
         backups = open_root(folder.as_uri(), sync=False)
         catalogue = Catalogue(backups.objects)
         assert await catalogue.ids() == []
 
         # Then the next one has all, and copies only what the first did not
-        backup = await instantly(taking(root, backups)).take()
+        backup = await instantly(taking(source, backups)).take()
         assert await catalogue.ids() == [backup.backup_id]
         assert (backup.copied_count < backup.objects_count) is (number > 2)
         fresh = open_root((tmp_path / f"new-{number}").as_uri(), sync=False)
