@@ -1,4 +1,4 @@
-"""A driver that may be killed: runs one job, and prints each phase as it begins.
+"""A driver that may be killed: runs one job.
 
 python -m tests.integration.janitor.jobs.driver ROOT JOB [NOW_MS]
 
@@ -16,12 +16,11 @@ from services.janitor.jobs.contract import VERIFYING, Progress
 from services.janitor.jobs.run import run_job
 from tests.integration.janitor.conftest import SMALL
 from tests.integration.janitor.instances import OPTIONS
-from tests.integration.janitor.jobs.killing import DAEMON, DRIVER, arm
+from tests.integration.janitor.jobs.killing import DAEMON, DRIVER, arm, begin
 
 
 def report(progress: Progress) -> None:
-    sys.stdout.write(f"{progress.phase}\n")
-    sys.stdout.flush()
+    begin(progress.phase)
 
 
 if __name__ == "__main__":

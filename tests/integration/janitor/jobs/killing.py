@@ -1,4 +1,4 @@
-"""Kills a driver, or its Java alone, at a place in its work, also from within its tasks.
+"""Kills a driver, or its Java alone, at a stage of its work, also from within its tasks.
 
 What is to happen is in the environment, so that Spark's workers, other processes, have it, too.
 """
@@ -21,10 +21,12 @@ from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.archive import DayFolder
 from services.janitor.jobs.owners import Owners
 
-PLACE = "JANITOR_TEST_KILL"
+STAGE = "JANITOR_TEST_KILL"
+"""The variable that has a phase, or a place and which time, such as "after-call 2"."""
+
 DRIVER = "JANITOR_TEST_DRIVER"
 JAVA = "jvm"
-"""Before a place or a phase: the Java of the driver is killed there, and not the driver."""
+"""Before a stage: the Java of the driver is killed there, and not the driver."""
 
 GONE_S = 60
 
@@ -63,18 +65,19 @@ PLACES = {
 }
 
 
-def environ(place: str) -> dict[str, str]:
-    """What kills at a place, such as "after-call 2" or "jvm after-call 2"; nothing for no place."""
-    return {PLACE: place} if place else {}
+def begin(phase: str) -> None:
+    """A phase begins: have it happen now, if it is to."""
+    kill, stage = _wanted()
+    if phase == stage:
+        kill()
 
 
 def arm() -> None:
-    """Have it happen in this process, if it is to."""
-    value = os.environ.get(PLACE)
-    if not value:
+    """Have it happen in this process, if it is to, and at a place."""
+    kill, stage = _wanted()
+    name, _, number = stage.rpartition(" ")
+    if name not in PLACES:
         return
-    *victim, name, number = value.split()
-    kill = _kill_java if victim == [JAVA] else _kill_driver
     place, left = PLACES[name], int(number)
     method = getattr(place.owner, place.name)
 
@@ -111,6 +114,14 @@ def arm() -> None:
     setattr(place.owner, place.name, called)
 
 
+def _wanted() -> tuple[Callable[[], None], str]:
+    """What kills, and at which stage."""
+    stage = os.environ.get(STAGE, "")
+    if stage.startswith(f"{JAVA} "):
+        return _kill_java, stage.removeprefix(f"{JAVA} ")
+    return _kill_driver, stage
+
+
 def _kill_driver() -> None:
     """Kill the driver; its JVM ends, and then so does this process, if it is another."""
     os.kill(int(os.environ[DRIVER]), signal.SIGKILL)
@@ -118,12 +129,8 @@ def _kill_driver() -> None:
 
 
 def _kill_java() -> None:
-    """Kill the driver's JVM; this process goes on until it misses it."""
-    kill_java_of(int(os.environ[DRIVER]))
-
-
-def kill_java_of(pid: int) -> None:
-    """SIGKILL the Java below a process; does nothing once it has gone."""
+    """Kill the driver's JVM, unless it has gone; this process goes on until it misses it."""
+    pid = int(os.environ[DRIVER])
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = path.read_text().rpartition(")")

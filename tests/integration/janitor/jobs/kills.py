@@ -27,7 +27,7 @@ from services.janitor.jobs.contract import VERIFYING, JobCancelled, JobOptions, 
 from services.janitor.jobs.run import PHASES, run_on
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.instances import OPTIONS, Instance
-from tests.integration.janitor.jobs.killing import JAVA, environ, kill_java_of
+from tests.integration.janitor.jobs.killing import JAVA, STAGE
 
 PHASE_S = 600
 """Far above what anything takes."""
@@ -108,13 +108,10 @@ async def wave(
 async def killed(
     made: Instance, job: str, stage: str, folder: Path, now_ms: int | None = None
 ) -> None:
-    """Start a driver, and have it killed at a stage; `jvm STAGE` kills its Java alone there.
+    """Start a driver that is killed at a stage; at `jvm STAGE` its Java alone is.
 
     With `now_ms` it judges by this time.
     """
-    is_java = stage.startswith(f"{JAVA} ")
-    where = stage.removeprefix(f"{JAVA} ")
-    is_place = where.startswith(("before-", "after-"))
     with (folder / f"driver-{job}.log").open("ab") as log:
         driver = await asyncio.create_subprocess_exec(
             *(
@@ -126,18 +123,14 @@ async def killed(
             ),
             *([] if now_ms is None else [str(now_ms)]),
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ(stage if is_place else "")},
-            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), STAGE: stage},
+            stdout=log,
             stderr=log,
         )
-    assert driver.stdout is not None
     async with asyncio.timeout(PHASE_S):
-        async for line in driver.stdout:
-            if line.decode().strip() == where:
-                kill_java_of(driver.pid) if is_java else driver.kill()
         code = await driver.wait()
-    if is_java:
-        assert code > 0, f"{job} ended with {code} although its Java was killed at {where!r}"
+    if stage.startswith(f"{JAVA} "):
+        assert code > 0, f"{job} ended with {code} although its Java was to be killed at {stage!r}"
         return
     assert code == -signal.SIGKILL, f"{job} was not killed at {stage!r}, but ended with {code}"
 
