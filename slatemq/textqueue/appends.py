@@ -10,8 +10,8 @@ everywhere; if it is nowhere, go back in the list until an append is found: thos
 A person may have removed them on purpose, which cannot be seen here: they are reported once.
 
 An append may find that a save has just removed others, or that a save under way leaves nothing to
-read. They cannot be reported before their successor is listed, and its presence does not prove
-theirs. So they and it are listed as doubted (`true`): the next look seeks each of them.
+read. They cannot be reported before it is listed itself, and its presence does not prove theirs. So
+it is listed as doubted (`true`): the next look goes further back.
 
 A write of several pages that is killed leaves some of them: the last message is truncated, and
 looks complete. So the list ends with this line, the intent of an append, while the file is written
@@ -170,7 +170,7 @@ class Append(NamedTuple):
         messages: The number of messages of the append.
         at_ms: Unix time of the append.
         start: The beginning of its text.
-        is_doubted: Whether those before it may be gone though it is there.
+        is_doubted: Whether older ones may be gone though it is there.
     """
 
     offset: int
@@ -196,7 +196,7 @@ def listing(path: str, descriptor: int) -> Iterator[int]:
 def remember(log: int, entry: Entry, count: int, now_ms: int, *, is_doubted: bool = False) -> None:
     """Add an append to the list, or change nothing; the caller has locked the file. Raises OSError.
 
-    `is_doubted` is what `doubt` returned.
+    `is_doubted` is what `may_lack_others` returned.
     """
     made = _append_of(entry, count, now_ms)._replace(is_doubted=is_doubted)
     size = os.fstat(log).st_size
@@ -207,22 +207,16 @@ def remember(log: int, entry: Entry, count: int, now_ms: int, *, is_doubted: boo
         put(log, _line(made), size)
 
 
-def doubt(path: str, descriptor: int, log: int) -> bool:
-    """Whether a save in place may have removed appends just before ours; marks them as doubted.
+def may_lack_others(path: str, descriptor: int, log: int) -> bool:
+    """Whether a save in place may have removed listed appends just before ours.
 
     The caller has locked the file. Raises OSError.
     """
     try:
-        made, found = _looked_for(path, descriptor, log)
+        _, found = _looked_for(path, descriptor, log)
     except FormatError:
-        # A save is under way, and what it leaves is not known yet.
-        made = _lines(os.pread(log, os.fstat(log).st_size, 0))
-        found = [None] * len(made)
-    if None not in found:
-        return False
-    pairs = zip(made, found, strict=True)
-    rewrite(log, [now or one._replace(is_doubted=True) for one, now in pairs])
-    return True
+        return True  # A save is under way, and what it leaves is not known yet.
+    return None in found
 
 
 def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
@@ -365,9 +359,9 @@ def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
 
 
 def _present(descriptor: int, made: list[Append]) -> list[Append | None]:
-    """Each append as it is in the file now, None if gone: where one is there, so are older ones.
+    """Each append as it is in the file now, None if gone.
 
-    But each doubted append is sought.
+    Where one is there, so are older ones, unless it is doubted.
     """
     found, offsets = _found(descriptor, made)
     # Of equal texts, the older ones come first.
@@ -375,10 +369,10 @@ def _present(descriptor: int, made: list[Append]) -> list[Append | None]:
     present = list[Append | None]()
     is_any_there = False
     for one in reversed(made):
-        if is_any_there and not one.is_doubted:
-            present.append(one)
+        if is_any_there:
+            present.append(one._replace(is_doubted=False))
         elif found[one.digest] >= expected[one.digest]:
-            is_any_there = True
+            is_any_there = not one.is_doubted
             present.append(one._replace(offset=offsets[one.digest], is_doubted=False))
         else:
             present.append(None)

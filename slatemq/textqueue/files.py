@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 
 from slatemq.textqueue.appends import (
     copied,
-    doubt,
     finished,
     intended,
     listing,
     look,
+    may_lack_others,
     remember,
     rewrite,
     under_way,
@@ -262,7 +262,7 @@ class QueueFile:
                         offset = there.offset - last
                         break
                     # An older copy may have been saved after `look`.
-                    is_doubted = doubt(self.path, descriptor, log)
+                    is_doubted = may_lack_others(self.path, descriptor, log)
                     remember(log, entry, count, now_ms, is_doubted=is_doubted)
                     break
         if self.fsync and offset == 0:

@@ -131,6 +131,33 @@ def test_an_append_amid_a_save_hides_no_loss(
     assert [start for _, start in warning.message.appends] == [*["amid"] * is_there, "next"]
 
 
+def test_what_was_removed_on_purpose_is_not_missed_after_an_append_amid_a_save(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given appends that a person has removed, one that proves so, and an append amid a save
+    queue = TextQueue(path)
+    for number in range(5):
+        queue.append(f"done {number}")
+    queue.append("last")
+    path.write_bytes(content := b"-last\n")
+    assert queue.has_all_appends()
+    write = os.write
+
+    def amid_a_save(descriptor: int, content: bytes) -> int:
+        monkeypatch.undo()
+        path.write_bytes(b"   of what is being saved\n")
+        return write(descriptor, content)
+
+    monkeypatch.setattr("os.write", amid_a_save)
+    queue.append("amid")
+
+    # When the save has ended, and nothing was lost by it
+    path.write_bytes(content + b"-amid\n")
+
+    # Then nothing is missed (a warning is an error here)
+    assert queue.has_all_appends()
+
+
 @pytest.mark.parametrize("has_read", ["before", "after"])
 def test_an_append_beside_a_save_is_there_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, has_read: str
