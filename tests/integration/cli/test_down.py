@@ -15,7 +15,7 @@ from tests.integration.cli.stack import Cli
 
 pytestmark = pytest.mark.stack
 
-END_SECONDS = 60.0
+END_SECONDS = 120.0
 """For a command to end, on a busy machine."""
 
 
@@ -27,8 +27,11 @@ class Ended(NamedTuple):
     err: bytes
 
 
-CONSUMERS = {"for ever": ("--timeout", "10s"), "with a wait": ("--timeout", "10s", "--wait", "8s")}
-"""The wait is the shorter one, and longer than the broker takes to end."""
+CONSUMERS = {
+    "for ever": ("--timeout", "30s"),
+    "with a wait": ("--timeout", "30s", "--wait", "25s"),
+}
+"""The wait is the shorter one, and longer than the broker takes to end, as one of the last."""
 
 
 @pytest.fixture(scope="module")

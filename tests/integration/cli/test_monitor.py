@@ -191,17 +191,18 @@ def test_a_stack_that_is_well_is_found_so(cli: Cli) -> None:
     def is_well() -> bool:
         nonlocal found, shown
         found = cli.run("--json", "doctor").objects
-        shown = cli.run("doctor").out.decode()
+        code, out, _ = cli.run("doctor")
+        shown = out.decode()
         # The disk is that of the machine on which the tests run.
         levels = {one["level"] for one in found if one["check"] != "disk"}
-        return levels == {"ok"} and "conditional writes hold" in shown
+        words = ("conditional writes hold", "none beyond its log")
+        return code == 0 and levels == {"ok"} and all(one in shown for one in words)
 
     wait_until(is_well, EVENTUALLY_S)
-    assert cli.ok("doctor").code == 0
     assert {one["check"] for one in found} >= {"processes", "clocks", "store", "compaction", "disk"}
-    assert "conditional writes hold" in shown
-    assert "none beyond its log" in shown
-    assert not list((cli.stack.folder / "data" / "probe").iterdir())
+    # A process whose answer was too late goes on with its test of the store.
+    probe = cli.stack.folder / "data" / "probe"
+    wait_until(lambda: not list(probe.iterdir()), EVENTUALLY_S)
 
 
 def test_a_process_that_does_not_answer_is_a_problem(cli: Cli) -> None:
@@ -212,7 +213,8 @@ def test_a_process_that_does_not_answer_is_a_problem(cli: Cli) -> None:
     finally:
         os.kill(broker, signal.SIGCONT)
 
-    problems = {one["check"]: one for one in sick.objects if one["level"] == "problem"}
+    problems = [one for one in sick.objects if one["level"] == "problem"]
     assert sick.code == 1
-    assert "broker 0" in problems["processes"]["text"]
-    assert "log" in problems["topology"]["advice"]
+    # Others that are busy may not have answered in time either.
+    assert any("broker 0" in one["text"] for one in problems if one["check"] == "processes")
+    assert any("log" in one["advice"] for one in problems if one["check"] == "topology")

@@ -11,7 +11,7 @@ import pytest
 
 import slatemq
 from libs.serving.process.exits import EXIT_USAGE
-from tests.integration.stack.processes import Service
+from tests.integration.stack.processes import WAIT_SECONDS, Service
 from tests.integration.stack.test_instance import ended, running
 from tests.integration.storage.s3_servers import CREDENTIALS, make_bucket, moto
 
@@ -54,6 +54,24 @@ async def drained(client: slatemq.Client, count: int) -> set[bytes]:
     return found
 
 
+async def status_of(client: slatemq.Client) -> slatemq.Status:
+    """The status, once a process has said what the instance is: a busy one may answer late."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not (found := await client.status()).instance_number:
+            pass
+    return found
+
+
+async def examined(client: slatemq.Client) -> list[slatemq.Examination]:
+    """What the processes find, once all have answered, and the stores have answered them."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            found = await client.examine()
+            late = [one.problem or "has not answered" in one.wal_store_problem for one in found]
+            if not any(late):
+                return found
+
+
 async def test_kills_lose_nothing_whose_log_is_in_another_store(
     tmp_path: Path, wal_store: str
 ) -> None:
@@ -70,11 +88,11 @@ async def test_kills_lose_nothing_whose_log_is_in_another_store(
             await publishing
             wanted.update(payloads)
         assert await drained(client, len(wanted)) == wanted
-        found = await client.status()
+        found = await status_of(client)
         assert found.store == (tmp_path / "data").as_uri()
         assert found.wal_store == wal_store.partition("?")[0]
         assert (await client.get_instance()).wal_store == found.wal_store
-        for one in await client.examine():
+        for one in await examined(client):
             is_owner = one.service in ("ingest", "broker")
             assert one.wal_store == (found.wal_store if is_owner else "")
             assert one.wal_store_problem == ""
@@ -89,7 +107,7 @@ async def test_later_processes_take_the_store_from_the_record_and_refuse_others(
     async with running(Service(tmp_path, "ingest", "--wal-store", logs)):
         pass
     async with running(Service(tmp_path, "ingest")) as client:
-        assert (await client.status()).wal_store == logs
+        assert (await status_of(client)).wal_store == logs
 
     other = (tmp_path / "other").as_uri()
     for service in ("ingest", "router"):
