@@ -11,11 +11,13 @@ import os
 import re
 import secrets
 import ssl
+import stat
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,12 +255,18 @@ def test_no_secret_comes_out(planted: Planted, tmp_path: Path) -> None:
     # Logs and the store: its objects have payloads, and nothing else of these
     assert "INFO broker" in planted.logs
     assert planted.leaks(planted.logs, *planted.collector.bodies) == []
-    files = [one for one in (stack.folder / "data").rglob("*") if one.is_file()]
-    stored = [one.read_bytes() for one in files if one.exists()]
-    assert set(planted.leaks(*stored)) <= {"payload"}
-    topology = [one.read_bytes() for one in files if one.parent.name in ("topology", "instance")]
+    stored = dict(read_files(stack.folder / "data"))
+    assert set(planted.leaks(*stored.values())) <= {"payload"}
+    topology = [one for file, one in stored.items() if file.parent.name in ("topology", "instance")]
     assert topology
     assert planted.leaks(*topology) == []
+
+
+def read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """All files below a folder, but for those that are renamed or removed meanwhile."""
+    for file in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            yield file, file.read_bytes()
 
 
 async def problems_of_events(planted: Planted) -> list[str]:
@@ -276,12 +284,16 @@ async def problems_of_events(planted: Planted) -> list[str]:
 
 
 def test_the_store_is_for_its_user_alone(planted: Planted) -> None:
-    found = [*(planted.stack.folder / "data").rglob("*")]
-    kinds = {one.suffix for one in found if one.is_file()}
+    files: dict[Path, str] = {}
+    folders: dict[Path, str] = {}
+    for one in (planted.stack.folder / "data").rglob("*"):
+        with suppress(FileNotFoundError):  # It is renamed or removed meanwhile.
+            mode = one.stat().st_mode
+            (folders if stat.S_ISDIR(mode) else files)[one] = oct(stat.S_IMODE(mode))
 
-    assert {".sst", ".json"} <= kinds
-    assert {oct(one.stat().st_mode & 0o777) for one in found if one.is_file()} == {"0o600"}
-    assert {oct(one.stat().st_mode & 0o777) for one in found if one.is_dir()} == {"0o700"}
+    assert {".sst", ".json"} <= {one.suffix for one in files}
+    assert set(files.values()) == {"0o600"}
+    assert set(folders.values()) == {"0o700"}
 
 
 @pytest.mark.parametrize(
