@@ -15,7 +15,7 @@ from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from tests.forms import proof
 from tests.integration.janitor.instances import WAIT_S, Instance, instance
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BROKERS = 3
 MOVES = 10

@@ -14,7 +14,7 @@ from slatemq.errors import Unavailable
 from tests.integration.janitor.instances import WAIT_S, Instance, instance
 from tests.partition_rule import partition_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BROKERS = 3
 MESSAGES = 3_000

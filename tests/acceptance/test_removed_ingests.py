@@ -21,7 +21,7 @@ from tests.forms import proof
 from tests.integration.janitor.instances import SHORT, Instance, instance
 from tests.integration.stack.processes import Service
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUEUES = ("a", "b")
 """One on each of two broker shards."""

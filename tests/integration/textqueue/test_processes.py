@@ -175,6 +175,7 @@ def test_an_editor_that_rewrites_the_file_loses_nothing_silently(start: Starter)
 
 
 @pytest.mark.repeated
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["edit", "edit_in_place"])
 def test_ten_thousand_edits_beside_an_editor_lose_no_message_silently(
     start: Starter, how: str
