@@ -94,7 +94,7 @@ class Stubs:
         return self._channels[-1]
 
 
-async def persist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def persist(call: Callable[[], Coroutine[Any, Any, T]], retry_s: float = RETRY_SECONDS) -> T:
     """Repeat a call for as long as its outcome is unknown or it was not let in."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -103,4 +103,4 @@ async def persist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except grpc.aio.AioRpcError as error:
             if error.code() not in _REPEATABLE or time.monotonic() > end:
                 raise
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(retry_s)

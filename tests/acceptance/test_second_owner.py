@@ -76,6 +76,7 @@ async def test_the_first_broker_stops_as_fenced_and_no_answered_ack_is_lost(
     # And the second hands out what is left, and nothing whose ack was answered
     async with Stubs() as again:
         await again.connect(closing[0].address)
+        await run.repeat_acks(again)
         await run.consume(again)
         await run.find_nothing_more(again)
     assert run.faults() == []

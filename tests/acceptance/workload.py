@@ -15,7 +15,8 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 from tests.acceptance.stubs import Stubs, persist
@@ -92,6 +93,13 @@ class Note:
     acked: bool = False
 
 
+class Ack(NamedTuple):
+    """The ack of what one claim brought."""
+
+    lease_tokens: Sequence[str]
+    notes: Sequence[Note]
+
+
 @dataclass
 class Run:
     """One workload: what to publish, and everything that consumers saw."""
@@ -101,6 +109,7 @@ class Run:
     notes: dict[tuple[str, bytes], list[Note]] = field(default_factory=lambda: defaultdict(list))
     acked_count: int = 0
     published_count: int = 0
+    _unanswered: list[Ack] = field(default_factory=list)
     _progress_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -174,21 +183,35 @@ class Run:
             )
             self.notes[queue, message.message.payload].append(note)
             notes.append(note)
-        request = consumer_pb2.AckRequest(lease_tokens=[m.lease_token for m in claimed])
+        await self._ack(stubs, Ack([one.lease_token for one in claimed], notes))
+
+    async def _ack(self, stubs: Stubs, ack: Ack) -> None:
+        self._unanswered.append(ack)
+        request = consumer_pb2.AckRequest(lease_tokens=ack.lease_tokens)
         answer = await persist(lambda: stubs.consumer.Ack(request, timeout=CALL_SECONDS))
-        for note, result in zip(notes, answer.results, strict=True):
+        self._unanswered.remove(ack)
+        for note, result in zip(ack.notes, answer.results, strict=True):
             note.acked = result.code == 0
             self.acked_count += note.acked
         self._progress_at = time.monotonic()
 
+    async def repeat_acks(self, stubs: Stubs) -> None:
+        """Repeat the acks of consumers that were cancelled before an answer: they may be stored."""
+        unanswered, self._unanswered = self._unanswered, []
+        for ack in unanswered:
+            await self._ack(stubs, ack)
+
     async def find_nothing_more(self, stubs: Stubs, queues: Iterable[str] = FILTERS) -> None:
         """Look into every queue once all leases have ended; what comes then is noted."""
-        await asyncio.sleep(self.lease_ms / 1000 + 1)
+        ended_s = self.lease_ms / 1000 + 1
+        await asyncio.sleep(ended_s)
         for queue in queues:
             claim = consumer_pb2.ClaimRequest(
                 queue_id=queue, max_messages=CLAIM_MAX, lease_ms=self.lease_ms, wait_ms=200
             )
-            while (answer := await stubs.consumer.Claim(claim, timeout=CALL_SECONDS)).runs:
+            look = partial(stubs.consumer.Claim, claim, timeout=CALL_SECONDS)
+            # One without an answer may have leased what the next one is to find.
+            while (answer := await persist(look, ended_s)).runs:
                 await self._finish(stubs, queue, messages_of(answer))
 
     def missing(self) -> dict[str, int]:
