@@ -7,6 +7,7 @@ import pytest
 
 import slatemq.sync
 from libs.serving.process.healthprobe import probe, probe_alive
+from tests import patient_standby
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.faults.failover import KILLED, run_failovers
 from tests.faults.mixed_work import judged
@@ -20,7 +21,8 @@ pytestmark = [
 
 async def test_a_standby_takes_over_and_nothing_is_lost_or_stored_twice(tmp_path: Path) -> None:
     # When owners are killed, stopped and frozen, and are started again as standbys
-    found = await run_failovers(tmp_path, kills=2, others=1, seed=1)
+    through = [patient_standby.MODULE]
+    found = await run_failovers(tmp_path, kills=2, others=1, seed=1, through=through)
 
     # Then a client's message got through each time, and every answered message came
     assert sum(map(len, found.gaps_s.values())) == 4
