@@ -9,7 +9,7 @@ SPARK_LOCAL_DIRS   a folder in each of them, where they are set: they have Spark
 
 A run that is killed removes nothing, and its janitor may be killed with it. So a janitor holds a
 shared lock on the folders of its run, and each janitor removes those that it can lock for itself
-alone: nothing needs them any more.
+alone, when it starts and after each run: nothing needs them any more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,11 @@ _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 @contextmanager
 def run_folders(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Folders for a run, as the variables that it needs to use them. Raises OSError."""
-    remove_left(environ)
+    places = _places(environ)
     with ExitStack() as stack:
-        own, *local = (_make(place, stack) for place in _places(environ))
+        # After the others. A daemon: there may be gigabytes, and not even an exit waits for them.
+        stack.callback(Thread(target=remove_left, args=(environ,), daemon=True).start)
+        own, *local = (_make(place, stack) for place in places)
         variables = {"TMPDIR": own}
         if local:
             variables["SPARK_LOCAL_DIRS"] = ",".join(local)
@@ -74,7 +77,7 @@ def _make(place: Path, stack: ExitStack) -> str:
             stack.enter_context(_locked(path, fcntl.LOCK_SH))
         except (FileNotFoundError, BlockingIOError):
             continue  # Another janitor has removed it in the moment before it was locked.
-        # What Spark's workers still write meanwhile goes before the next run.
+        # What Spark's workers still write meanwhile goes by `remove_left`, after a run.
         stack.callback(shutil.rmtree, path, ignore_errors=True)
         return str(path)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 
 from services.janitor.runs.folders import PREFIX, remove_left, run_folders
 from tests.integration.ingest.server import ROOT
+
+WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +111,31 @@ def test_a_folder_that_another_janitor_takes_for_one_that_was_left_is_replaced(
     # Then that run has another folder
     with run_folders({}) as variables:
         assert [variables["TMPDIR"]] == made[1:] == [str(one) for one in temporary.iterdir()]
+
+
+def test_no_run_waits_for_the_removal_of_what_killed_janitors_have_left(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a folder that takes long to remove
+    (left := temporary / f"{PREFIX}left").mkdir()
+    may_remove = threading.Event()
+
+    def remove(path: Path, ignore_errors: bool) -> None:
+        if path == left:
+            may_remove.wait(WAIT_S)
+        rmtree(path, ignore_errors=ignore_errors)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", remove)
+
+    # When a run begins and ends
+    with run_folders({}) as variables:
+        assert set(temporary.iterdir()) == {Path(variables["TMPDIR"]), left}
+
+    # Then its own folder is gone, and the other one goes later
+    assert list(temporary.iterdir()) == [left]
+    may_remove.set()
+    until_s = time.monotonic() + WAIT_S
+    while left.exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
