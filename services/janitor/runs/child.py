@@ -19,7 +19,9 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from subprocess import PIPE, Popen
 from typing import Any, Final
 
@@ -54,13 +56,18 @@ class Child:
         `{"end": "lost", …}` stands for a last message that never came. Raises OSError where the
         child cannot be started, or has nowhere to put temporary files.
         """
-        folders = ExitStack()
+        # One thread: it goes on when this is cancelled, and makes folders before it removes them.
+        folders, thread = ExitStack(), ThreadPoolExecutor(1, "run folders")
+        run_in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
         try:
-            # In threads: there may be gigabytes to remove.
-            variables = await asyncio.to_thread(folders.enter_context, run_folders(os.environ))
+            variables = await run_in_thread(folders.enter_context, run_folders(os.environ))
+            if self._cancelled:
+                return {"end": "cancelled"}
             return await self._work(task, variables)
         finally:
-            await asyncio.shield(asyncio.to_thread(folders.close))
+            removed = run_in_thread(folders.close)
+            thread.shutdown(wait=False)
+            await asyncio.shield(removed)
 
     async def _work(
         self, task: Mapping[str, Any], variables: Mapping[str, str]

@@ -170,3 +170,59 @@ def test_no_process_is_left_of_a_run_of_a_janitor_that_is_the_first_process(tmp_
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
     assert ended.stderr.endswith("ChildProcessError: [Errno 10] No child processes\n"), ended.stderr
+
+
+class SlowFolders:
+    """Makes temporary folders only once the test says so."""
+
+    def __init__(self) -> None:
+        self.makes, self.may_make = threading.Event(), threading.Event()
+        self.made: list[Path] = []
+        self._mkdtemp = tempfile.mkdtemp
+
+    def make(self, **where: Any) -> str:
+        self.makes.set()
+        self.may_make.wait()
+        self.made.append(Path(self._mkdtemp(**where)))
+        return str(self.made[-1])
+
+
+@pytest.fixture
+def slow_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowFolders:
+    folders = SlowFolders()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "mkdtemp", folders.make)
+    return folders
+
+
+async def test_no_folder_is_left_of_a_run_whose_work_is_cancelled_while_it_is_made(
+    slow_folders: SlowFolders,
+) -> None:
+    # Given a run that is cancelled, and again while it waits for its folder to be removed
+    work = asyncio.create_task(Child(["false"], print).work({}))
+    await asyncio.to_thread(slow_folders.makes.wait)
+    work.cancel()
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled()
+
+    # When its folder is made only now
+    slow_folders.may_make.set()
+
+    # Then it is removed
+    await until(lambda: slow_folders.made and not slow_folders.made[0].exists())
+
+
+async def test_a_run_that_is_cancelled_while_its_folders_are_made_starts_no_process(
+    slow_folders: SlowFolders,
+) -> None:
+    run = Child(["/no/such/program"], print)
+    work = asyncio.create_task(run.work({}))
+    await asyncio.to_thread(slow_folders.makes.wait)
+
+    run.cancel()
+    slow_folders.may_make.set()
+
+    assert await work == {"end": "cancelled"}
+    assert not slow_folders.made[0].exists()
