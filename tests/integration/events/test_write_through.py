@@ -66,7 +66,7 @@ class Recorder:
         for event in self.got:
             message_id = int(event.data["message_id"])
             if message_id not in seen:
-                by_queue.setdefault(event.data["headers"].get("queue", ""), []).append(message_id)
+                by_queue.setdefault(event.data["headers"]["queue"], []).append(message_id)
             assert seen.setdefault(message_id, event.id) == event.id
         assert not set(answered) - seen.keys()
         assert len(set(seen.values())) == len(seen)
@@ -229,7 +229,7 @@ async def test_the_status_shows_the_lag_behind_a_backend_that_is_down(
     async with Suite(tmp_path, server) as suite:
         async with suite.ingest() as (_, address), Ingest.at(address) as ingest:
             # Given a backend that has what was published
-            answered = await ingest.send(b"a")
+            answered = await ingest.send(b"a", queue="orders")
             await suite.has_all(answered)
             # which may have them before ingest hears that it has
             async with asyncio.timeout(EVENTUALLY_S):
@@ -246,7 +246,7 @@ async def test_the_status_shows_the_lag_behind_a_backend_that_is_down(
 
             # When it is killed
             await asyncio.to_thread(suite.server.kill)
-            answered += await ingest.send(b"b", b"c")
+            answered += await ingest.send(b"b", b"c", queue="orders")
             async with asyncio.timeout(EVENTUALLY_S):
                 while not (result := await status(address)).failed_count:
                     await asyncio.sleep(0.1)
@@ -285,11 +285,11 @@ async def test_fire_and_forget_drops_what_cannot_be_published_and_goes_on_behind
         suite.ingest() as (_, address),
         Ingest.at(address) as ingest,
     ):
-        first = await ingest.send(b"a")
+        first = await ingest.send(b"a", queue="orders")
         await suite.has_all(first)
         await asyncio.sleep(suite.server.settle_s)
         await asyncio.to_thread(suite.server.kill)
-        dropped = await ingest.send(b"b", b"c")
+        dropped = await ingest.send(b"b", b"c", queue="orders")
         async with asyncio.timeout(EVENTUALLY_S):
             while (await status(address)).dropped_count < 2:
                 await asyncio.sleep(0.1)
@@ -299,7 +299,7 @@ async def test_fire_and_forget_drops_what_cannot_be_published_and_goes_on_behind
         later: list[int] = []
         async with asyncio.timeout(EVENTUALLY_S):
             while not set(later) & set(suite.recorder.message_ids):
-                later += await ingest.send(b"d")
+                later += await ingest.send(b"d", queue="orders")
                 await asyncio.sleep(0.2)
         assert not set(dropped) & set(suite.recorder.message_ids)
         suite.recorder.check(first)
