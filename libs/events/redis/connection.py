@@ -51,7 +51,7 @@ _DOWN = (
     asyncio.TimeoutError,
 )
 
-_PASSING = ("OOM", "MISCONF", "NOREPLICAS", "BUSY")
+_PASSING = ("OOM", "MISCONF", "NOREPLICAS", "BUSY", "READONLY")
 """What errors of a server begin with, or have in the error of a script, that will take writes
 again."""
 
