@@ -92,11 +92,15 @@ class EventStream:
             await self._bury(delivery.entry_id, encoded, delivery.deliveries - 1)
             return
         deliveries = delivery.deliveries
-        if held := self._held.get(event.id):
+        held = self._held.get(event.id)
+        if held is not None and held.entry_id != delivery.entry_id:
+            held = None  # It is of another entry: the event was published twice.
+        if held is not None:
             deliveries = max(deliveries, held.deliveries + 1)
         if deliveries > self._settings.max_retries + 1:
             await self._bury(delivery.entry_id, encoded, deliveries - 1)
-            self._held.pop(event.id, None)
+            if held is not None:
+                del self._held[event.id]
             return
         self._held[event.id] = _Held(delivery.entry_id, deliveries)
 

@@ -112,6 +112,58 @@ async def test_an_event_that_is_always_refused_is_delivered_as_often_as_the_sett
     assert found == [(encode_event(event), settings.max_retries + 1)]
 
 
+async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_deliveries(
+    settings: RedisSettings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two copies, neither acknowledged, of an event that may not be delivered again
+    monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
+    settings = replace(settings, max_retries=0, retry_delay_ms=60_000)
+    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
+    await stream.start(frozenset())
+    event = created("twice")
+    got: list[Event] = []
+
+    async def handle(event: Event) -> None:
+        got.append(event)
+
+    async def pending() -> list[bytes]:
+        """The entries of copies that are neither acknowledged nor dead letters."""
+        rows = await client.xpending_range("counts:events", settings.consumer_group, "-", "+", 10)
+        return [row["message_id"] for row in rows]
+
+    await stream.publish([event, event])
+    delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+    try:
+        # Then the second one is delivered as often as the first
+        async with asyncio.timeout(EVENTUALLY_S):
+            while len(got) + len(await dead_letters(client)) < 2:
+                await asyncio.sleep(0.01)
+        assert got == [event, event]
+
+        # When the first one comes back from another consumer, it becomes a dead letter
+        first, second = await pending()
+        await client.xclaim(
+            "counts:events",
+            settings.consumer_group,
+            "reader",
+            min_idle_time=0,
+            message_ids=[first],
+            idle=settings.retry_delay_ms,
+            retrycount=2,
+            justid=True,
+        )
+        async with asyncio.timeout(EVENTUALLY_S):
+            while await pending() != [second]:
+                await asyncio.sleep(0.01)
+        assert await dead_letters(client) == [(encode_event(event), 1)]
+    finally:
+        await end_task(delivering)
+
+    # And the second one can still be acknowledged
+    await stream.acknowledge(event.id)
+    assert await pending() == []
+
+
 async def test_a_connection_that_is_made_again_counts_as_no_delivery(
     settings: RedisSettings, client: Any
 ) -> None:
