@@ -39,19 +39,18 @@ STATS_S: Final = 5.0
 class QueueHealth:
     """The state of a backend, as in `GET /health`.
 
-    While it is down, or takes too long to count, its counts are the last.
-
     Attributes:
         backend: Its name in the settings.
         connected: Whether it answers.
-        pending_tasks: Tasks that are neither complete nor dead letters.
-        dead_letter_count: Tasks and events in the dead-letter place.
+        pending_tasks: Tasks that are neither complete nor dead letters. None where it is down, or
+            takes too long to count: the last number would pass for this one.
+        dead_letter_count: Tasks and events in the dead-letter place; None likewise.
     """
 
     backend: str
     connected: bool
-    pending_tasks: int
-    dead_letter_count: int
+    pending_tasks: int | None = None
+    dead_letter_count: int | None = None
 
 
 class BackendWatch:
@@ -70,7 +69,7 @@ class BackendWatch:
         self._backend = backend
         self._monotonic_s = monotonic_s
         self._attributes = {BACKEND: name}
-        self._health = QueueHealth(name, False, 0, 0)
+        self._health = QueueHealth(name, False)
         self._looked_at_s: float | None = None
         self._looking = asyncio.Lock()
         if not has_gauges:
@@ -109,21 +108,23 @@ class BackendWatch:
     async def _look(self) -> QueueHealth:
         before = self._health
         is_connected = await self._backend.health_check()
-        counts = BackendStats(before.pending_tasks, before.dead_letter_count)
+        counts: BackendStats | None = None
         if is_connected:
             try:
                 async with asyncio.timeout(STATS_S):
                     counts = await self._backend.stats()
             except TimeoutError:
-                log.info("%s counts for over %g s: its last counts stay", before.backend, STATS_S)
+                log.info("%s counts for over %g s: it has no counts now", before.backend, STATS_S)
             except SlateMQError as error:
                 log.info("the backend went down while it was looked at: %s", error)
                 is_connected = False
         if is_connected != before.connected:
             log.info("%s is %s", before.backend, "connected" if is_connected else "down")
+        if counts is None:
+            return QueueHealth(before.backend, is_connected)
         return QueueHealth(
             before.backend, is_connected, counts.pending_tasks, counts.dead_letter_count
         )
 
-    def _observe(self, value: int) -> Iterable[Observation]:
-        return [Observation(value, self._attributes)]
+    def _observe(self, count: int | None) -> Iterable[Observation]:
+        return [] if count is None else [Observation(count, self._attributes)]

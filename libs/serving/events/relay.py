@@ -162,7 +162,7 @@ class ProcessRelay:
 
     async def health(self) -> QueueHealth:
         if self._begun is None or not self._begun.relay.is_open:
-            return QueueHealth(self._settings.backend, False, 0, 0)
+            return QueueHealth(self._settings.backend, False)
         health = await self._watch.health()
         return replace(health, connected=health.connected and not self._begun.relay.counts.refusal)
 

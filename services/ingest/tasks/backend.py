@@ -130,7 +130,7 @@ class TaskBackend:
     async def health(self) -> QueueHealth:
         """Its state, for `GET /health`; never raises."""
         if self._backend is None or self._watch is None:
-            return QueueHealth(self.name, False, 0, 0)
+            return QueueHealth(self.name, False)
         return await self._watch.health()
 
     @property

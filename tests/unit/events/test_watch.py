@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opentelemetry.metrics import NoOpMeter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.events import watch
 from libs.events.backend import QueueBackend
@@ -36,25 +37,48 @@ class CountingBackend(QueueBackend):
     async def count(self) -> None: ...
 
 
-async def test_a_backend_that_is_slow_to_count_is_connected_and_keeps_its_last_counts(
+def gauges(reader: InMemoryMetricReader) -> dict[str, int]:
+    """The gauges that have a value now."""
+    data: Any = reader.get_metrics_data()
+    return {
+        metric.name: metric.data.data_points[0].value
+        for resource in (data.resource_metrics if data is not None else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+async def test_a_backend_that_is_slow_to_count_is_connected_and_has_no_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Given a backend that was counted
+    # Given a backend that has never been counted
     backend = CountingBackend()
     await backend.connect(None)
-    looks = BackendWatch(backend, "redis", NoOpMeter("slatemq"), iter(range(0, 100, 10)).__next__)
-    counted = QueueHealth("redis", True, 7, 1)
-    assert await looks.health() == counted
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("slatemq")
+    looks = BackendWatch(backend, "redis", meter, iter(range(0, 100, 10)).__next__)
 
-    # When its counts take too long, then it is connected
+    # When its counts take too long, then it is connected, and not taken for empty
+    with monkeypatch.context() as slow:
+        slow.setattr(watch, "STATS_S", 0.01)
+        slow.setattr(backend, "count", asyncio.Event().wait)
+        assert await looks.health() == QueueHealth("redis", True)
+        assert looks.was_connected
+        assert gauges(reader) == {}
+
+    # When it counts in time, then it has counts
+    assert await looks.health() == QueueHealth("redis", True, 7, 1)
+    assert gauges(reader) == {"slatemq.queue.pending": 7, "slatemq.queue.dead_letter": 1}
+
+    # When it is slow again, then those are not taken for new ones
     monkeypatch.setattr(watch, "STATS_S", 0.01)
     monkeypatch.setattr(backend, "count", asyncio.Event().wait)
-    assert await looks.health() == counted
-    assert looks.was_connected
+    assert await looks.health() == QueueHealth("redis", True)
+    assert gauges(reader) == {}
 
     # When it cannot be reached to count, then it is not
     async def fail() -> None:
         raise Unavailable("gone")
 
     monkeypatch.setattr(backend, "count", fail)
-    assert await looks.health() == QueueHealth("redis", False, 7, 1)
+    assert await looks.health() == QueueHealth("redis", False)
