@@ -143,9 +143,8 @@ def test_a_process_number_used_again_is_no_life(make: Make) -> None:
 
 
 def test_the_start_of_a_process_is_known_whose_name_is_cut_within_a_character() -> None:
-    code = (
-        "import sys; open('/proc/self/comm', 'wb').write(b'x' * 14 + b'\xc3'); print(flush=True); "
-    )
+    name = bytes([*b"x" * 14, 0xC3])
+    code = f"import sys; open('/proc/self/comm', 'wb').write({name!r}); print(flush=True); "
     command = [sys.executable, "-c", code + "sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
