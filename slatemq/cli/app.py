@@ -183,6 +183,7 @@ def invoke(arguments: Sequence[str]) -> int:
     session = Session()
     if unknown := unknown_variables(os.environ):
         note(f"warning: {unknown}")
+    code = EXIT_DONE
     try:
         code = _run(arguments, session)
     finally:
@@ -192,6 +193,9 @@ def invoke(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         except (ReaderGone, BrokenPipeError):
             _silence()
+        except OSError as error:  # A full disk, say.
+            _silence()
+            code = code or _refused_by_system(error)
     return code
 
 
@@ -225,9 +229,13 @@ def _run(arguments: Sequence[str], session: Session) -> int:
         _silence()
         return EXIT_SIGNALLED + signal.SIGPIPE
     except OSError as error:
-        note(f"{error.filename or 'input or output'}: {error.strerror or error}")
-        return EXIT_USAGE
+        return _refused_by_system(error)
     return EXIT_DONE
+
+
+def _refused_by_system(error: OSError) -> int:
+    note(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    return EXIT_USAGE
 
 
 def _report(error: SlateMQError, as_json: bool) -> None:
@@ -239,6 +247,6 @@ def _report(error: SlateMQError, as_json: bool) -> None:
 
 
 def _silence() -> None:
-    """The reader of stdout is gone: what is left in buffers must not fail again at the exit."""
+    """What a stdout that takes nothing has in its buffers must not fail again at the exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -94,13 +94,30 @@ def test_a_claim_whose_token_could_not_be_printed_is_given_back(file: Path, form
         "--claim",
         form,
     ]
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=REPOSITORY)
-
-    assert (done.returncode, b"No space left" in done.stderr) == (2, True)
+    assert_full_output_is_said(words)
     claim = TextQueue(file).claim()
     assert claim is not None
     assert claim.text == "photo 7\tin two\nlines"
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"]], ids=" ".join)
+def test_an_output_that_is_full_is_said(file: Path, words: list[str]) -> None:
+    command, *options = words
+    assert_full_output_is_said(
+        [sys.executable, "-m", "slatemq.cli", "tq", command, str(file.absolute()), *options]
+    )
+
+
+def assert_full_output_is_said(words: list[str]) -> None:
+    """It ends with 2 and one line, whether Python writes at once or at the end."""
+    for unbuffered in ("", "1"):
+        environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                words, stdout=full, stderr=subprocess.PIPE, cwd=REPOSITORY, env=environ
+            )
+        assert done.stderr == b"slatemq: input or output: No space left on device\n"
+        assert done.returncode == 2
 
 
 def test_append_takes_text_stdin_and_lines(run: Terminal, file: Path) -> None:
