@@ -370,6 +370,7 @@ def _present(descriptor: int, made: list[Append]) -> list[Append | None]:
     is_any_there = False
     for one in reversed(made):
         if is_any_there:
+            is_any_there = not one.is_doubted
             present.append(one._replace(is_doubted=False))
         elif found[one.digest] >= expected[one.digest]:
             is_any_there = not one.is_doubted

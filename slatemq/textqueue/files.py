@@ -258,7 +258,7 @@ class QueueFile:
                         there = copied(self.path, descriptor, entry)
                         if there is None:
                             continue
-                        remember(log, there, count, now_ms)
+                        remember(log, there, count, now_ms, is_doubted=True)
                         offset = there.offset - last
                         break
                     # An older copy may have been saved after `look`.
