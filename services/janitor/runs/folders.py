@@ -20,7 +20,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -42,7 +42,7 @@ def run_folders(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     places = _places(environ)
     with ExitStack() as stack:
         # After the others. A daemon: there may be gigabytes, and not even an exit waits for them.
-        stack.callback(Thread(target=remove_left, args=(environ,), daemon=True).start)
+        stack.callback(Thread(target=_remove_left_in, args=(places,), daemon=True).start)
         own, *local = (_make(place, stack) for place in places)
         variables = {"TMPDIR": own}
         if local:
@@ -55,7 +55,11 @@ def run_folders(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def remove_left(environ: Mapping[str, str]) -> None:
     """Remove the folders of runs whose janitor is gone. Raises OSError without any TMPDIR."""
-    for place in _places(environ):
+    _remove_left_in(_places(environ))
+
+
+def _remove_left_in(places: Iterable[Path]) -> None:
+    for place in places:
         for path in place.glob(f"{PREFIX}*"):
             # It may be in use, or of another user, or another janitor may just be removing it.
             with suppress(OSError), _locked(path, fcntl.LOCK_EX):
