@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -28,7 +30,7 @@ OPERATION_S = 10.0
 """How long one call may take, connecting included."""
 
 HEARTBEAT_S = 10
-"""After some two of these without a sign of life a connection counts as lost."""
+"""After three of these and 3 s without a sign of life a connection counts as lost."""
 
 DELIVERIES_MAX: Final = 2**31 - 1
 """Deliveries after which a quorum queue drops a message: RabbitMQ 4 does after 20 by default, and
@@ -82,13 +84,16 @@ class Connection:
         self._address = address
         self._connection: AbstractConnection | None = None
         self._shared: AbstractChannel | None = None
+        self._is_closed = False
         self._opening = asyncio.Lock()
         self._choosing = asyncio.Lock()
 
     async def open_channel(self, prefetch_count: int = 0) -> AbstractChannel:
         """A channel with publisher confirms. Raises aio-pika's errors."""
         async with self._opening, asyncio.timeout(OPERATION_S):
-            # `is_closed` stays False when the server ended the connection.
+            if self._is_closed:
+                raise ConnectionError("it was closed")
+            # `is_closed` of it stays False when the server ended the connection.
             if not self._is_connected:
                 self._shared = None
                 self._connection = await aio_pika.connect(
@@ -140,6 +145,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close it; what was not acknowledged goes back to its queues. Raises as `acknowledge`."""
+        self._is_closed = True
         if self._connection is not None and not self._connection.is_closed:
             async with asyncio.timeout(OPERATION_S):
                 await self._connection.close()
@@ -159,7 +165,7 @@ class Connections:
         self.publishing = Connection(self.address)
         self.consuming = Connection(self.address)
         self._declaring = asyncio.Lock()
-        self._refused: AbstractChannel | None = None
+        self._declared_s = -math.inf
 
     async def publish(
         self,
@@ -176,6 +182,7 @@ class Connections:
         What is missing is then declared, so that a later try finds it.
         """
         channel = channel or await self.publishing.shared_channel()
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(OPERATION_S):
                 target: AbstractExchange = (
@@ -185,18 +192,19 @@ class Connections:
                 )
                 await target.publish(message, routing_key, mandatory=is_kept)
         except exceptions.PublishError:
-            await self._declare_again("queue", routing_key)
+            await self._declare_again("queue", routing_key, began_s)
             raise
         except exceptions.ChannelNotFoundEntity:
-            async with self._declaring:  # The server closed the channel: all of a batch come here.
-                if channel is not self._refused:
-                    self._refused = channel
-                    await self._declare_again("exchange", exchange)
+            await self._declare_again("exchange", exchange, began_s)
             raise
 
-    async def _declare_again(self, kind: str, name: str) -> None:
-        log.error("RabbitMQ has lost the %s %r, declaring it again", kind, name)
-        await self.declare_all()
+    async def _declare_again(self, kind: str, name: str, missed_s: float) -> None:
+        """Declare all, unless that began after the publish which missed it."""
+        async with self._declaring:  # Many may miss it at once.
+            if self._declared_s < missed_s:
+                self._declared_s = time.monotonic()
+                log.error("RabbitMQ has lost the %s %r, declaring it again", kind, name)
+                await self.declare_all()
 
     async def declare_all(self) -> None:
         """As the function of that name.
