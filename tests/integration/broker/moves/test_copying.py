@@ -30,6 +30,14 @@ from tests.integration.broker.rig import Rig, close_channel, introduce, refusal,
 from tests.integration.waiting import eventually
 
 
+async def route_in_turns(first: Rig, second: Rig) -> None:
+    """Give the first a queue with 40 messages, of several routings; the second has none."""
+    await first.create("q")
+    for last in (10, 20, 30, 40):
+        await route_all(first, last)
+    await route_all(second, 40)
+
+
 async def test_pages_share_the_commits_of_a_target_that_paces_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,10 +73,7 @@ async def test_pages_in_flight_are_bounded_by_their_bytes(
     monkeypatch.setattr(rows, "PAGE_ROWS_MAX", 1)
     monkeypatch.setattr(copies, "SENT_BYTES_MAX", 1)
     async with two_brokers(tmp_path) as (first, second):
-        await first.create("q")
-        for last in (10, 20, 30, 40):
-            await route_all(first, last)
-        await route_all(second, 40)
+        await route_in_turns(first, second)
         targets = first.broker.departures._targets
         send, now, most = targets.send, 0, 0
 
@@ -94,10 +99,7 @@ async def test_nothing_is_lost_where_the_channel_to_the_target_is_closed(
 ) -> None:
     monkeypatch.setattr(rows, "PAGE_ROWS_MAX", 1)
     async with two_brokers(tmp_path) as (first, second):
-        await first.create("q")
-        for last in (10, 20, 30, 40):
-            await route_all(first, last)
-        await route_all(second, 40)
+        await route_in_turns(first, second)
         steps = Steps(step)
         steps.between(second.broker.arrivals, call)
         await begin_move(first, second)

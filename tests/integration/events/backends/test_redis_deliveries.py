@@ -37,6 +37,19 @@ async def client(settings: RedisSettings) -> AsyncIterator[Any]:
     await opened.aclose()
 
 
+async def started(client: Any, settings: RedisSettings, consumer: str = "reader") -> EventStream:
+    stream = EventStream(client, settings, consumer, DeadLetters(client, "counts"))
+    await stream.start(frozenset())
+    return stream
+
+
+class Got(list[Event]):
+    """What a handler got that acknowledges nothing."""
+
+    async def handle(self, event: Event) -> None:
+        self.append(event)
+
+
 async def dead_letters(client: Any) -> list[tuple[bytes, int]]:
     """Events among the dead letters, and how often each was delivered."""
     entries = await client.xrange("counts:dead-letter")
@@ -76,8 +89,7 @@ async def test_an_event_that_ends_its_consumers_buries_none_of_those_read_with_i
         return len(await dead_letters(client)) + len({event.id for event in got}) > len(good) + 1
 
     # When the first one dies with the first of them, and so does each that gets it then
-    stream = EventStream(client, settings, "publisher", DeadLetters(client, "counts"))
-    await stream.start(frozenset())
+    stream = await started(client, settings, "publisher")
     await stream.publish([poison, *good])
     async with asyncio.timeout(EVENTUALLY_S):
         while not await is_over():
@@ -94,16 +106,12 @@ async def test_an_event_that_is_always_refused_is_delivered_as_often_as_the_sett
     settings: RedisSettings, client: Any
 ) -> None:
     settings = replace(settings, retry_delay_ms=1)
-    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
-    await stream.start(frozenset())
+    stream = await started(client, settings)
     event = created("refused")
-    got: list[Event] = []
-
-    async def handle(event: Event) -> None:
-        got.append(event)
+    got = Got()
 
     await stream.publish([event])
-    delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+    delivering = asyncio.create_task(stream.deliver(frozenset(), got.handle, lambda: None))
     async with asyncio.timeout(EVENTUALLY_S):
         while not (found := await dead_letters(client)):
             await asyncio.sleep(0.01)
@@ -118,13 +126,9 @@ async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_delive
     # Given two copies, neither acknowledged, of an event that may not be delivered again
     monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
     settings = replace(settings, max_retries=0, retry_delay_ms=60_000)
-    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
-    await stream.start(frozenset())
+    stream = await started(client, settings)
     event = created("twice")
-    got: list[Event] = []
-
-    async def handle(event: Event) -> None:
-        got.append(event)
+    got = Got()
 
     async def pending() -> list[bytes]:
         """The entries of copies that are neither acknowledged nor dead letters."""
@@ -132,7 +136,7 @@ async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_delive
         return [row["message_id"] for row in rows]
 
     await stream.publish([event, event])
-    delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+    delivering = asyncio.create_task(stream.deliver(frozenset(), got.handle, lambda: None))
     try:
         # Then the second one is delivered as often as the first
         async with asyncio.timeout(EVENTUALLY_S):
@@ -169,18 +173,14 @@ async def test_a_connection_that_is_made_again_counts_as_no_delivery(
 ) -> None:
     # Given an event that waits for its next attempt
     settings = replace(settings, retry_delay_ms=60_000)
-    stream = EventStream(client, settings, "reader", DeadLetters(client, "counts"))
-    await stream.start(frozenset())
+    stream = await started(client, settings)
     await stream.publish([created("waits")])
-    got: list[Event] = []
-
-    async def handle(event: Event) -> None:
-        got.append(event)
+    got = Got()
 
     # When its consumer connects again and again
     for _ in range(5):
         up = asyncio.Event()
-        delivering = asyncio.create_task(stream.deliver(frozenset(), handle, up.set))
+        delivering = asyncio.create_task(stream.deliver(frozenset(), got.handle, up.set))
         await eventually(lambda: got)
         await eventually(up.is_set)
         await end_task(delivering)
