@@ -193,10 +193,10 @@ def listing(path: str, descriptor: int) -> Iterator[int]:
         yield log
 
 
-def remember(log: int, entry: Entry, count: int, now_ms: int, *, is_doubted: bool = False) -> None:
+def remember(log: int, entry: Entry, count: int, now_ms: int, *, is_doubted: bool) -> None:
     """Add an append to the list, or change nothing; the caller has locked the file. Raises OSError.
 
-    `is_doubted` is what `may_lack_others` returned.
+    `is_doubted`: listed appends before it may be gone, see `may_lack_others`.
     """
     made = _append_of(entry, count, now_ms)._replace(is_doubted=is_doubted)
     size = os.fstat(log).st_size
