@@ -68,7 +68,7 @@ from libs.storage.records.states import (
     encode_request_ids,
     encode_routing_cursor,
 )
-from libs.storage.records.task_records import encode_task_record
+from libs.storage.records.task_records import encode_task_record, encode_task_request
 from services.broker.core.settings import QueueSettings
 from tests.fuzz.compare import refused, same
 
@@ -116,6 +116,7 @@ ENCODERS: Final[Mapping[RecordType, _Encoder]] = {
     RecordType.DRAINING: encode_draining,
     RecordType.MOVE: encode_move,
     RecordType.LEAVING: encode_leaving,
+    RecordType.TASK_REQUEST: encode_task_request,
 }
 
 _OF_RFC: Final = "the RFC's layout, which is read too, ends before the columns that are ours"

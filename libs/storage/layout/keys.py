@@ -65,6 +65,7 @@ class RecordType(IntEnum):
     DRAINING = 0x5C
     MOVE = 0x5D
     LEAVING = 0x5E
+    TASK_REQUEST = 0x5F
 
 
 NUMBER = Fixed(order=">", number="Q")

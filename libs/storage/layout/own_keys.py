@@ -19,6 +19,7 @@ _IN_MINUTE = Fixed(order=">", minute="I", number="Q")
 _SLOT = Fixed(order=">", slot="H")
 _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 ULID_BYTES = 16
+REQUEST_DIGEST_BYTES = 16
 
 # --- Either database: single records and small series -----------------------
 #
@@ -52,6 +53,7 @@ ULID_BYTES = 16
 #   draining         | 01 | 5C |                                                          both
 #   move             | 01 | 5D | <queue> |                                                broker
 #   leaving          | 01 | 5E |                                                          both
+#   task request     | 01 | 5F | digest of the request ID, 16 bytes |                     ingest
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -195,6 +197,20 @@ def parse_task_key(key: bytes) -> bytes:
     ulid = reader.take("ULID", ULID_BYTES)
     reader.finish()
     return ulid
+
+
+def task_request_key(digest: bytes) -> bytes:
+    """ValueError unless the digest has 16 bytes."""
+    if len(digest) != REQUEST_DIGEST_BYTES:
+        raise ValueError(f"a digest has {REQUEST_DIGEST_BYTES} bytes, not {len(digest)}")
+    return key_head(RecordType.TASK_REQUEST) + digest
+
+
+def parse_task_request_key(key: bytes) -> bytes:
+    reader = open_key("task request key", RecordType.TASK_REQUEST, key)
+    digest = reader.take("digest", REQUEST_DIGEST_BYTES)
+    reader.finish()
+    return digest
 
 
 def task_range(after: bytes = b"") -> KeyRange:

@@ -64,7 +64,7 @@ from libs.storage.records.states import (
     decode_request_ids,
     decode_routing_cursor,
 )
-from libs.storage.records.task_records import decode_task_record
+from libs.storage.records.task_records import decode_task_record, decode_task_request
 
 INGEST: Final = frozenset({"ingest"})
 BROKER: Final = frozenset({"broker"})
@@ -172,6 +172,9 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
     RecordType.DRAINING: RecordKind("draining", BOTH, _parse_alone, decode_draining),
     RecordType.MOVE: RecordKind("move", BROKER, own_keys.parse_move_key, decode_move),
     RecordType.LEAVING: RecordKind("leaving", BOTH, _parse_alone, decode_leaving),
+    RecordType.TASK_REQUEST: RecordKind(
+        "task request", INGEST, own_keys.parse_task_request_key, decode_task_request
+    ),
 }
 """All of them, by the type in their keys; log entries share the type of payloads."""
 

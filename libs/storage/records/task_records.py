@@ -2,22 +2,30 @@
 
     task 0x57, applied   | 01 | at i64 | first message ID u64 | messages u32 | received at i64 |
                          | duplicates: Array<(place u32, message ID u64)> |
+                         | digest of its request ID, 16 bytes, where it has one |
     task 0x57, failed    | 02 | at i64 | attempts u32 | error Utf8 |
     task 0x57, waiting   | 03 | at i64 | has failed u8 (0, 1) |
     task 0x57, retried   | 04 | as applied |
+    task request 0x5F    | task, 16 bytes | fingerprint, 16 bytes |
 
 Little-endian; times in milliseconds since 1970, UTC. The record of an applied task is in the batch
 of its messages; their IDs are consecutive from the first one on, except those of duplicates. A
 failed task is among the dead letters of the backend, and may be applied later. A waiting one
 belongs to an acknowledged publish whose body is an object, or was moved back from the dead letters.
 A retried one was applied after it had failed: a dead letter of it may be left.
+
+A task request, by the digest of a request ID, names the task with that ID that was applied last,
+and is written and removed with its record: the request IDs of all publishes are known for minutes,
+and a task may wait for days.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from libs.storage.layout.own_keys import REQUEST_DIGEST_BYTES, ULID_BYTES
 from libs.storage.layout.primitives import Fixed, Reader, utf8
+from libs.storage.records.states import FINGERPRINT_BYTES
 
 _APPLIED: Final = 1
 _FAILED: Final = 2
@@ -41,6 +49,7 @@ class AppliedTask(NamedTuple):
         received_at_ms: Their time of receipt; 0 if none was stored.
         duplicates: Places of messages that were not stored, and the IDs they got.
         has_failed: Whether it has been a dead letter.
+        request: The digest of its request ID; empty where it has none.
     """
 
     at_ms: int
@@ -49,6 +58,14 @@ class AppliedTask(NamedTuple):
     received_at_ms: int
     duplicates: tuple[tuple[int, int], ...] = ()
     has_failed: bool = False
+    request: bytes = b""
+
+
+class TaskRequestRecord(NamedTuple):
+    """Which task of a request ID was applied last: its ULID, and its content's fingerprint."""
+
+    ulid: bytes
+    fingerprint: bytes
 
 
 class FailedTaskRecord(NamedTuple):
@@ -80,6 +97,7 @@ def encode_task_record(task: TaskRecord) -> bytes:
             _HEAD.pack(_RETRIED if task.has_failed else _APPLIED, task.at_ms),
             _MESSAGES.pack(task.first_message_id, task.message_count, task.received_at_ms),
             _DUPLICATE.pack_array("duplicates", task.duplicates),
+            task.request,
         )
     )
 
@@ -101,10 +119,23 @@ def decode_task_record(data: bytes) -> TaskRecord:
         duplicates = tuple(
             (place, found) for place, found in reader.array("duplicates", _DUPLICATE)
         )
+        request = b"" if reader.at_end else reader.take("request", REQUEST_DIGEST_BYTES)
         task = AppliedTask(
-            at_ms, first_id, message_count, received_at_ms, duplicates, kind == _RETRIED
+            at_ms, first_id, message_count, received_at_ms, duplicates, kind == _RETRIED, request
         )
     else:
         raise reader.corrupt(f"unknown kind {kind} of a task")
     reader.finish()
     return task
+
+
+def encode_task_request(request: TaskRequestRecord) -> bytes:
+    return request.ulid + request.fingerprint
+
+
+def decode_task_request(data: bytes) -> TaskRequestRecord:
+    reader = Reader("task request", data)
+    ulid = reader.take("ULID", ULID_BYTES)
+    request = TaskRequestRecord(ulid, reader.take("fingerprint", FINGERPRINT_BYTES))
+    reader.finish()
+    return request

@@ -17,8 +17,8 @@ from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, published
 from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
-from services.ingest.tasks.servicer import answered_of, seconds_to_wait
-from services.ingest.write.request_ids import Answered
+from services.ingest.tasks.servicer import seconds_to_wait
+from services.ingest.write.request_ids import Answered, answered_of
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
 

@@ -219,6 +219,9 @@ class TaskConsumer:
         task_id = task.task_id
 
         async def publish() -> tuple[Answered, AppliedTask | None]:
+            repeated = await self._outcomes.find_repeated(task_id, accepted)
+            if repeated is not None:
+                return repeated, None
             # New for each try: a refusal, and the time its blobs were begun, belong to one try.
             one_try = self._traces.of_one_try(accepted)
             waiting = TaskWaiting(one_try, task_id, self._outcomes, known)

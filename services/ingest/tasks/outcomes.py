@@ -3,31 +3,45 @@
 A record is written in the batch of the task's messages. It is removed after seven days, and never
 while its task may come again: records of failed tasks stay, since the backend may keep a dead
 letter of them. Only waiting calls, and the last errors of tasks to be tried again, are in memory.
+
+A publish that is repeated with its request ID is another task. Where one of them waits for longer
+than request IDs are known, a record of the request ID, written with that of the task, says that the
+other one was applied meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from libs.events.tasks import cut_error
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
-from libs.storage.layout.own_keys import parse_task_key, task_key, task_range
+from libs.storage.layout.own_keys import (
+    REQUEST_DIGEST_BYTES,
+    parse_task_key,
+    task_key,
+    task_range,
+    task_request_key,
+)
 from libs.storage.records.task_records import (
     AppliedTask,
     FailedTaskRecord,
     TaskRecord,
+    TaskRequestRecord,
     WaitingTask,
     decode_task_record,
+    decode_task_request,
     encode_task_record,
+    encode_task_request,
 )
-from services.ingest.batches import Accepted
+from services.ingest.batches import Accepted, fingerprint_of
 from services.ingest.write.publishing import Publisher
-from services.ingest.write.request_ids import Answered
+from services.ingest.write.request_ids import Answered, answered_of, check_same
 from services.ingest.write.waiting import Waiting
-from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq._admin.task_ids import is_task_id, parse_task_id, task_id_of
 
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long the record of an applied task stays, at least. A backend delivers a task again when it
@@ -102,22 +116,62 @@ class TaskOutcomes:
             return None
         return await self.find(task_id)
 
+    async def find_repeated(self, task_id: str, accepted: Accepted) -> Answered | None:
+        """The answer of a task of the same request ID that was applied while this one waited.
+
+        `RequestIds` knows of it where neither took long; so only what has waited for long costs a
+        read. Raises InvalidArgument where that one had other content, and the errors of the store.
+        """
+        accepted_at_ms = parse_task_id(task_id).accepted_at_ms
+        window_ms = self._publisher.requests.window_ms
+        if not accepted.request_id or self._clock.now_ms() - accepted_at_ms < window_ms // 2:
+            return None
+        key = task_request_key(_digest_of(accepted.request_id))
+        value = await self._database.get(key, durable=True)
+        if value is None:
+            return None
+        request = decode_task_request(value)
+        applied = await self.find(task_id_of(request.ulid))
+        if not isinstance(applied, AppliedTask) or applied.at_ms + window_ms < accepted_at_ms:
+            return None  # The ID was free again when this task was accepted.
+        check_same(request.fingerprint, await fingerprint_of(accepted))
+        return answered_of(applied)
+
     async def is_applied(self, task_id: str) -> bool:
         """Whether a task is durably applied; its ID may be from another program."""
         return is_task_id(task_id) and isinstance(await self.find(task_id), AppliedTask)
 
     def note(
-        self, task_id: str, answered: Answered, before: TaskRecord | None = None
+        self,
+        task_id: str,
+        answered: Answered,
+        before: TaskRecord | None = None,
+        request_id: str = "",
     ) -> AppliedTask:
         """Put a record into the commit that gathers or is drained now: the task is applied with it.
 
-        `before` is the record until then.
+        `before` is the record until then; `request_id` that of a publish on its way, whose messages
+        are stored with the record.
         """
         first, count, duplicates, received_at_ms = answered
+        digest = _digest_of(request_id) if request_id else b""
         applied = AppliedTask(
-            self._clock.now_ms(), first, count, received_at_ms, duplicates, has_failed(before)
+            self._clock.now_ms(),
+            first,
+            count,
+            received_at_ms,
+            duplicates,
+            has_failed(before),
+            digest,
         )
         self._put(task_id, applied)
+        if request_id:
+            ulid, fingerprint = (
+                parse_task_id(task_id).ulid,
+                self._publisher.requests.fingerprint(request_id),
+            )
+            request = encode_task_request(TaskRequestRecord(ulid, fingerprint))
+            self._publisher.put([(task_request_key(digest), request)])
         return applied
 
     def is_over(self, accepted_at_ms: int) -> bool:
@@ -262,15 +316,17 @@ class TaskOutcomes:
                     first_kept = first_kept or last
                     break
                 record = decode_task_record(value)
-                is_applied = isinstance(record, AppliedTask) and not record.has_failed
-                if is_applied and record.at_ms < over_ms:
+                is_old = isinstance(record, AppliedTask) and record.at_ms < over_ms
+                if isinstance(record, AppliedTask) and is_old and not record.has_failed:
                     old.append((key, None))
+                    if record.request:
+                        old.append((task_request_key(record.request), None))
+                    count += 1
                 else:
                     first_kept = first_kept or last
             if old:
                 self._publisher.put(old)
                 await self._publisher.commits.durable()
-                count += len(old)
             if int.from_bytes(last[:6], "big") >= over_ms:
                 break
         # A scan begins behind the ULID that it is given.
@@ -300,7 +356,8 @@ class TaskWaiting(Waiting):
     def answer(self, now_ms: int) -> Answered:
         """Called while the commit is drained, so that what is put is in it."""
         answered = super().answer(now_ms)
-        self.outcome = self._outcomes.note(self._task_id, answered, self._before)
+        request_id = self.accepted.request_id
+        self.outcome = self._outcomes.note(self._task_id, answered, self._before, request_id)
         return answered
 
 
@@ -312,6 +369,11 @@ def has_failed(record: TaskRecord | None) -> bool:
         case AppliedTask() | WaitingTask():
             return record.has_failed
     return False
+
+
+def _digest_of(request_id: str) -> bytes:
+    """Of a cryptographic hash: an ID that another caller makes up has another one."""
+    return hashlib.blake2b(request_id.encode(), digest_size=REQUEST_DIGEST_BYTES).digest()
 
 
 def _before(ulid: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
-from services.ingest.write.request_ids import Answered
+from services.ingest.write.request_ids import answered_of
 from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
@@ -95,16 +95,6 @@ def seconds_to_wait(context: Any) -> float | None:
     """How long a call may wait; None: it has no deadline."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None else max(0.0, remaining - min(ANSWER_S, remaining / 5))
-
-
-def answered_of(applied: AppliedTask) -> Answered:
-    """What a direct publish would have been answered."""
-    return Answered(
-        applied.first_message_id,
-        applied.message_count,
-        applied.duplicates,
-        applied.received_at_ms,
-    )
 
 
 def _task_of(known: KnownTask) -> task_pb2.Task:

@@ -134,7 +134,7 @@ class Publisher:
         self._shard = shard
         self._ids = ids
         self._gaps = gaps
-        self._requests = requests
+        self.requests = requests
         self._dedupe_keys = dedupe_keys
         self._outboxes = outboxes
         self._log = log
@@ -170,7 +170,7 @@ class Publisher:
         if not accepted.dedupe_keys:
             if self.is_draining:
                 # `drain` would refuse it, too, once its large payloads are uploaded.
-                self._requests.forget(accepted.request_id)
+                self.requests.forget(accepted.request_id)
                 raise self._draining()
             return await self._store(waiting, complete)
         duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
@@ -179,7 +179,7 @@ class Publisher:
             with self._uploads.counting(accepted.size_bytes):
                 await duplicates.hold()
         except BaseException:
-            self._requests.forget(accepted.request_id)
+            self.requests.forget(accepted.request_id)
             raise
         # Decided now, so that nothing that is stored already is uploaded.
         duplicates.look(self._clock.now_ms())
@@ -196,7 +196,7 @@ class Publisher:
         self.commits.newest()
         self.admit(accepted.size_bytes)
         request_id = accepted.request_id
-        if request_id and not self._requests.begin_new(request_id, accepted.fingerprint()):
+        if request_id and not self.requests.begin_new(request_id, accepted.fingerprint()):
             return None
         waiting = Waiting(accepted)
         self._enqueue(waiting)
@@ -204,7 +204,7 @@ class Publisher:
 
     def give_up(self, waiting: Waiting) -> None:
         """The commit of an enqueued publish failed: it may or may not be stored."""
-        self._requests.forget(waiting.accepted.request_id)
+        self.requests.forget(waiting.accepted.request_id)
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._waiting.append(waiting)
@@ -214,14 +214,14 @@ class Publisher:
         """The first answer, where the request ID is known. Stores nothing; raises as `publish`."""
         known = await self._begin(accepted)
         if known is None:
-            self._requests.forget(accepted.request_id)
+            self.requests.forget(accepted.request_id)
         return known
 
     async def _begin(self, accepted: Accepted) -> Answered | None:
         if not accepted.request_id:
             return None
         fingerprint = await fingerprint_of(accepted)
-        known = await self._requests.begin(accepted.request_id, fingerprint)
+        known = await self.requests.begin(accepted.request_id, fingerprint)
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:
@@ -245,7 +245,7 @@ class Publisher:
                 await self._uploads.all_of(waiting)
         except BaseException:
             # Not handed over yet: the request ID is free for the next try.
-            self._requests.forget(accepted.request_id)
+            self.requests.forget(accepted.request_id)
             if waiting.duplicates is not None:
                 waiting.duplicates.release()
             raise
@@ -254,7 +254,7 @@ class Publisher:
             self._enqueue(waiting)
             await self.commits.durable()
         except StorageError:
-            self._requests.forget(accepted.request_id)
+            self.requests.forget(accepted.request_id)
             raise
         if waiting.refusal is not None:
             raise waiting.refusal
@@ -345,7 +345,7 @@ class Publisher:
         batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
-        commit.request_rows = self._requests.put(batch, commit.answers, now_ms)
+        commit.request_rows = self.requests.put(batch, commit.answers, now_ms)
         self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
@@ -406,7 +406,7 @@ class Publisher:
 
     def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
         publish.refusal = error
-        self._requests.forget(publish.accepted.request_id)
+        self.requests.forget(publish.accepted.request_id)
 
     def _put_messages(
         self,
@@ -432,15 +432,15 @@ class Publisher:
             self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:
             self._log.append(commit.entries)
-        self._requests.settle(commit.request_rows, commit.answers)
+        self.requests.settle(commit.request_rows, commit.answers)
         self._dedupe_keys.settle(commit.dedupe_keys)
         for then in commit.then:
             then()
 
     async def clean_up(self) -> None:
         """Do a little deferred work; to be called several times a second."""
-        self._requests.clean_up(self._clock.now_ms())
-        if self._requests.has_expired:
+        self.requests.clean_up(self._clock.now_ms())
+        if self.requests.has_expired:
             self.commits.mark_dirty()
         if await self._dedupe_keys.find_ended(self._clock.now_ms()):
             self.commits.mark_dirty()

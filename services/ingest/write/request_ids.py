@@ -31,6 +31,7 @@ from libs.storage.layout.own_keys import (
     request_ids_range,
 )
 from libs.storage.records.states import RequestIdRecord, decode_request_ids, encode_request_ids
+from libs.storage.records.task_records import AppliedTask
 from slatemq.errors import InvalidArgument
 
 MINUTE_MS: Final = 60_000
@@ -77,6 +78,14 @@ class Answered(NamedTuple):
         known = dict(self.duplicates)
         fresh = count(first)
         return [known.get(at) or next(fresh) for at in range(self.message_count)]
+
+
+def answered_of(record: RequestIdRecord | AppliedTask) -> Answered:
+    """The answer that a record keeps."""
+    received_at_ms = record.received_at_ms if isinstance(record, AppliedTask) else 0
+    return Answered(
+        record.first_message_id, record.message_count, record.duplicates, received_at_ms
+    )
 
 
 class _Sealed(NamedTuple):
@@ -140,6 +149,7 @@ class RequestIds:
 
     def __init__(self, database: Database, window_ms: int) -> None:
         """Keep IDs for `window_ms` at least, and a minute more at most."""
+        self.window_ms = window_ms
         self._database = database
         self._window_minutes = -(-window_ms // MINUTE_MS)
         self._pending: dict[str, _Pending] = {}
@@ -184,17 +194,16 @@ class RequestIds:
                 answered = await asyncio.shield(pending.outcome)
                 if answered is None:
                     continue
-                return _same(pending.fingerprint, fingerprint, answered)
+                check_same(pending.fingerprint, fingerprint)
+                return answered
             row = next((row for row in self._find(hashed) if row not in others), None)
             if row is None:
                 self._add_pending(request_id, fingerprint)
                 return None
             record = await self._read(row, request_id)
             if record is not None:
-                answered = Answered(
-                    record.first_message_id, record.message_count, record.duplicates
-                )
-                return _same(record.fingerprint, fingerprint, answered)
+                check_same(record.fingerprint, fingerprint)
+                return answered_of(record)
             others.add(row)
 
     def begin_new(self, request_id: str, fingerprint: bytes) -> bool:
@@ -207,6 +216,10 @@ class RequestIds:
     def _add_pending(self, request_id: str, fingerprint: bytes) -> None:
         outcome = asyncio.get_running_loop().create_future()
         self._pending[request_id] = _Pending(fingerprint, outcome)
+
+    def fingerprint(self, request_id: str) -> bytes:
+        """The fingerprint of a publish that is on its way."""
+        return self._pending[request_id].fingerprint
 
     def forget(self, request_id: str) -> None:
         """The publish failed: its ID is free again."""
@@ -225,7 +238,7 @@ class RequestIds:
                     request_id,
                     answered.first_message_id,
                     answered.message_count,
-                    self._pending[request_id].fingerprint,
+                    self.fingerprint(request_id),
                     answered.duplicates,
                 )
                 for request_id, answered in part
@@ -301,11 +314,11 @@ def _row_parts(
         yield answers[start:]
 
 
-def _same(first: bytes, second: bytes, answered: Answered) -> Answered:
+def check_same(first: bytes, second: bytes) -> None:
+    """Raise InvalidArgument (REQUEST_ID_REUSED) unless two fingerprints are the same."""
     if first != second:
         raise InvalidArgument(
             "request_id",
             "was used before with other content",
             reason="REQUEST_ID_REUSED",
         )
-    return answered

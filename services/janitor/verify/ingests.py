@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from libs.storage.layout.ids import SeqBlock, message_id, sequence_of, shard_of
 from libs.storage.layout.keys import LAST_NUMBER, RecordType, key_head, log_range, payload_range
+from libs.storage.layout.own_keys import task_key
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.catalogue import KINDS
 from libs.storage.records.event_records import EventCounterRecord
@@ -26,11 +27,12 @@ from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.states import RequestIdRecord
-from libs.storage.records.task_records import AppliedTask, WaitingTask
+from libs.storage.records.task_records import AppliedTask, WaitingTask, decode_task_record
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
 from services.janitor.verify.walk import ReadRow, Walk, shown
+from slatemq._admin.task_ids import task_id_of
 
 _REST: Final = (
     KeyRange(key_head(RecordType.PAYLOAD)[:1], key_head(RecordType.PAYLOAD)),
@@ -142,6 +144,8 @@ class IngestCheck:
             async for row in self.walk.rows(span):
                 if row.kind is KINDS[RecordType.EVENTS]:
                     events.take(row.parsed, row.value, row.key)
+                elif row.kind is KINDS[RecordType.TASK_REQUEST]:
+                    await self._check_request(row)
                 else:
                     self._take(row, events)
         events.check()
@@ -174,6 +178,16 @@ class IngestCheck:
                 self._take_published(row, value)
             case RecordType.TASK if isinstance(value, WaitingTask) and not value.has_failed:
                 self.contents.waiting_tasks.add(row.parsed)
+
+    async def _check_request(self, row: ReadRow) -> None:
+        """The record of a task that it names has its digest: both are written in one commit."""
+        if self.walk.name in self._findings.unreadable:
+            return  # The task may be among what cannot be read.
+        stored = await self.walk.reader.get(task_key(row.value.ulid))
+        task = None if stored is None else decode_task_record(stored)
+        if not isinstance(task, AppliedTask) or task.request != row.parsed:
+            wrong = f"task {task_id_of(row.value.ulid)} was not applied for this request ID"
+            self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
 
     def _take_published(self, row: ReadRow, answer: RequestIdRecord | AppliedTask) -> None:
         """The messages of an answered publish."""

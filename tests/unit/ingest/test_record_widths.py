@@ -25,7 +25,7 @@ from libs.storage.layout.ids import (
     encode_seq_block,
     message_id,
 )
-from libs.storage.layout.own_keys import ID_BLOCK_KEY
+from libs.storage.layout.own_keys import ID_BLOCK_KEY, REQUEST_DIGEST_BYTES, ULID_BYTES
 from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe, encode_dedupe_ends
 from libs.storage.records.event_records import EventCursorRecord, encode_event_cursor
 from libs.storage.records.log_bounds import (
@@ -48,8 +48,10 @@ from libs.storage.records.states import (
 from libs.storage.records.task_records import (
     AppliedTask,
     FailedTaskRecord,
+    TaskRequestRecord,
     WaitingTask,
     encode_task_record,
+    encode_task_request,
 )
 from services.ingest.batches import ENTRY_MESSAGES_MAX
 from services.ingest.wire import (
@@ -206,8 +208,17 @@ RECORDS = {
             "received_at_ms": Number(63, LAST_MS, CLOCK),
             "duplicates": Value(((MESSAGES_MAX, MAX_MESSAGE_ID),) * MESSAGES_MAX, "wire"),
             "has_failed": Value(False, "a boolean"),
+            "request": Value(bytes(REQUEST_DIGEST_BYTES), "a digest"),
         },
         lambda rows: encode_task_record(rows[0]),
+    ),
+    "the request of a task": Record(
+        TaskRequestRecord,
+        {
+            "ulid": Value(bytes(ULID_BYTES), "TaskIds"),
+            "fingerprint": Value(bytes(FINGERPRINT_BYTES), "Accepted.fingerprint"),
+        },
+        lambda rows: encode_task_request(rows[0]),
     ),
     "a task that failed": Record(
         FailedTaskRecord,

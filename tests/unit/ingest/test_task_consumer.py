@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
 import pytest
@@ -13,19 +14,23 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.commits import AT_ONCE_BYTES
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.slate import Batch
+from libs.storage.layout.own_keys import task_request_key
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.task_records import AppliedTask
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
-from services.ingest.tasks.outcomes import TaskOutcomes
+from services.ingest.tasks.outcomes import KEPT_MS, TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
 from services.ingest.write.publishing import STEP_BYTES
 from slatemq._admin.task_ids import TaskIds
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.integration.waiting import eventually
-from tests.unit.ingest.shards import opened
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import opened, sequences
 
 T = TypeVar("T")
 
@@ -37,12 +42,14 @@ class Listed:
 
     Attributes:
         failed: The tasks of which an attempt was counted, and why.
+        completed: Those that are finished.
     """
 
     def __init__(self, tasks: list[WriteTask]) -> None:
         self._tasks = tasks
         self._more = asyncio.Event()
         self.failed: dict[str, str] = {}
+        self.completed: list[str] = []
         self.is_empty = asyncio.Event()
 
     def add(self, task: WriteTask) -> None:
@@ -61,7 +68,7 @@ class Listed:
         return self._tasks.pop(0)
 
     async def complete_task(self, task_id: str) -> None:
-        raise AssertionError(f"{task_id} is applied, though its commit failed")
+        self.completed.append(task_id)
 
     async def fail_task(self, task_id: str, error: str) -> bool:
         self.failed[task_id] = error
@@ -74,6 +81,7 @@ class Rig:
     def __init__(self, root: Root, shard: Shard) -> None:
         self.shard = shard
         self.bodies = TaskBodies(root.objects, 0, "none")
+        self.outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
         self._ids = TaskIds(0)
 
     async def task(self, request: PublishRequest, attempts: int, max_retries: int) -> WriteTask:
@@ -93,7 +101,7 @@ class Rig:
             shard.publisher,
             cast("TaskBackend", backend),
             self.bodies,
-            TaskOutcomes(shard.database, shard.publisher, shard.clock),
+            self.outcomes,
             accept,
             TaskTraces(Telemetry()),
             shard.clock,
@@ -143,6 +151,7 @@ async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -
         # Then the attempt is of that one alone, and it is still so when the process ends
         failed = await failed_by_then(backend, tasks[0], running)
         assert failed.keys() == {tasks[0].task_id}
+        assert backend.completed == []
         assert "log entry" in failed[tasks[0].task_id]
 
 
@@ -178,6 +187,7 @@ async def test_a_task_in_the_commit_behind_one_that_fails_loses_no_attempt_by_it
         # Then the attempt is of the first alone
         failed = await failed_by_then(backend, first, running)
         assert failed.keys() == {first.task_id}
+        assert backend.completed == []
         assert "log entry" in failed[first.task_id]
 
 
@@ -206,3 +216,96 @@ async def test_a_task_in_the_commit_before_one_that_fails_loses_no_attempt_by_it
         failed = await failed_by_then(backend, bad, running)
         goes_on.set()
         assert failed.keys() == {bad.task_id}
+        assert backend.completed == []
+
+
+START_MS = 1_771_761_600_000
+DAY_MS = 24 * 3600 * 1000
+
+
+@asynccontextmanager
+async def consuming(root: Root, clock: ManualClock) -> AsyncIterator[tuple[Rig, Listed]]:
+    async with opened(root, clock) as shard:
+        rig, backend = Rig(root, shard), Listed([])
+        running = asyncio.create_task(rig.consumer(backend).run())
+        yield rig, backend
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def finish(backend: Listed, task: WriteTask) -> None:
+    """Give out a task; wait until it is completed or has failed."""
+    backend.add(task)
+    ended = [*backend.completed, *backend.failed]
+    await eventually(lambda: len([*backend.completed, *backend.failed]) > len(ended))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_task_that_waits_for_days_is_not_applied_where_its_repeat_was(
+    restarted: bool,
+) -> None:
+    root, clock = open_root("memory:///"), ManualClock(START_MS)
+    async with consuming(root, clock) as (rig, backend):
+        # Given a publish without an answer that is repeated, and whose repeat is applied first
+        request = request_of(b"once", "its ID")
+        waiting = await rig.task(request, attempts=0, max_retries=0)
+        clock.advance(1000)
+        repeat = await rig.task(request, attempts=0, max_retries=0)
+        await finish(backend, repeat)
+        clock.advance(3 * DAY_MS)
+        if not restarted:
+            # When the first one comes days later, then it has the answer of its repeat
+            await finish(backend, waiting)
+            await check_once(rig, backend, waiting, repeat)
+    if restarted:  # or does so in another process
+        async with consuming(root, clock) as (rig, backend):
+            await finish(backend, waiting)
+            await check_once(rig, backend, waiting, repeat)
+
+
+async def check_once(rig: Rig, backend: Listed, *tasks: WriteTask) -> None:
+    assert backend.failed == {}
+    assert await sequences(rig.shard) == [1]
+    records = [await rig.outcomes.find(task.task_id) for task in tasks]
+    assert all(isinstance(record, AppliedTask) for record in records)
+    (ids,) = {(one.first_message_id, one.message_count) for one in records if one}  # type: ignore[union-attr]
+    assert ids[1] == 1
+
+
+async def test_a_late_task_with_the_request_id_of_other_content_fails() -> None:
+    clock = ManualClock(START_MS)
+    async with consuming(open_root("memory:///"), clock) as (rig, backend):
+        waiting = await rig.task(request_of(b"first", "its ID"), attempts=0, max_retries=0)
+        other = await rig.task(request_of(b"second", "its ID"), attempts=0, max_retries=0)
+        await finish(backend, other)
+        clock.advance(DAY_MS)
+        await finish(backend, waiting)
+        assert "other content" in backend.failed[waiting.task_id]
+        assert await sequences(rig.shard) == [1]
+
+
+async def test_a_request_id_is_free_again_after_its_window_though_its_next_task_is_late() -> None:
+    clock = ManualClock(START_MS)
+    async with consuming(open_root("memory:///"), clock) as (rig, backend):
+        request = request_of(b"daily", "its ID")
+        await finish(backend, await rig.task(request, attempts=0, max_retries=0))
+        # Given a day later the same request, which waits for long
+        clock.advance(DAY_MS)
+        again = await rig.task(request, attempts=0, max_retries=0)
+        clock.advance(DAY_MS)
+        await rig.shard.publisher.publish(accept(request_of(b"other").SerializeToString()))
+        await finish(backend, again)
+        assert await sequences(rig.shard) == [1, 2, 3]
+
+
+async def test_the_request_id_of_a_task_is_forgotten_with_its_record() -> None:
+    clock = ManualClock(START_MS)
+    async with consuming(open_root("memory:///"), clock) as (rig, backend):
+        task = await rig.task(request_of(b"once", "its ID"), attempts=0, max_retries=0)
+        await finish(backend, task)
+        span = KeyRange(task_request_key(bytes(16)), task_request_key(b"\xff" * 16))
+        kept = [row async for rows in rig.shard.database.scan(*span) for row in rows]
+        assert len(kept) == 1
+        clock.advance(KEPT_MS + 1)
+        assert await rig.outcomes.sweep(clock.now_ms()) == 1
+        assert [rows async for rows in rig.shard.database.scan(*span)] == []

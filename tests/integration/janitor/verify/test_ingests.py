@@ -18,6 +18,7 @@ from libs.storage.layout.own_keys import (
     outbox_counter_key,
     outbox_progress_key,
     task_key,
+    task_request_key,
 )
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.task_folders import task_folder
@@ -27,7 +28,13 @@ from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import encode_inline, encode_uri
 from libs.storage.records.states import encode_outbox_progress
-from libs.storage.records.task_records import AppliedTask, WaitingTask, encode_task_record
+from libs.storage.records.task_records import (
+    AppliedTask,
+    TaskRequestRecord,
+    WaitingTask,
+    encode_task_record,
+    encode_task_request,
+)
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._admin.task_ids import TaskIds, parse_task_id
@@ -113,6 +120,25 @@ async def test_a_task_that_is_to_be_applied_has_its_body(root: Root) -> None:
     await root.objects.delete(path)
     (fault,) = [one for one in (await verified(root)).all() if one.record == "task"]
     assert (fault.kind, fault.shard, fault.key) == (Kind.OBJECT, "ingest/0", TASK)
+
+
+async def test_a_request_names_a_task_that_was_applied_for_it(root: Root) -> None:
+    digest, fingerprint = bytes(range(16)), bytes(16)
+    applied = AppliedTask(1, LAST, 1, 1, request=digest)
+    request = encode_task_request(TaskRequestRecord(parse_task_id(TASK).ulid, fingerprint))
+    await write(
+        root,
+        "ingest/0",
+        (TASK_KEY, encode_task_record(applied)),
+        (task_request_key(digest), request),
+    )
+    assert await wrong_with(root) == []
+
+    wrong = [(Kind.REFERENCE, "ingest/0", "task request")]
+    await write(root, "ingest/0", (task_request_key(bytes(16)), request))
+    assert await wrong_with(root) == wrong
+    await write(root, "ingest/0", (task_request_key(bytes(16)), None), (TASK_KEY, None))
+    assert await wrong_with(root) == wrong
 
 
 class Applies(StoppedDatabases):
