@@ -249,8 +249,13 @@ class QueueBackend(ABC):
         if self._delivering is not None:
             raise FailedPrecondition("SUBSCRIBED", "this backend has a subscription already")
         types = frozenset(event_types)
+        parts = self._connected
+        events, _ = parts
         with self._translated():
-            await self._events.start(types)
+            await events.start(types)
+        if self._parts is not parts:  # `close` could not end what had not begun
+            await self._end(events.stop)
+            raise Unavailable(f"{self.NAME} was closed", reason="BACKEND_DOWN")
 
         async def counted(event: Event) -> None:
             self._delivered[event.id] = event

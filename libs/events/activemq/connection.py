@@ -96,13 +96,23 @@ class Connection:
         self._engine: Engine | None = None
         self._senders: dict[str, Link] = {}
         self._opening = asyncio.Lock()
+        self._closed = asyncio.Event()
 
     async def engine(self) -> Engine:
-        """The open connection. Raises OSError, TimeoutError, and the engine's errors."""
-        async with self._opening:
+        """The open connection. Raises OSError, TimeoutError, and the engine's errors.
+
+        Calls that wait for it wait together: for as long as one of them may take.
+        """
+        async with asyncio.timeout(OPERATION_S), self._opening:
+            if self._closed.is_set():
+                raise ConnectionLost("it was closed")
             if self._engine is None or self._engine.is_lost:
                 self._senders.clear()
-                self._engine = await self._open()
+                engine = await self._open()
+                if self._closed.is_set():  # meanwhile: `close` could not see this one
+                    await engine.close()
+                    raise ConnectionLost("it was closed")
+                self._engine = engine
             return self._engine
 
     async def _open(self) -> Engine:
@@ -189,6 +199,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close it; what was not accepted goes back to its queues."""
+        self._closed.set()
         if self._engine is not None:
             await self._engine.close()
 

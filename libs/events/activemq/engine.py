@@ -86,6 +86,11 @@ class Received:
         is_binary = isinstance(body, bytes | bytearray | memoryview)
         self.body = bytes(body) if is_binary else str(body).encode()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has gone back to its queue."""
+        return self._receiver.is_lost
+
     def accept(self) -> None:
         """Remove it from its queue. Raises ConnectionLost."""
         self._receiver.accept(self._delivery)

@@ -40,9 +40,22 @@ class Events(GroupEvents[Received]):
         if self._receiver is None or self._receiver.is_lost:
             await self.start(types)
         note_up()
-        while self._receiver is not None:
-            message = await self._receiver.next()
-            await self._deliver_one(message, message.body, types, handler)
+        try:
+            while self._receiver is not None:
+                message = await self._receiver.next()
+                await self._deliver_one(message, message.body, types, handler)
+        except Exception:
+            await self._release()
+            raise
+
+    async def _release(self) -> None:
+        """What was delivered comes again, also where only a dead letter was refused."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            await receiver.close()
+
+    def _is_open(self, message: Received) -> bool:
+        return not message.is_lost
 
     async def _accept(self, message: Received) -> None:
         message.accept()

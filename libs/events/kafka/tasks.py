@@ -71,6 +71,7 @@ class Tasks:
         self._delayed: list[tuple[int, int, WriteTask, RecordPosition]] = []
         self._numbers = itertools.count()
         self._cannot_trim = False
+        self._is_stopped = False
 
     async def prepare(self) -> None:
         topics = [self._topic, self._retry_topic, *self._dead.topics]
@@ -166,6 +167,8 @@ class Tasks:
                     consumer.assign(partitions)
                     for partition in partitions:
                         offsets.resume(partition, await consumer.committed(partition) or 0)
+            if self._is_stopped:
+                raise Unavailable("it was closed", reason="BACKEND_DOWN")
         except BaseException:
             await consumer.stop()
             raise
@@ -260,6 +263,7 @@ class Tasks:
         return True
 
     async def stop(self) -> None:
+        self._is_stopped = True
         consumer, self._consumer = self._consumer, None
         self._held = TaskDeliveries[_Delivery]()
         for waiting in (self._fetched, self._ready, self._delayed):

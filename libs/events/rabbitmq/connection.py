@@ -84,30 +84,45 @@ class Connection:
         self._address = address
         self._connection: AbstractConnection | None = None
         self._shared: AbstractChannel | None = None
-        self._is_closed = False
+        self._closed = asyncio.Event()
         self._opening = asyncio.Lock()
         self._choosing = asyncio.Lock()
 
     async def open_channel(self, prefetch_count: int = 0) -> AbstractChannel:
-        """A channel with publisher confirms. Raises aio-pika's errors."""
-        async with self._opening, asyncio.timeout(OPERATION_S):
-            if self._is_closed:
-                raise ConnectionError("it was closed")
-            # `is_closed` of it stays False when the server ended the connection.
-            if not self._is_connected:
-                self._shared = None
-                self._connection = await aio_pika.connect(
-                    self._address.url,
-                    ssl_context=self._address.context,
-                    heartbeat=HEARTBEAT_S,
-                    timeout=OPERATION_S,
-                )
-            assert self._connection is not None
-            # A message that no queue took is confirmed, too: it raises, as if refused.
-            channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-            if prefetch_count:
-                await channel.set_qos(prefetch_count=prefetch_count)
+        """A channel with publisher confirms. Raises aio-pika's errors.
+
+        Calls that wait for the connection wait together: for as long as one of them may take.
+        """
+        async with asyncio.timeout(OPERATION_S), self._opening:
+            connection = await self._connect()
+            try:
+                # A message that no queue took is confirmed, too: it raises, as if refused.
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                if prefetch_count:
+                    await channel.set_qos(prefetch_count=prefetch_count)
+            except Exception as error:
+                if self._closed.is_set():  # aiormq may say so by an error without a type or a text
+                    raise ConnectionError("it was closed") from error
+                raise
             return channel
+
+    async def _connect(self) -> AbstractConnection:
+        if self._closed.is_set():
+            raise ConnectionError("it was closed")
+        # `is_closed` of it stays False when the server ended the connection.
+        if self._connection is None or not self._is_connected:
+            self._shared = None
+            connection = await aio_pika.connect(
+                self._address.url,
+                ssl_context=self._address.context,
+                heartbeat=HEARTBEAT_S,
+                timeout=OPERATION_S,
+            )
+            if self._closed.is_set():  # meanwhile: `close` could not see this one
+                await connection.close()
+                raise ConnectionError("it was closed")
+            self._connection = connection
+        return self._connection
 
     async def shared_channel(self) -> AbstractChannel:
         """The channel of calls that need none of their own.
@@ -115,7 +130,7 @@ class Connection:
         Raises Unavailable while RabbitMQ blocks the connection: what were sent then would be stored
         later, though its call had failed.
         """
-        async with self._choosing:  # one opens it, not all at once
+        async with asyncio.timeout(OPERATION_S), self._choosing:  # one opens it, not all at once
             channel = self._shared
             if channel is None or channel.is_closed or not self._is_connected:
                 channel = await self.open_channel()
@@ -145,7 +160,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close it; what was not acknowledged goes back to its queues. Raises as `acknowledge`."""
-        self._is_closed = True
+        self._closed.set()
         if self._connection is not None and not self._connection.is_closed:
             async with asyncio.timeout(OPERATION_S):
                 await self._connection.close()

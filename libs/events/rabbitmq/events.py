@@ -98,6 +98,10 @@ class Events(GroupEvents[AbstractIncomingMessage]):
             except (Unavailable, FailedPrecondition) as error:
                 log.info("the channel was lost: %s", error)
 
+    def _is_open(self, message: AbstractIncomingMessage) -> bool:
+        # What an earlier channel delivered is not held any more.
+        return self._deliveries is not None and not self._deliveries.is_lost
+
     async def _accept(self, message: AbstractIncomingMessage) -> None:
         await acknowledge(message)
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from libs.events.deliveries import GroupEvents, Handler, run_handler
+from libs.events.rabbitmq.connection import Connections
+from libs.events.rabbitmq.events import Events
+from libs.events.settings import ActivemqSettings, RabbitmqSettings
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import QueueDeleted, make_event
 from slatemq.events.envelope import Event, encode_event
@@ -14,6 +21,10 @@ from tests.integration.waiting import WAIT_SECONDS
 
 EVENT = make_event(
     QueueDeleted(queue="orders"), source="broker-0", request_id="", at_ms=1_771_761_600_000
+)
+
+OTHER = make_event(
+    QueueDeleted(queue="bills"), source="broker-0", request_id="", at_ms=1_771_761_600_000
 )
 
 
@@ -62,3 +73,82 @@ async def test_a_handler_whose_library_raises_cancelled_error_has_failed() -> No
         raise asyncio.CancelledError
 
     assert await run_handler(cancelled, EVENT) is False
+
+
+class Arriving:
+    """Two deliveries of RabbitMQ; the channel is lost as the second one arrives."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.is_lost = False
+        self._messages = [SimpleNamespace(body=body, message_id="1") for body in bodies]
+
+    async def next(self) -> Any:
+        message = self._messages.pop(0)
+        self.is_lost = not self._messages
+        return message
+
+
+async def test_an_event_whose_channel_is_lost_becomes_no_dead_letter() -> None:
+    class Group(Events):
+        async def _bury(self, message: Any, error: str) -> None:
+            buried.append(error)
+            raise Unavailable("the channel is lost")
+
+    # Given an event that is refused for the last time, and a channel that is lost at the next one
+    buried: list[str] = []
+    group = Group(Connections(RabbitmqSettings(max_retries=0, retry_delay_ms=0)))
+    group._deliveries = cast("Any", Arriving(encode_event(EVENT), encode_event(OTHER)))
+    works = asyncio.Event()
+
+    async def handle(event: Event) -> None:
+        if event == OTHER:
+            works.set()
+            await asyncio.Event().wait()
+        raise RuntimeError("refused")
+
+    # When its handler takes long, then the first one is the server's again
+    delivering = asyncio.create_task(group.deliver(frozenset(), handle, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await works.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert buried == []
+    delivering.cancel()
+    await asyncio.wait([delivering])
+
+
+async def test_deliveries_of_activemq_that_end_give_back_what_they_hold() -> None:
+    pytest.importorskip("proton", reason="requirements/activemq.txt is not installed")
+    from libs.events.activemq.connection import Connection
+    from libs.events.activemq.engine import ConnectionLost
+    from libs.events.activemq.events import Events as ActivemqEvents
+
+    class Receiver:
+        """Gives out what is not an event."""
+
+        is_lost = False
+
+        def flow(self, credit: int) -> None: ...
+
+        async def next(self) -> Any:
+            return SimpleNamespace(body=b"no event", id="1", is_lost=False)
+
+        async def close(self) -> None:
+            self.is_lost = True
+
+    class Refusing(Connection):
+        """Refuses each dead letter, and stays open."""
+
+        async def receive(self, address: str, browse: bool = False) -> Any:
+            receivers.append(Receiver())
+            return receivers[-1]
+
+        async def send(self, address: str, *messages: Any) -> None:
+            raise ConnectionLost("the server did not accept a message")
+
+    receivers: list[Receiver] = []
+    group = ActivemqEvents(Refusing(ActivemqSettings()))
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            await group.deliver(frozenset(), cast("Handler", None), lambda: None)
+    assert [one.is_lost for one in receivers] == [True, True]
