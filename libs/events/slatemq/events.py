@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import slatemq
 from libs.events.deliveries import NOT_ACKNOWLEDGED, Handler, read_event, run_handler
 from libs.events.slatemq.headers import EVENTS_HEADER
 from libs.events.slatemq.queues import PREFETCH, TYPE_HEADER, Queues, finish, release
+from libs.events.tasks import now_ms
 from slatemq.errors import NotFound
 from slatemq.events.envelope import Event, encode_event
-
-log = logging.getLogger(__name__)
 
 
 class Events:
@@ -36,9 +34,10 @@ class Events:
         await self._queues.ensure_queue(self._queues.events, EVENTS_HEADER, types)
 
     async def acknowledge(self, event_id: str) -> None:
-        message = self._held.pop(event_id, None)
+        message = self._held.get(event_id)
         if message is not None:
             await finish(message.ack())
+            self._held.pop(event_id, None)
 
     async def stop(self) -> None:
         await release([*self._held.values()])
@@ -51,17 +50,21 @@ class Events:
             async with consumer as messages:
                 async for message in messages:
                     note_up()
-                    await self._deliver_one(message, handler)
-        except NotFound as error:
-            log.error("the queue of events was deleted: %s", error)
-            raise
+                    await self._deliver_one(message, types, handler)
+        except NotFound:
+            await self._queues.create_again(self._queues.events, EVENTS_HEADER, types, now_ms())
 
-    async def _deliver_one(self, message: slatemq.Received, handler: Handler) -> None:
+    async def _deliver_one(
+        self, message: slatemq.Received, types: frozenset[str], handler: Handler
+    ) -> None:
         if not await self._queues.takes(message, EVENTS_HEADER):
             return
         event = read_event(self._queues.events, message.payload)
         if isinstance(event, str):
             await finish(message.fail(event))
+            return
+        if types and event.type not in types:  # of an earlier subscription
+            await finish(message.ack())
             return
         self._held[event.id] = message
         await run_handler(handler, event)

@@ -31,6 +31,10 @@ ATTEMPTS_MAX = 65_535
 """Of the queues: tasks and settings count for themselves when an attempt is the last."""
 
 
+CLOCKS_MS = 60_000
+"""How far the clocks of this machine and of the ingests may be apart."""
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """A call that was not answered in time, or not let in, is one to repeat."""
@@ -50,16 +54,33 @@ class Queues:
         self.tasks = f"{settings.queue_prefix}.tasks"
         self.events = f"{settings.queue_prefix}.events.{settings.consumer_group}"
 
-    async def ensure_queue(self, queue_id: str, header: str, types: Collection[str]) -> None:
-        """Create a queue, or change its filter where it exists."""
+    async def ensure_queue(
+        self, queue_id: str, header: str, types: Collection[str], since_ms: int | None = None
+    ) -> None:
+        """Create a queue, or change its filter where it exists.
+
+        With `since_ms` a new one gets what was published since then, too.
+        """
         prefix = json.dumps(self.settings.queue_prefix)
         text = f'headers["{header}"] == {prefix}'
         if types:
             text += f" && headers.{TYPE_HEADER} in {json.dumps(sorted(types))}"
         try:
-            await self.client.create_queue(queue_id, filter=text, max_attempts=ATTEMPTS_MAX)
+            await self.client.create_queue(
+                queue_id,
+                filter=text,
+                max_attempts=ATTEMPTS_MAX,
+                start_from="now" if since_ms is None else since_ms,
+            )
         except AlreadyExists:
             await self.client.update_queue(queue_id, filter=text)
+
+    async def create_again(
+        self, queue_id: str, header: str, types: Collection[str], seen_ms: int
+    ) -> None:
+        """Create a queue that was deleted, with what was published since it was there last."""
+        log.error("SlateMQ has lost the queue %r, creating it again", queue_id)
+        await self.ensure_queue(queue_id, header, types, since_ms=max(0, seen_ms - CLOCKS_MS))
 
     async def takes(self, message: slatemq.Received, header: str) -> bool:
         """Whether a message is of this backend; one that is not becomes a dead letter.

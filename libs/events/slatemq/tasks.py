@@ -20,6 +20,7 @@ from libs.events.tasks import (
     cut_error,
     decode_task,
     encode_task,
+    now_ms,
     read_task,
 )
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
@@ -63,6 +64,7 @@ class Tasks:
         self._unrouted = Unrouted(queues.client, knows_earlier=not is_sole_consumer)
         self._consumer: slatemq.Consumer | None = None
         self._held = TaskDeliveries[_Delivery]()
+        self._seen_ms = now_ms()  # when the queue was there last
 
     async def enqueue(self, task: WriteTask) -> None:
         headers = {TASKS_HEADER: self._queues.settings.queue_prefix}
@@ -80,11 +82,18 @@ class Tasks:
         except TimeoutError:
             if self._consumer.outage is not None:
                 raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
+            self._seen_ms = now_ms()
             return None
-        except SlateMQError:  # which this consumer would raise for ever
+        except SlateMQError as error:  # which this consumer would raise for ever
             consumer, self._consumer = self._consumer, None
             await consumer.close()
-            raise
+            if not isinstance(error, NotFound):
+                raise
+            # Meanwhile tasks are answered that no queue takes.
+            tasks = self._queues.tasks
+            await self._queues.create_again(tasks, TASKS_HEADER, (), self._seen_ms)
+            return None
+        self._seen_ms = now_ms()
         if not await self._queues.takes(message, TASKS_HEADER):
             return None
         task = read_task(message.payload)

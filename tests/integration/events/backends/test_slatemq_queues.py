@@ -19,7 +19,8 @@ from libs.events.slatemq.tasks import Tasks
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from slatemq._commands import command_calls
 from slatemq._consume import commands
-from slatemq.errors import NotFound, Unavailable
+from slatemq.errors import Unavailable
+from slatemq.events.catalogue import QueueDeleted, make_event
 from slatemq.events.envelope import encode_event, make_task_id
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
@@ -208,20 +209,54 @@ async def test_a_task_that_failed_without_an_answer_has_failed(
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
-async def test_a_consumer_that_was_refused_goes_on_once_the_cause_is_removed(rig: Rig) -> None:
-    # Given a consumer whose queue an operator has deleted
-    consumer = await rig.backend()
-    assert await consumer.dequeue_task() is None
+async def test_a_queue_that_was_deleted_is_created_again_with_what_it_missed(rig: Rig) -> None:
+    # Given a consumer and a subscriber whose queues an operator has deleted
+    backend = await rig.backend()
+    subscriber = Subscriber(backend)
+    await backend.subscribe([], subscriber)
+    assert await backend.dequeue_task() is None
+    prefix, group = rig.settings.queue_prefix, rig.settings.consumer_group
     async with slatemq.connect(rig.settings.endpoint) as client:
-        await client.delete_queue(f"{rig.settings.queue_prefix}.tasks")
-    with pytest.raises(NotFound):
-        await next_task(consumer)
+        for queue in (f"{prefix}.tasks", f"{prefix}.events.{group}"):
+            await client.delete_queue(queue)
 
-    # When there is a queue again, then its tasks come
-    producer = await rig.backend()
-    task = a_task()
-    await producer.enqueue_task(task)
-    assert await next_task(consumer) == task
+    # When a task and an event are published then, which succeeds without a queue
+    task, event = a_task(), created("kept")
+    await backend.enqueue_task(task)
+    await backend.publish(event)
+
+    # Then both come
+    assert await next_task(backend) == task
+    await eventually(lambda: event in subscriber.got)
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_subscriber_gets_no_events_of_the_types_of_an_earlier_subscription(
+    rig: Rig,
+) -> None:
+    # Given events of two types that wait for a group
+    earlier = await rig.backend()
+    await earlier.subscribe([], Subscriber(earlier))
+    await earlier.close()
+    publisher = await rig.backend()
+    wanted = make_event(
+        QueueDeleted(queue="orders"), source="broker-0", request_id="", at_ms=1_771_761_600_000
+    )
+    await publisher.publish_batch([created("other"), wanted])
+
+    # When it subscribes to one of them, then that comes alone, and none is left
+    backend = await rig.backend()
+    subscriber = Subscriber(backend)
+    await backend.subscribe([wanted.type], subscriber)
+    await eventually(lambda: subscriber.got)
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        queue = f"{rig.settings.queue_prefix}.events.{rig.settings.consumer_group}"
+        async with asyncio.timeout(WAIT_SECONDS):
+            counts = (await client.get_queue(queue)).counts
+            while counts.available_count + counts.in_flight_count:
+                await asyncio.sleep(0.05)
+                counts = (await client.get_queue(queue)).counts
+    assert subscriber.got == [wanted]
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
