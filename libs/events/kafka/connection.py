@@ -107,12 +107,12 @@ class Connection:
     """The producer, and the topics that are known to exist.
 
     Attributes:
-        written: The offset behind the newest record that was sent, by partition.
+        ends: The offset behind the newest record that is known, by partition.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self.written: dict[TopicPartition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
         # What each connection begins with.
         self._reach: dict[str, Any] = {"bootstrap_servers": list(settings.brokers)}
         self._producer: Any = None
@@ -171,7 +171,7 @@ class Connection:
             for one in await asyncio.gather(*sent):
                 if one is not None:  # with acks=0 no broker answers
                     place, end = one.topic_partition, one.offset + 1
-                    self.written[place] = max(self.written.get(place, 0), end)
+                    self.ends[place] = max(self.ends.get(place, 0), end)
 
     async def send_strange(
         self, topic: str, value: bytes | None, headers: Mapping[str, bytes], error: str
@@ -201,6 +201,7 @@ class Connection:
             yield
         except errors.UnknownTopicOrPartitionError:
             self._topics -= topics
+            self.ends = {one: end for one, end in self.ends.items() if one.topic not in topics}
             raise
 
     def consumer(self, group: str, **options: Any) -> Any:
@@ -221,8 +222,11 @@ class Connection:
         self, names: Iterable[str], configuration: Mapping[str, str] | None = None
     ) -> None:
         """Create the topics that are missing. Raises InvalidArgument for refused settings."""
+        wanted = [*names]
+        if self._topics.issuperset(wanted):
+            return
         async with self._changing:
-            missing = [name for name in names if name not in self._topics]
+            missing = [name for name in wanted if name not in self._topics]
             if not missing:
                 return
             async with self._admin() as admin:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 FETCH_COUNT = 100
 FETCH_MS = 1_000
 
+RETRIED_MAX = 500
+"""Events that wait for another attempt, each in memory, before those behind them wait, too."""
+
 _NO_EVENTS: Final = r"(?:ingest-\d+\.)?(?:tasks(?:\.retry)?|dead-letter(?:\.events)?)"
 """The topics of a prefix that have no events: those of each ingest, too."""
 
@@ -105,6 +108,11 @@ class Events(GroupEvents[Delivery]):
             raise
 
     async def _deliver_some(self, handler: Handler) -> None:
+        # A paused consumer goes on to poll: else its group would take it for dead.
+        if len(self._retrying) >= RETRIED_MAX:
+            self._consumer.pause(*self._consumer.assignment())
+        elif paused := self._consumer.paused():
+            self._consumer.resume(*paused)
         fetched = await self._consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_COUNT)
         deliveries = [
             Delivery(partition, record.offset, record.value)

@@ -48,8 +48,15 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         known.next = max(known.next, offset)
 
     def begin(self, partition: TopicPartition, offset: int) -> None:
-        """A record was delivered."""
+        """A record was delivered.
+
+        None comes twice: one that was finished before is of a topic that was created again, of
+        which nothing is finished.
+        """
         known = self._partitions.setdefault(partition, _Partition())
+        if offset < known.next and offset not in known.open:
+            log.warning("%s begins again at offset %d", partition, offset)
+            known = self._partitions[partition] = _Partition()
         known.open.add(offset)
         known.next = max(known.next, offset + 1)
 
@@ -120,7 +127,6 @@ class TopicReader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[str, Any] = {}
-        self._ends: dict[TopicPartition, int] = {}
         self._turn = asyncio.Lock()
 
     async def ranges(self, topic: str, group: str) -> dict[TopicPartition, tuple[int, int]]:
@@ -178,11 +184,10 @@ class TopicReader:
         begins = await consumer.beginning_offsets(partitions)
         ends = await consumer.end_offsets(partitions)
         committed = {one: await consumer.committed(one) for one in partitions}
-        written = self._connection.written
+        known = self._connection.ends
         for one in partitions:
-            known = max(self._ends.get(one, 0), written.get(one, 0))
-            self._ends[one] = max(ends[one], known)
-        return {one: (max(begins[one], committed[one] or 0), self._ends[one]) for one in partitions}
+            known[one] = max(ends[one], known.get(one, 0))
+        return {one: (max(begins[one], committed[one] or 0), known[one]) for one in partitions}
 
     async def _consumer(self, group: str) -> Any:
         if group not in self._consumers:

@@ -78,6 +78,7 @@ class Tasks:
         await self._connection.ensure_topics(topics, KEPT)
 
     async def enqueue(self, task: WriteTask) -> None:
+        await self.prepare()  # Brokers may have lost them.
         await self._connection.send([self._record(task)])
 
     def _record(self, task: WriteTask) -> dict[str, Any]:
@@ -154,6 +155,7 @@ class Tasks:
                 return task
 
     async def _start(self) -> None:
+        await self.prepare()
         consumer = self._connection.consumer(self._group)
         offsets = Offsets(consumer)
         topics = [self._topic, self._retry_topic]
@@ -202,6 +204,7 @@ class Tasks:
         return await self.complete(task_id)
 
     async def _send_failed(self, task: WriteTask, error: str) -> None:
+        await self.prepare()
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
             again = {

@@ -95,6 +95,10 @@ class Admin:
             self._broker.topics[topic.name] = []
         return SimpleNamespace(topic_errors=[(topic.name, 0) for topic in topics])
 
+    async def describe_configs(self, resources: Sequence[Any]) -> Sequence[Any]:
+        """Nothing that differs from what is wanted."""
+        return ()
+
 
 class BrokerConnection(Connection):
     """A connection to it."""
@@ -153,6 +157,7 @@ class Consumer:
         self._broker = broker
         self._group = group
         self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
 
     async def start(self) -> None: ...
 
@@ -174,6 +179,15 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self._positions[partition] = offset
 
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._paused.difference_update(partitions)
+
+    def paused(self) -> set[TopicPartition]:
+        return set(self._paused)
+
     def highwater(self, partition: TopicPartition) -> int:
         return len(self._broker.topics.get(partition.topic, []))
 
@@ -182,6 +196,11 @@ class Consumer:
     ) -> dict[TopicPartition, list[Record]]:
         found: dict[TopicPartition, list[Record]] = {}
         for partition in wanted or tuple(self._positions):
+            if partition in self._paused:
+                continue
+            # As a broker with `auto_offset_reset`, where a topic was created again.
+            if self._positions[partition] > self.highwater(partition):
+                self._positions[partition] = 0
             records = self._broker.topics.get(partition.topic, [])[self._positions[partition] :]
             if records:
                 found[partition] = records[:max_records]

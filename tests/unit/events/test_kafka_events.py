@@ -10,14 +10,16 @@ import pytest
 from aiokafka import TopicPartition, errors
 from aiokafka.partitioner import DefaultPartitioner
 
-from libs.events.kafka.events import Events, key_of
+from libs.events.kafka.events import FETCH_COUNT, RETRIED_MAX, Events, key_of
 from libs.events.settings import KafkaSettings
 from libs.storage.records.metadata import decode_log_entry, encode_headers, encode_log_columns
 from slatemq.events.catalogue import CATALOGUE, ObjectCreated, make_event
 from slatemq.events.envelope import Event, encode_event
+from tests.integration.waiting import WAIT_SECONDS
 from tests.unit.events.kafka_in_memory import Broker, BrokerConnection
 
 SETTINGS = KafkaSettings(topic_prefix="t", partitions=6, compacted=("object.created",))
+RETRIED = KafkaSettings(topic_prefix="t", partitions=1, max_retries=3, retry_delay_ms=3_600_000)
 EVENT_ID = "evt_01KJ2KH1G0J9FEYRWH6ATYF8WE"
 TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b", "slatemq-x": "y"}
 BUCKETS = [f"bucket-{n}" for n in range(20)]
@@ -135,3 +137,43 @@ async def test_a_removed_topic_is_created_with_our_settings_by_a_later_publish()
         ("t.object.created", 6)
     ] * 2
     assert len(broker.topics["t.object.created"]) == 1
+
+
+async def test_a_subscriber_that_refuses_all_holds_a_bounded_number_of_events() -> None:
+    # Given more events than may be retried, and a subscriber that refuses each
+    broker = Broker()
+    connection = BrokerConnection(RETRIED, broker, map("t.{}".format, CATALOGUE))
+    events = Events(connection)
+    count = RETRIED_MAX + 3 * FETCH_COUNT
+    await events.publish([created("photos", str(number)) for number in range(count)])
+    got: list[Event] = []
+    polls = asyncio.Event()
+
+    def note_up() -> None:
+        if len(got) >= RETRIED_MAX and events._consumer.paused():
+            polls.set()
+
+    async def refuse(event: Event) -> None:
+        got.append(event)
+        raise RuntimeError("refused")
+
+    # When it has got so many, then those behind wait at the broker
+    delivering = asyncio.create_task(events.deliver(frozenset(), refuse, note_up))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await polls.wait()
+    assert RETRIED_MAX <= len(got) < RETRIED_MAX + FETCH_COUNT
+
+    # And come once these are acknowledged
+    async def acknowledge(event: Event) -> None:
+        got.append(event)
+        await events.acknowledge(event.id)
+
+    delivering.cancel()
+    await asyncio.wait([delivering])
+    got.clear()
+    delivering = asyncio.create_task(events.deliver(frozenset(), acknowledge, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(got) < 3 * FETCH_COUNT:
+            await asyncio.sleep(0)
+    delivering.cancel()
+    await asyncio.wait([delivering])

@@ -199,3 +199,51 @@ async def test_what_was_sent_or_seen_counts_though_the_brokers_list_the_end_late
         assert await tasks.counts() == (2, 1)
         broker.listed_count = 1
         assert await tasks.counts() == (2, 1)
+
+
+async def test_topics_that_brokers_have_lost_are_created_again() -> None:
+    # Given a backend whose topics of tasks are removed
+    broker = Broker()
+    async with tasks_of(broker) as tasks:
+        await tasks.prepare()
+        before = [topic.name for topic in broker.created]
+        for name in before:
+            broker.remove(name)
+
+        # When a publish misses one, then the next one finds it, and the others when they are missed
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await tasks.enqueue(task())
+        await tasks.enqueue(task())
+        assert await tasks.dequeue() == task()
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await tasks.fail(TASK_ID, "refused")
+        assert await tasks.fail(TASK_ID, "refused")
+        assert {topic.name for topic in broker.created[len(before) :]} == {
+            "t.tasks",
+            "t.dead-letter",
+        }
+
+
+async def test_a_topic_that_was_created_again_is_finished_and_counted_from_its_beginning() -> None:
+    # Given a consumer that has finished a number of tasks
+    broker = Broker()
+    async with tasks_of(broker) as tasks:
+        await tasks.prepare()
+        for _ in range(5):
+            await tasks.enqueue(task())
+            assert await tasks.dequeue() == task()
+            await tasks.complete(TASK_ID)
+
+        # When the topic is replaced, and has a task that is finished and one that waits
+        broker.remove("t.tasks")
+        broker.committed.clear()
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await tasks.enqueue(task())
+        for _ in range(2):
+            await tasks.enqueue(task())
+        assert await tasks.dequeue() == task()
+        await tasks.complete(TASK_ID)
+
+        # Then these are its offsets
+        assert broker.committed["g.tasks", TASKS] == 1
+        assert await tasks.counts() == (1, 0)
