@@ -188,7 +188,7 @@ class PublishStream:
         sent = _Sent(answer, min(until, now + ATTEMPT_S))
         self._unanswered[self._number] = sent
         self._used_at = now
-        self._queue.append((self._number, numbered(self._number, request)))
+        self._queue.append((self._number, request))
         _wake(self._wanted)
         if sent.until < self._timer.when():
             self._timer.cancel()
@@ -220,22 +220,34 @@ class PublishStream:
                 self._connecting.cancel()
             while True:
                 while self._queue:
-                    if self._has_several() and not self._liveness.is_fresh:
-                        await self._prove()
-                    if self._queue:
-                        await self._call.write(self._queue.popleft()[1])
+                    await self._write_next()
                 if self._is_over:
                     await self._call.done_writing()
                     return
                 self._wanted = self._loop.create_future()
                 await self._wanted
 
-    async def _prove(self) -> None:
+    async def _write_next(self) -> None:
+        """Writes the first request of the queue, unless it has waited for too long, and failed."""
+        number, request = self._queue[0]
+        sent = self._unanswered.get(number)
+        if sent is None:
+            self._queue.popleft()
+            return
+        if self._has_several() and not self._liveness.is_fresh:
+            await self._prove(self._left_ms(sent) / 1000)
+        if self._queue:
+            self._queue.popleft()
+            await self._call.write(numbered(number, request, self._left_ms(sent)))
+
+    def _left_ms(self, sent: _Sent) -> int:
+        """The rest of its time; 1 at least, since 0 says nothing to an ingest."""
+        return max(int((sent.until - self._loop.time()) * 1000), 1)
+
+    async def _prove(self, left_s: float) -> None:
         """Waits for a sign of life; without one the stream ends."""
-        sent = self._unanswered.get(self._queue[0][0])
-        left_s = 0.0 if sent is None else sent.until - self._loop.time()
         try:
-            await self._liveness.prove(self._channel, connect_s(max(left_s, 0.001)))
+            await self._liveness.prove(self._channel, connect_s(left_s))
         except Unavailable as error:
             self._break(error)
 

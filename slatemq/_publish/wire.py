@@ -217,9 +217,10 @@ class Runs:
         return range(place, place + 1), "payload" if named["payloads"] else "dedupe_key"
 
 
-def numbered(number: int, request: bytes) -> bytes:
-    """A PublishStreamRequest with this number and this encoded PublishRequest."""
-    return b"".join((_NUMBER, varint(number), _PUBLISH, varint(len(request)), request))
+def numbered(number: int, request: bytes, timeout_ms: int) -> bytes:
+    """A PublishStreamRequest with this number, encoded PublishRequest and time for its answer."""
+    length, timeout = varint(len(request)), varint(timeout_ms)
+    return b"".join((_NUMBER, varint(number), _PUBLISH, length, request, _TIMEOUT_MS, timeout))
 
 
 def _common_of(message: OutgoingMessage, where: str) -> bytes:
@@ -284,3 +285,4 @@ _SHORT_HEADER_BYTES: Final = 0x80 - 4
 """Lengths below 0x80 take one byte, and four bytes stand around name and value."""
 _NUMBER: Final = tag_of(ingest_pb2.PublishStreamRequest, "number")
 _PUBLISH: Final = tag_of(ingest_pb2.PublishStreamRequest, "publish")
+_TIMEOUT_MS: Final = tag_of(ingest_pb2.PublishStreamRequest, "timeout_ms")

@@ -228,9 +228,15 @@ class PublishStreamRequest(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Chosen by the producer, and repeated in the answer. Unanswered requests should have different
     numbers; the service does not look at them.
+    """
+    timeout_ms: _builtins.int
+    """How long the producer still waits for the answer; not negative; 0 = it does not say. Where
+    publishes are `sync`, one that takes long is answered with its task's ID a second before this
+    time is over (a fifth of it, if that is less), and after 20,000 ms at the latest.
     """
     @_builtins.property
     def publish(self) -> Global___PublishRequest:
@@ -241,10 +247,11 @@ class PublishStreamRequest(_message.Message):
         *,
         number: _builtins.int = ...,
         publish: Global___PublishRequest | None = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["publish", b"publish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "publish", b"publish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "publish", b"publish", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

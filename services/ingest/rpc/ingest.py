@@ -102,14 +102,15 @@ class _Stream:
         self,
         publisher: Publisher,
         accept: Callable[[ingest_pb2.PublishRequest], Accepted],
-        publish: Callable[[Accepted], Awaitable[ingest_pb2.PublishResponse]],
+        publish: Callable[[Accepted, int], Awaitable[ingest_pb2.PublishResponse]],
         count: Callable[[int], None],
         *,
         publishes_all: bool,
     ) -> None:
         """`accept` checks a request; `publish` stores one in any case, or all of them.
 
-        `count` gets the number of messages of those that it does not store.
+        `publish` gets the `timeout_ms` of the request, too; `count` the number of messages of those
+        that it does not store.
         """
         self.error: BaseException | None = None
         self._publisher = publisher
@@ -181,7 +182,7 @@ class _Stream:
         try:
             async for request in requests:
                 self._unanswered += 1
-                refusal = self._take(request.number, request.publish)
+                refusal = self._take(request.number, request.publish, request.timeout_ms)
                 del request
                 if isinstance(refusal, ResourceExhausted) or self._is_full:
                     # A client that waits, or reads no answers, keeps no memory of other requests
@@ -209,10 +210,14 @@ class _Stream:
             or self._unanswered_messages >= UNANSWERED_MESSAGES_MAX
         )
 
-    def _take(self, number: int, request: ingest_pb2.PublishRequest) -> Exception | None:
+    def _take(
+        self, number: int, request: ingest_pb2.PublishRequest, timeout_ms: int
+    ) -> Exception | None:
         """Begin to store a request; returns the error of one that is refused."""
         waiting: Waiting | None = None
         try:
+            if timeout_ms < 0:
+                raise InvalidArgument("timeout_ms", "must not be negative")
             accepted = self._accept(request)
             if accepted.is_plain and not self._publishes_all:
                 waiting = self._publisher.enqueue(accepted)
@@ -221,7 +226,7 @@ class _Stream:
             return error.with_traceback(None)  # Its frames would keep the request.
         self._unanswered_messages += len(accepted.payloads)
         if waiting is None:
-            task = asyncio.create_task(self._store(number, accepted))
+            task = asyncio.create_task(self._store(number, accepted, timeout_ms))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return None
@@ -253,10 +258,10 @@ class _Stream:
             self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer), count)
         self._count(messages_count)
 
-    async def _store(self, number: int, accepted: Accepted) -> None:
+    async def _store(self, number: int, accepted: Accepted, timeout_ms: int) -> None:
         count = len(accepted.payloads)
         try:
-            answer = await self._publish(accepted)
+            answer = await self._publish(accepted, timeout_ms)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -351,7 +356,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         stream = _Stream(
             self._shard.publisher,
             self._accept,
-            self._publish,
+            self._publish_streamed,
             self._count_sent,
             publishes_all=self._publishes_all,
         )
@@ -378,6 +383,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 for place, run in enumerate(request.runs)
             )
         return accepted
+
+    async def _publish_streamed(
+        self, accepted: Accepted, timeout_ms: int
+    ) -> ingest_pb2.PublishResponse:
+        """Publish what came on a stream; `timeout_ms` is that of its request."""
+        return await self._publish(accepted)
 
     async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
         publisher = self._shard.publisher

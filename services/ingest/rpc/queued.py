@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,7 +18,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, published
 from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
-from services.ingest.tasks.servicer import seconds_to_wait
+from services.ingest.tasks.servicer import seconds_to_wait, wait_within
 from services.ingest.write.request_ids import Answered, answered_of
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
@@ -25,7 +26,7 @@ from slatemq.v1 import ingest_pb2
 TASK_ID_METADATA: Final = "slatemq-task-id"
 
 STREAM_WAIT_S: Final = 20.0
-"""How long a `sync` publish on a stream waits, where each has no deadline of its own."""
+"""The longest wait of a `sync` publish on a stream: its producer may not say how long it waits."""
 
 REPEATED_S: Final = 1.0
 """How long a publish waits to know whether it is a repeat."""
@@ -65,7 +66,7 @@ class QueuedServicer(IngestServicer):
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         accepted = self._accept(request)
-        answer = await self._publish(accepted, lambda: seconds_to_wait(context))
+        answer = await self._publish_within(accepted, lambda: seconds_to_wait(context))
         if answer.task_id:
             await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
         return answer
@@ -75,12 +76,21 @@ class QueuedServicer(IngestServicer):
         accepted.request = request
         return accepted
 
-    async def _publish(
-        self, accepted: Accepted, wait_s: Callable[[], float | None] = lambda: STREAM_WAIT_S
+    async def _publish_streamed(
+        self, accepted: Accepted, timeout_ms: int
+    ) -> ingest_pb2.PublishResponse:
+        now_s = asyncio.get_running_loop().time
+        until = now_s() + (timeout_ms / 1000 or math.inf)
+        return await self._publish_within(
+            accepted, lambda: min(STREAM_WAIT_S, wait_within(until - now_s()))
+        )
+
+    async def _publish_within(
+        self, accepted: Accepted, wait_s: Callable[[], float | None]
     ) -> ingest_pb2.PublishResponse:
         """Enqueue; where publishes are `sync`, wait at most `wait_s` for the outcome."""
         if all(map(self._is_of_backend, accepted.columns.headers)):
-            return await super()._publish(accepted)
+            return await self._publish(accepted)
         count = len(accepted.payloads)
         with self._counted(accepted.size_bytes), self._publish_span(count, accepted):
             answer = await self._publish_task(accepted, wait_s)

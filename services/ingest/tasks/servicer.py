@@ -94,7 +94,12 @@ def _check_limit(limit: int, highest: int) -> None:
 def seconds_to_wait(context: Any) -> float | None:
     """How long a call may wait; None: it has no deadline."""
     remaining: float | None = context.time_remaining()
-    return None if remaining is None else max(0.0, remaining - min(ANSWER_S, remaining / 5))
+    return None if remaining is None else wait_within(remaining)
+
+
+def wait_within(remaining_s: float) -> float:
+    """How long to wait where the answer is due in this time."""
+    return max(0.0, remaining_s - min(ANSWER_S, remaining_s / 5))
 
 
 def _task_of(known: KnownTask) -> task_pb2.Task:

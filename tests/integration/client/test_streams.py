@@ -125,6 +125,27 @@ async def test_an_answer_that_does_not_come_in_time_is_no_success(instance: Inst
     assert ingest.stored.count(b"x") == 1
 
 
+async def test_what_is_not_written_before_its_time_is_over_is_not_sent(
+    instance: Instance,
+) -> None:
+    ingest = instance.ingest
+    batches = BatchSettings(messages_max=1, requests_max=50)
+    async with slatemq.connect(instance.endpoint, call_timeout=2, batches=batches) as client:
+        await client.publish(b"opens the stream")
+        # Given an ingest that reads no further requests, and more of them than the connection takes
+        ingest.gate.clear()
+        sent = [b"%d" % n + bytes(900_000) for n in range(30)]
+        outcomes = await asyncio.gather(*map(client.publish, sent), return_exceptions=True)
+        assert {type(one) for one in outcomes} == {DeadlineExceeded}
+
+        # Then it gets those behind no more when it reads on
+        ingest.gate.set()
+        await client.publish(b"y")
+    assert b"y" in ingest.stored
+    sent_count = len(set(ingest.stored) & set(sent))
+    assert 0 < sent_count < len(sent)
+
+
 async def test_large_requests_are_calls_and_block_no_caller(instance: Instance) -> None:
     async with slatemq.connect(instance.endpoint) as client:
         await client.publish(b"opens the stream")

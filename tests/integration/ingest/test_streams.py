@@ -119,6 +119,21 @@ async def test_what_is_sent_before_the_end_is_answered() -> None:
         assert len(await stream.ids(20)) == 20
 
 
+async def test_a_negative_time_for_an_answer_is_refused() -> None:
+    async with serving() as ingest:
+        publish = PublishRequest(runs=[message(b"x")])
+        bad = PublishStreamRequest(number=1, publish=publish, timeout_ms=-1)
+        good = PublishStreamRequest(number=2, publish=publish, timeout_ms=1)
+        parts = [part async for part in ingest.stub.PublishStream(iter([bad, good]))]
+        refused, stored = sorted(
+            (answer for part in parts for answer in part.answers), key=lambda one: one.number
+        )
+        problem = from_status(refused.error)
+        assert isinstance(problem, InvalidArgument)
+        assert problem.field == "timeout_ms"
+        assert list(stored.published.message_ids) == [one.message_id for one in await ingest.log()]
+
+
 @pytest.mark.parametrize(("field", "request_"), BAD_PUBLISHES)
 async def test_a_bad_request_names_its_field_and_harms_no_other(field: str, request_: Any) -> None:
     async with serving(payload_bytes_max=1000) as ingest:
@@ -284,10 +299,10 @@ async def test_answers_that_are_not_read_have_a_bounded_number_of_messages(
         take = servicer._Stream._take
 
         def noted_take(
-            stream: servicer._Stream, number: int, request: PublishRequest
+            stream: servicer._Stream, number: int, request: PublishRequest, timeout_ms: int
         ) -> Exception | None:
             unanswered.append(stream._unanswered)
-            return take(stream, number, request)
+            return take(stream, number, request, timeout_ms)
 
         monkeypatch.setattr(servicer._Stream, "_take", noted_take)
 

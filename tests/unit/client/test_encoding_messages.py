@@ -130,11 +130,15 @@ def test_headers_are_changed_in_all_messages() -> None:
     ]
 
 
-@given(st.integers(0, (1 << 63) - 1), st.binary(max_size=300))
-def test_a_numbered_request_is_what_protobuf_writes(number: int, payload: bytes) -> None:
+@given(st.integers(0, (1 << 63) - 1), st.binary(max_size=300), st.integers(1, 30_000))
+def test_a_numbered_request_is_what_protobuf_writes(
+    number: int, payload: bytes, timeout_ms: int
+) -> None:
     runs = gathered([OutgoingMessage(payload)])
-    request = ingest_pb2.PublishStreamRequest.FromString(numbered(number, runs.encoded("r")))
+    encoded = numbered(number, runs.encoded("r"), timeout_ms)
+    request = ingest_pb2.PublishStreamRequest.FromString(encoded)
     assert (request.number, request.publish.request_id) == (number, "r")
+    assert request.timeout_ms == timeout_ms
     assert singles(request.publish) == [single(OutgoingMessage(payload))]
 
 

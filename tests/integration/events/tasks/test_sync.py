@@ -27,7 +27,7 @@ from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
 from slatemq.errors import FailedPrecondition, Unavailable
-from slatemq.v1 import ingest_pb2, task_pb2
+from slatemq.v1 import ingest_pb2, task_pb2, topology_pb2, topology_pb2_grpc
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
 from tests.forms import proof
 from tests.integration.events.backends.servers import Server, running
@@ -119,6 +119,44 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
         answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=60)
         assert answer.task_id
         assert order == ["enqueued", "waits"]
+
+
+async def test_the_clients_publish_is_answered_with_its_task_before_its_own_time_is_over(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    # Given an ingest that does not come to its tasks, and a client that does not wait for long
+    monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    async with queued(queue_settings(*backend, "sync")) as ingest:
+        topology = topology_pb2_grpc.TopologyServiceStub(ingest.channel)
+        known = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=60)
+        async with slatemq.connect(known.ingests[0].address, call_timeout=5) as client:
+            # Then it has the task of the one publish that there was
+            published = await client.publish(b"x")
+            assert published.task_id in {one.task_id for one in await ingest.pending()}
+            assert len(await ingest.pending()) == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 600_000, (1 << 63) - 1])
+async def test_a_publish_on_a_stream_is_answered_with_its_task_however_long_its_producer_waits(
+    backend: tuple[str, Server], timeout_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    monkeypatch.setattr(queued_rpc, "STREAM_WAIT_S", 0.2)
+    async with queued(queue_settings(*backend, "sync")) as ingest:
+        stream = ingest.stub.PublishStream(timeout=60)
+        request = ingest_pb2.PublishStreamRequest(
+            number=1, publish=ingest_request(b"x"), timeout_ms=timeout_ms
+        )
+        await stream.write(request)
+        await stream.done_writing()
+        (answer,) = [answer async for response in stream for answer in response.answers]
+        assert answer.published.task_id
 
 
 async def test_a_sync_publish_reads_no_record_of_its_task(
