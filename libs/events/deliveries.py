@@ -150,7 +150,9 @@ class GroupEvents(ABC, Generic[D]):
         else:
             self._held.setdefault(event.id, []).append(delivery)
             await run_handler(handler, event)
-            if not self._is_done(event, delivery):
+            if self._is_done(event, delivery):
+                self._drop(event, delivery)
+            else:
                 task = asyncio.create_task(self._retry(event, delivery, handler))
                 self._retrying.add(task)
                 task.add_done_callback(self._retried)
@@ -161,18 +163,26 @@ class GroupEvents(ABC, Generic[D]):
             if not self._is_done(event, delivery):
                 await run_handler(handler, event)
             if self._is_done(event, delivery):
-                return
+                break
         outage = Outage(log, self._place)
         while not self._is_done(event, delivery):
             try:
                 with self._translated():
                     await self._bury(delivery, NOT_ACKNOWLEDGED)
-                self._held.pop(event.id, None)
+                break
             except SlateMQError as error:  # the server may not deliver it again by itself
                 await outage.wait(error)
+        self._drop(event, delivery)
 
     def _is_done(self, event: Event, delivery: D) -> bool:
-        return event.id not in self._held or not self._is_open(delivery)
+        held = self._held.get(event.id, ())
+        return all(one is not delivery for one in held) or not self._is_open(delivery)
+
+    def _drop(self, event: Event, delivery: D) -> None:
+        """Hold it no more; other copies of the event, which was published twice, stay."""
+        others = [one for one in self._held.pop(event.id, ()) if one is not delivery]
+        if others:
+            self._held[event.id] = others
 
     def _retried(self, task: asyncio.Task[None]) -> None:
         self._retrying.discard(task)

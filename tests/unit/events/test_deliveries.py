@@ -68,6 +68,51 @@ async def test_an_event_whose_dead_letter_is_refused_becomes_one_later() -> None
     await asyncio.wait([delivering])
 
 
+class Twice(GroupEvents[str]):
+    """Delivers two copies of one event, the second one while the first becomes a dead letter."""
+
+    def __init__(self) -> None:
+        super().__init__("the test", 1, 0, nullcontext)
+        self.ended = list[str]()
+        self.buries = asyncio.Event()
+        self.may_bury = asyncio.Event()
+        self.delivered = asyncio.Event()
+
+    async def _deliver_all(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        await self._deliver_one("first", encode_event(EVENT), types, handler)
+        await self.buries.wait()
+        await self._deliver_one("second", encode_event(EVENT), types, handler)
+        self.delivered.set()
+        await asyncio.Event().wait()
+
+    async def _accept(self, delivery: str) -> None:
+        self.ended.append(f"accepted {delivery}")
+
+    async def _bury(self, delivery: str, error: str) -> None:
+        self.buries.set()
+        await self.may_bury.wait()
+        self.ended.append(f"buried {delivery}")
+
+
+async def test_each_copy_of_an_event_that_is_not_acknowledged_becomes_a_dead_letter() -> None:
+    async def ignore(event: Event) -> None:
+        pass
+
+    group = Twice()
+    delivering = asyncio.create_task(group.deliver(frozenset(), ignore, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await group.delivered.wait()
+        group.may_bury.set()
+        while group._retrying:
+            await asyncio.sleep(0.01)
+    assert group.ended == ["buried first", "buried second"]
+    assert not group._held
+    delivering.cancel()
+    await asyncio.wait([delivering])
+
+
 async def test_a_handler_whose_library_raises_cancelled_error_has_failed() -> None:
     async def cancelled(event: Event) -> None:
         raise asyncio.CancelledError
