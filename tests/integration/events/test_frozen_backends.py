@@ -6,6 +6,7 @@ Client libraries notice it by different ways, and some end their own calls with 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.relay import EventBatch, Relay
+from libs.events.settings import QueueSettings, RedisSettings
 from libs.serving.telemetry import Telemetry
 from services.ingest.tasks.backend import TaskBackend
+from slatemq._admin.instance import ANSWER_S
 from slatemq.errors import Unavailable
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.backends.test_conformance import a_task, created
@@ -104,6 +107,30 @@ async def connected(settings: Any) -> AsyncIterator[TaskBackend]:
         yield backend
     finally:
         await backend.close()
+
+
+async def test_a_relay_whose_backend_was_silent_from_the_start_says_so_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # Given a relay that waits for a server which accepts connections, and never answers
+        settings = QueueSettings(
+            enabled=True,
+            backend="redis",
+            redis=RedisSettings(url=f"redis://127.0.0.1:{silent.getsockname()[1]}"),
+        )
+        relay = Relay(settings, open_backend("redis"), Source())
+        running = asyncio.create_task(relay.run())
+
+        # Then who asks is answered in time, also before anything is known of it
+        async def is_up() -> bool:
+            async with asyncio.timeout(ANSWER_S):
+                return await relay.answers()
+
+        assert not await is_up()
+        await eventually(lambda: relay.counts.error)
+        assert not await is_up()
+        assert relay.counts.error.startswith("Redis cannot be reached")
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_what_uses_a_backend_outlives_its_silence_and_goes_on(
