@@ -73,12 +73,12 @@ class AuditLog:
 
     def _open(self, day: str) -> tuple[BinaryIO, set[str]]:
         if day not in self._days:
-            path = self._folder / f"{day}.jsonl"
-            is_new = not path.exists()
-            file = path.open("a+b")
-            if is_new:
-                _sync_folder(self._folder)
-            self._days[day] = file, _repair(file)
+            file = (self._folder / f"{day}.jsonl").open("a+b")
+            known = _repair(file)
+            # A program that was killed may have written lines, and the file, without syncing them.
+            os.fsync(file.fileno())
+            _sync_folder(self._folder)
+            self._days[day] = file, known
         return self._days[day]
 
     def _close_old(self) -> None:

@@ -1,6 +1,7 @@
 """The parts of the examples with events: a cache, an audit log and an inbox."""
 
 import asyncio
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from examples.events.audit_log import DAYS_OPEN, AuditLog
 from examples.events.cached_files import Cache, changed_key
 from examples.events.webhook_receiver import Inbox
-from slatemq.events import Event, decode_event, make_event
+from slatemq.events import Event, decode_event, encode_event, make_event
 from slatemq.events.catalogue import EventData, MessagePublished
 
 DAY_MS = 86_400_000
@@ -109,6 +110,27 @@ def test_a_line_that_a_crash_cut_off_is_written_again(tmp_path: Path) -> None:
     with AuditLog(tmp_path) as log:
         assert log.append(given) == 1
     assert lines(file) == given
+
+
+def test_a_line_that_a_kill_left_unsynced_is_synced_before_its_event_is_acked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a program that was killed once it had written a line to a new file
+    file, known = tmp_path / "2026-02-22.jsonl", event(1)
+    file.write_bytes(encode_event(known) + b"\n")
+
+    synced: list[int] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with AuditLog(tmp_path) as log:
+        # When its event comes again, then both the line and the file's name are on the disk
+        assert log.append([known]) == 0
+        assert sorted(synced) == sorted([file.stat().st_ino, tmp_path.stat().st_ino])
 
 
 def test_days_that_are_not_in_memory_any_more_are_known_from_their_files(tmp_path: Path) -> None:
