@@ -74,6 +74,8 @@ class _Object(msgspec.Struct, frozen=True):
     key: str = ""
     size: int = 0
     etag: str = msgspec.field(default="", name="eTag")
+    ceph_etag: str = msgspec.field(default="", name="etag")
+    """As Ceph spelled it before April 2021 (ceph/ceph#40608)."""
     content_type: str = msgspec.field(default="", name="contentType")
     sequencer: str = ""
     version_id: str | None = msgspec.field(default="", name="versionId")
@@ -237,7 +239,7 @@ def _data_of(name: str, record: _Record, key: str) -> EventData | None:
     bucket = record.s3.bucket.name
     kind = name.partition(":")[0]
     if name in _CREATED:
-        etag = record.s3.object.etag.strip('"')
+        etag = (record.s3.object.etag or record.s3.object.ceph_etag).strip('"')
         return ObjectCreated(
             bucket=bucket,
             key=key,

@@ -176,6 +176,24 @@ def test_ceph_s_keys_are_taken_as_they_are() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("members", "etag"),
+    [
+        ({"etag": "a6002322"}, '"a6002322"'),
+        ({"etag": "a6002322", "eTag": "d41d8cd9"}, '"d41d8cd9"'),
+        ({}, ""),
+    ],
+)
+def test_the_etag_of_an_older_ceph_is_taken_where_there_is_no_other(
+    members: dict[str, str], etag: str
+) -> None:
+    sent = record(eventSource="ceph:s3")
+    del sent["s3"]["object"]["eTag"]
+    sent["s3"]["object"] |= members
+    (event,), _ = read_notifications(document(sent))
+    assert event.data["etag"] == etag
+
+
 def test_notifications_behind_sns_are_taken() -> None:
     behind_sns = {"Type": "Notification", "Message": document(record()).decode()}
     (event,), _ = read_notifications(json.dumps(behind_sns))
