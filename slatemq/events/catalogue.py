@@ -45,7 +45,10 @@ class BucketDeleted(EventData, frozen=True, kw_only=True):
 
 
 class ObjectCreated(EventData, frozen=True, kw_only=True):
-    """An object was written. `size` is in bytes; `etag` includes its quotation marks."""
+    """An object was written. `size` is in bytes; `etag` includes its quotation marks.
+
+    `version_id` is empty where the bucket has no versions.
+    """
 
     event_type = "object.created"
     cause = "PutObject, CopyObject, CompleteMultipartUpload"
@@ -55,16 +58,22 @@ class ObjectCreated(EventData, frozen=True, kw_only=True):
     size: int
     etag: str
     content_type: str
+    version_id: str = ""
 
 
 class ObjectDeleted(EventData, frozen=True, kw_only=True):
-    """An object was deleted."""
+    """An object was deleted, or in a bucket with versions one version of it.
+
+    `version_id` is that version, or the delete marker that hides the object: look at the object
+    before you act.
+    """
 
     event_type = "object.deleted"
     cause = "DeleteObject"
 
     bucket: str
     key: str
+    version_id: str = ""
 
 
 class ObjectsDeleted(EventData, frozen=True, kw_only=True):

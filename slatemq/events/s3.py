@@ -100,6 +100,7 @@ class _DetailObject(msgspec.Struct, frozen=True):
     size: int = 0
     etag: str = ""
     sequencer: str = ""
+    version_id: str | None = msgspec.field(default="", name="version-id")
 
 
 class _Detail(msgspec.Struct, frozen=True):
@@ -219,7 +220,9 @@ def _bridged(value: Mapping[str, Any]) -> Event | None:
         time=str(value.get("time", "")),
         s3=_S3(
             bucket=detail.bucket,
-            object=_Object(key=found.key, size=found.size, etag=found.etag),
+            object=_Object(
+                key=found.key, size=found.size, etag=found.etag, version_id=found.version_id
+            ),
         ),
         region=str(value.get("region", "")),
     )
@@ -236,7 +239,7 @@ def _bridged(value: Mapping[str, Any]) -> Event | None:
 
 
 def _data_of(name: str, record: _Record, key: str) -> EventData | None:
-    bucket = record.s3.bucket.name
+    bucket, version_id = record.s3.bucket.name, record.s3.object.version_id or ""
     kind = name.partition(":")[0]
     if name in _CREATED:
         etag = (record.s3.object.etag or record.s3.object.ceph_etag).strip('"')
@@ -246,10 +249,11 @@ def _data_of(name: str, record: _Record, key: str) -> EventData | None:
             size=record.s3.object.size,
             etag=f'"{etag}"' if etag else "",
             content_type=record.s3.object.content_type,
+            version_id=version_id,
         )
     is_expired = name == "ObjectLifecycle:Expiration:Current"
     if kind in ("ObjectRemoved", "LifecycleExpiration") or is_expired:
-        return ObjectDeleted(bucket=bucket, key=key)
+        return ObjectDeleted(bucket=bucket, key=key, version_id=version_id)
     if kind == "ObjectAcl":
         return ObjectAclUpdated(bucket=bucket, key=key, acl="")
     if kind == "BucketCreated":

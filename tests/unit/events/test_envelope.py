@@ -30,7 +30,7 @@ GOLDEN = (
     b'"timestamp":"2026-02-22T12:00:00.000Z","source":"ingest-0",'
     b'"request_id":"4442587FB7D0A2F9","data":{"bucket":"my-bucket","key":"photos/cat.jpg",'
     b'"size":1048576,"etag":"\\"d41d8cd98f00b204e9800998ecf8427e\\"",'
-    b'"content_type":"image/jpeg"}}'
+    b'"content_type":"image/jpeg","version_id":""}}'
 )
 
 MILLISECONDS = st.integers(0, 253_402_300_799_999)
@@ -101,7 +101,13 @@ def test_data_of_another_type_is_refused_by_field() -> None:
 
 
 def test_members_that_a_later_version_adds_are_passed_over() -> None:
-    data = {**json.loads(GOLDEN)["data"], "version_id": "v7"}
+    data = {**json.loads(GOLDEN)["data"], "storage_class": "GLACIER"}
+    assert data_of(decode_event(changed(data=data))) == data_of(EXAMPLE)
+
+
+def test_a_version_is_empty_where_an_event_has_none() -> None:
+    data = json.loads(GOLDEN)["data"]
+    del data["version_id"]
     assert data_of(decode_event(changed(data=data))) == data_of(EXAMPLE)
 
 

@@ -58,6 +58,7 @@ def test_an_upload_becomes_object_created_with_its_key_decoded() -> None:
         "size": 1024,
         "etag": '"d41d8cd98f00b204e9800998ecf8427e"',
         "content_type": "",
+        "version_id": "",
     }
     assert headers_of(event) == {
         "type": "object.created",
@@ -173,6 +174,7 @@ def test_ceph_s_keys_are_taken_as_they_are() -> None:
         "size": 177,
         "etag": '"a60023221945e53a31f07df71f37f032"',
         "content_type": "",
+        "version_id": "",
     }
 
 
@@ -241,9 +243,9 @@ def test_a_subscription_is_named_by_what_sns_may_send(field: str, wrong: object)
         (
             "Object Created",
             "object.created",
-            {"size": 5, "etag": '"abc"', "content_type": ""},
+            {"size": 5, "etag": '"abc"', "content_type": "", "version_id": ""},
         ),
-        ("Object Deleted", "object.deleted", {}),
+        ("Object Deleted", "object.deleted", {"version_id": ""}),
         ("Object ACL Updated", "object.acl.updated", {"acl": ""}),
     ],
 )
@@ -271,6 +273,47 @@ def test_notifications_of_eventbridge_are_taken(
         [],
         1,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "version_id"), [({"versionId": "v7"}, "v7"), ({"versionId": None}, ""), ({}, "")]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ObjectCreated:Put",
+        "ObjectRemoved:Delete",
+        "ObjectRemoved:DeleteMarkerCreated",
+        "LifecycleExpiration:Delete",
+    ],
+)
+def test_an_event_of_an_object_has_the_version_of_its_notification(
+    name: str, given: dict[str, str | None], version_id: str
+) -> None:
+    sent = record(name)
+    sent["s3"]["object"] |= given
+    (event,), _ = read_notifications(document(sent))
+    assert event.data["version_id"] == version_id
+
+
+@pytest.mark.parametrize(
+    ("given", "version_id"), [({"version-id": "v7"}, "v7"), ({"version-id": None}, ""), ({}, "")]
+)
+@pytest.mark.parametrize("detail_type", ["Object Created", "Object Deleted"])
+def test_an_event_of_eventbridge_has_the_version_of_its_notification(
+    detail_type: str, given: dict[str, str | None], version_id: str
+) -> None:
+    bridged = {
+        "detail-type": detail_type,
+        "time": "2026-02-22T12:00:00Z",
+        "detail": {
+            "bucket": {"name": "my-bucket"},
+            "object": {"key": "k", **given},
+            "deletion-type": "Permanently Deleted",
+        },
+    }
+    (event,), _ = read_notifications(json.dumps(bridged))
+    assert event.data["version_id"] == version_id
 
 
 def without(name: str) -> dict[str, Any]:
