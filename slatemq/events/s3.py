@@ -18,8 +18,9 @@ notification                                 event
 SNS also sends what is about its subscriptions: no event is made of that.
 
 Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. MinIO
-calls some of these `ObjectCreated`, too: `PutTagging`, `PutRetention` and so on. The ID of an event
-is derived from its notification: one that a store sends twice has the same ID.
+calls some of these `ObjectCreated`, too: `PutTagging`, `PutRetention` and so on; and its
+`ObjectRemoved:NoOP` is the deletion of what was not there. The ID of an event is derived from its
+notification: one that a store sends twice has the same ID.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 _CREATED = {f"ObjectCreated:{call}" for call in ("Put", "Post", "Copy", "CompleteMultipartUpload")}
+
+_REMOVED_NOTHING = "ObjectRemoved:NoOP"
+"""What MinIO sends where the object or version to delete was not there."""
 
 _ABOUT_SUBSCRIPTIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 """What SNS sends beside notifications: the `Message` of these is prose."""
@@ -252,7 +256,8 @@ def _data_of(name: str, record: _Record, key: str) -> EventData | None:
             version_id=version_id,
         )
     is_expired = name == "ObjectLifecycle:Expiration:Current"
-    if kind in ("ObjectRemoved", "LifecycleExpiration") or is_expired:
+    is_removed = kind in ("ObjectRemoved", "LifecycleExpiration") and name != _REMOVED_NOTHING
+    if is_removed or is_expired:
         return ObjectDeleted(bucket=bucket, key=key, version_id=version_id)
     if kind == "ObjectAcl":
         return ObjectAclUpdated(bucket=bucket, key=key, acl="")
