@@ -59,7 +59,9 @@ class RecordedEvents(ShardEvents):
             self._record(queue, kind(queue=queue.queue_id), now_ms)
 
     def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
-        states = [kind.name.lower() for kind in Purge if kind in kinds]
+        if not count:
+            return
+        states = [state for kind in Purge if kind in kinds for state in kind.value]
         data = QueuePurged(queue=queue.queue_id, states=states, messages=count)
         self._record(queue, data, now_ms)
 

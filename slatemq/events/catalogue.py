@@ -211,7 +211,10 @@ class QueueResumed(EventData, frozen=True, kw_only=True):
 
 
 class QueuePurged(EventData, frozen=True, kw_only=True):
-    """Messages were removed from a queue; `states` are the states that were emptied."""
+    """Messages were removed from a queue; `states` are the states that were emptied.
+
+    `available` and `delayed` are always emptied together.
+    """
 
     event_type = "queue.purged"
     cause = "PurgeQueue"

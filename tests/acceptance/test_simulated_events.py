@@ -10,7 +10,13 @@ import pytest
 
 from libs.events.tasks import WriteTask
 from slatemq.errors import Unavailable
-from slatemq.events.catalogue import EventData, MessagePublished, QueueDeleted, QueueUpdated
+from slatemq.events.catalogue import (
+    EventData,
+    MessagePublished,
+    QueueDeleted,
+    QueuePurged,
+    QueueUpdated,
+)
 from slatemq.events.envelope import Event, make_task_id
 from tests.simulation.event_judge import EventJudge
 from tests.simulation.event_server import EventServer, SimulatedBackend
@@ -115,6 +121,19 @@ def test_each_change_of_a_queue_has_its_event_and_no_more() -> None:
     events.landed(event(3, QueueDeleted(queue="red")))
     with pytest.raises(Violated, match=r"2 events queue\.deleted of red, and 1 were"):
         events.missing()
+
+
+def test_a_purge_has_an_event_where_it_removed_something() -> None:
+    judge, events = judges()
+    purged = QueuePurged(queue="red", states=["available", "delayed"], messages=1)
+    events.landed(event(1, of_message(7, color="red")))
+    judge.may_change("queue.purged", "red", is_once=False)
+    assert events.missing() == [], "it removed nothing, or was not answered yet"
+    judge.has_changed("queue.purged", "red")
+    assert events.missing() == ["0 events queue.purged of red, and 1 were answered"]
+    for number in (2, 3):  # the answer of one was lost
+        events.landed(event(number, purged))
+        assert events.missing() == []
 
 
 def test_a_dead_letter_that_was_dropped_has_an_event() -> None:

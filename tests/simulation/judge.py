@@ -285,9 +285,17 @@ class Judge:
 
         `is_once`: one event, however often it is tried.
         """
+        self.may_change(kind, queue, is_once=is_once)
+        yield
+        self.has_changed(kind, queue)
+
+    def may_change(self, kind: str, queue: str, *, is_once: bool) -> None:
+        """A client begins to change a queue, which may have an event. See `change`."""
         least, most = self.changes.get((kind, queue), (0, 0))
         self.changes[kind, queue] = least, most + (1 if is_once else NEVER)
-        yield
+
+    def has_changed(self, kind: str, queue: str) -> None:
+        """The answer says that something was changed: there must be an event."""
         least, most = self.changes[kind, queue]
         self.changes[kind, queue] = least + 1, most
 

@@ -68,10 +68,10 @@ class Nack:
 
 
 class Purge(Enum):
-    """Which of a queue's lists to empty."""
+    """Which of a queue's lists to empty; the values are the states of their messages."""
 
-    AVAILABLE = 1  # and delayed
-    IN_FLIGHT = 2
-    DONE = 3
-    FAILED = 4
-    ARCHIVED = 5
+    AVAILABLE = ("available", "delayed")
+    IN_FLIGHT = ("in_flight",)
+    DONE = ("done",)
+    FAILED = ("failed",)
+    ARCHIVED = ("archived",)

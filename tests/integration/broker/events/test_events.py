@@ -101,8 +101,48 @@ async def test_each_change_of_a_queue_has_its_event_in_order(
     assert first.source == "broker-0"
     assert first.timestamp == format_timestamp(created.created_at_ms)
     assert first.data["filter"] == created.filter
-    assert server.events[4].data == {"queue": "q", "states": ["available", "failed"], "messages": 3}
+    states = ["available", "delayed", "failed"]
+    assert server.events[4].data == {"queue": "q", "states": states, "messages": 3}
     assert (at.enabled, at.answering, at.cursor, at.lag_count) == (True, True, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "emptied"),
+    [
+        ([], ["available", "delayed"]),
+        ([queue_pb2.ENTRY_STATE_AVAILABLE], ["available", "delayed"]),
+        ([DELAYED], ["available", "delayed"]),
+        ([queue_pb2.ENTRY_STATE_AVAILABLE, DELAYED], ["available", "delayed"]),
+        ([FAILED, DELAYED], ["available", "delayed", "failed"]),
+    ],
+)
+async def test_the_event_of_a_purge_names_all_states_that_it_empties(
+    server: EventServer,
+    events_on: dict[str, Any],
+    given: list[queue_pb2.EntryState.ValueType],
+    emptied: list[str],
+) -> None:
+    async with running(settings=events_on) as rig:
+        await rig.create()
+        late = rig.clock.now_ms() + MINUTE
+        await rig.assign([1, 2, 3], visible_at_ms=[0, late, late])
+        assert await purge(rig, *given) == 3
+        await server.has(2)
+
+    assert server.received("states", "messages")[1:] == [("queue.purged", emptied, 3)]
+
+
+async def test_a_purge_that_removes_nothing_has_no_event(
+    server: EventServer, events_on: dict[str, Any]
+) -> None:
+    async with running(settings=events_on) as rig:
+        await rig.create()
+        assert await purge(rig) == 0
+        assert await purge(rig, queue_pb2.ENTRY_STATE_DONE) == 0
+        await delete(rig)
+        await server.has(2)
+
+    assert server.received() == [("queue.created",), ("queue.deleted",)]
 
 
 async def test_each_change_of_a_message_has_its_event(
