@@ -16,28 +16,37 @@ CloudEvents        the envelope
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from cloudevents.core.exceptions import BaseCloudEventException
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from slatemq.errors import InvalidArgument
-from slatemq.events.envelope import Event, check_finite, format_timestamp
+from slatemq.events.envelope import (
+    Event,
+    check_finite,
+    decode_struct,
+    format_timestamp,
+    parse_timestamp,
+)
 
 TYPE_PREFIX = "io.slatemq."
 SOURCE_PREFIX = "/slatemq/"
 CONTENT_TYPE = "application/cloudevents+json"
 
-_NO_CLOUD_EVENT = (
-    BaseCloudEventException,
-    ValueError,
-    TypeError,
-    RecursionError,
-    KeyError,
-    AttributeError,
-)
-"""What the library raises; the last two for JSON that is not an object."""
+
+class _Members(msgspec.Struct, frozen=True, kw_only=True):
+    """What each event of SlateMQ has; the library would make up an ID, a time and a version."""
+
+    specversion: Literal["1.0"]
+    id: str
+    source: str
+    type: str
+    time: str
+    requestid: str | None = None
+    data: dict[str, Any]
 
 
 def encode_cloud_event(event: Event) -> bytes:
@@ -67,25 +76,27 @@ def encode_cloud_event(event: Event) -> bytes:
 
 
 def decode_cloud_event(encoded: bytes) -> Event:
-    """The event in a CloudEvent that SlateMQ encoded. Raises InvalidArgument."""
+    """The event in a CloudEvent that SlateMQ encoded.
+
+    The library reads it once all that it would make up is known to be there. Raises
+    InvalidArgument, which names the member.
+    """
+    members = decode_struct(encoded, _Members, "event")
+    at_ms = parse_timestamp("event.time", members.time.upper())  # RFC 3339 permits t and z
     try:
-        cloud = JSONFormat().read(CloudEvent, encoded)
-    except _NO_CLOUD_EVENT as error:
+        JSONFormat().read(CloudEvent, encoded)
+    except (BaseCloudEventException, ValueError, RecursionError) as error:
         raise InvalidArgument("event", f"is not a CloudEvent in JSON: {error}") from error
-    kind, source, time = cloud.get_type(), cloud.get_source(), cloud.get_time()
-    if not kind.startswith(TYPE_PREFIX) or not source.startswith(SOURCE_PREFIX) or time is None:
+    kind, source = members.type, members.source
+    if not kind.startswith(TYPE_PREFIX) or not source.startswith(SOURCE_PREFIX):
         raise InvalidArgument("event", f"is not of SlateMQ: type {kind!r}, source {source!r}")
-    data = cloud.get_data()
-    if not isinstance(data, dict):
-        raise InvalidArgument("event.data", "must be a JSON object")
-    check_finite("event.data", data)
     return Event(
-        id=cloud.get_id(),
+        id=members.id,
         type=kind.removeprefix(TYPE_PREFIX),
-        timestamp=format_timestamp(round(time.timestamp() * 1000)),
+        timestamp=format_timestamp(at_ms),
         source=source.removeprefix(SOURCE_PREFIX),
-        request_id=str(cloud.get_extension("requestid") or ""),
-        data=data,
+        request_id=members.requestid or "",
+        data=members.data,
     )
 
 
