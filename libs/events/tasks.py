@@ -20,6 +20,7 @@ import msgspec
 
 from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import (
+    LAST_DATE_MS,
     TASK_PREFIX,
     check_id,
     decode_struct,
@@ -34,10 +35,6 @@ D = TypeVar("D")
 
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
-
-
-LAST_DATE_MS: Final = 253_402_300_799_999
-"""The end of the year 9999."""
 
 TIME_DIGITS_MAX: Final = 15
 """Of a time in ms that a message says: the year 33658, and no number that is slow to read."""

@@ -31,6 +31,9 @@ TASK_PREFIX = "task_"
 
 _RANDOM_BYTES = 10
 _EPOCH = datetime.fromtimestamp(0, UTC)
+LAST_DATE_MS = 253_402_300_799_999
+"""The end of the year 9999, behind which there are no dates."""
+
 TYPE_CHARACTERS_MAX = 100
 """Of an event type, which is a part of a topic's name in Kafka and a routing key in RabbitMQ."""
 
@@ -164,15 +167,18 @@ def format_timestamp(at_ms: int) -> str:
 
 
 def parse_timestamp(field: str, text: str) -> int:
-    """Milliseconds since the Unix epoch, which no event precedes. Raises InvalidArgument."""
+    """Milliseconds since the Unix epoch, up to LAST_DATE_MS. Raises InvalidArgument."""
     try:
         at = datetime.fromisoformat(text)
         if at.tzinfo is None or at < _EPOCH:
             raise ValueError(text)
+        at_ms = round(at.timestamp() * 1000)
+        if at_ms > LAST_DATE_MS:
+            raise ValueError(text)
     except (ValueError, OverflowError) as error:
         raise InvalidArgument(
             field,
-            "must be ISO 8601 with a time zone, like 2026-02-22T12:00:00.000Z, and not before "
-            f"1970; it is {text!r}",
+            "must be ISO 8601 with a time zone, like 2026-02-22T12:00:00.000Z, in the years 1970 "
+            f"to 9999 of UTC; it is {text!r}",
         ) from error
-    return round(at.timestamp() * 1000)
+    return at_ms

@@ -67,6 +67,10 @@ def test_what_is_wrong_is_named_by_file_line_and_field(text: bytes, said: str) -
     ("text", "said"),
     [
         (document(record()) + b"\n{\n", "f.json, line 2: notification: is not JSON"),
+        (
+            document(record(eventTime="9999-12-31T23:59:59.9999Z")),
+            "f.json, line 1: Records[0].eventTime: must be ISO 8601",
+        ),
         (b"\n", "f.json has no notifications"),
     ],
 )

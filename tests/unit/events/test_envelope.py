@@ -178,6 +178,29 @@ def test_a_timestamp_has_milliseconds_and_comes_back(at_ms: int) -> None:
     assert parse_timestamp("timestamp", text) == at_ms
 
 
+LATE = [
+    "9999-12-31T23:59:59.9996Z",
+    "9999-12-31T23:59:59.9999Z",
+    "9999-12-31T23:59:59-01:00",
+    "9999-12-31T23:00:00-23:59",
+]
+"""In or behind the last half of a millisecond that a date can have."""
+
+
+@pytest.mark.parametrize("text", LATE)
+def test_a_timestamp_behind_the_year_9999_is_refused_by_field(text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_timestamp("at", text)
+    assert refused.value.field == "at"
+    assert text in refused.value.description
+    with pytest.raises(InvalidArgument) as refused:
+        decode_event(changed(timestamp=text))
+    assert refused.value.field == "timestamp"
+    with pytest.raises(InvalidArgument) as refused:
+        decode_cloud_event(cloud_event({"time": text}))
+    assert refused.value.field == "event.time"
+
+
 @given(MILLISECONDS, st.integers(0), st.integers(0))
 def test_the_same_change_has_the_same_id_each_time(at_ms: int, log: int, sequence: int) -> None:
     derived = derive_event_id(at_ms, log, sequence)

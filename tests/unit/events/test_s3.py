@@ -335,6 +335,8 @@ def without(name: str) -> dict[str, Any]:
         (document(record(eventTime="soon")), "Records[0].eventTime"),
         (document(record(eventTime="1152-02-22T12:00:00.000Z")), "Records[0].eventTime"),
         (document(record(eventTime="0001-01-01T00:00:00+14:00")), "Records[0].eventTime"),
+        (document(record(eventTime="9999-12-31T23:59:59.9999Z")), "Records[0].eventTime"),
+        (document(record(eventTime="9999-12-31T23:59:59-01:00")), "Records[0].eventTime"),
         (document(record(eventName=5)), "Records[0].eventName"),
         (document(record(s3={"bucket": {}})), "Records[0].s3.bucket"),
         (document(*[{}] * (RECORDS_MAX + 1)), "Records"),
