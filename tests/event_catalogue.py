@@ -31,12 +31,14 @@ delivered more than once, always with the same ID.
 |---|---|
 | `id` | `evt_` and a ULID |
 | `type` | one of the types below |
-| `timestamp` | when it happened: ISO 8601, UTC, milliseconds |
+| `timestamp` | when it happened: ISO 8601, UTC, milliseconds. Of other programs, `decode_event` \
+takes other forms of ISO 8601 with a time zone (`+02:00`, no milliseconds), and gives this one |
 | `source` | the node that it happened at |
 | `request_id` | the request that caused it |
 | `data` | what happened, by type; readers pass over members that they do not know |
 
-The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON:
+The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON, where `source` is
+percent-encoded:
 
 ```json
 {cloud_event}

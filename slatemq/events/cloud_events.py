@@ -5,7 +5,8 @@ CloudEvents        the envelope
 =================  ====================================================
 `id`               `id`
 `type`             `type`, below `io.slatemq.`
-`source`           `source`, as the URI reference `/slatemq/SOURCE`
+`source`           `source`, as the URI reference `/slatemq/SOURCE`,
+                   percent-encoded
 `time`             `timestamp`
 `subject`          the queue, else bucket and key, else the message ID
 `requestid`        `request_id` (an extension attribute)
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 import msgspec
 from cloudevents.core.exceptions import BaseCloudEventException
@@ -34,6 +36,9 @@ from slatemq.events.envelope import (
 
 TYPE_PREFIX = "io.slatemq."
 SOURCE_PREFIX = "/slatemq/"
+SOURCE_CHARACTERS = "/:@!$&'()*+,;="
+"""Those of a URI's path (RFC 3986) that stay as they are, beside letters, digits and `-._~`."""
+
 CONTENT_TYPE = "application/cloudevents+json"
 
 
@@ -52,11 +57,20 @@ class _Members(msgspec.Struct, frozen=True, kw_only=True):
 def encode_cloud_event(event: Event) -> bytes:
     """The event as a CloudEvent in structured JSON.
 
-    Raises InvalidArgument for data that JSON cannot hold.
+    Raises InvalidArgument for what JSON cannot hold.
     """
+    try:
+        encoded = JSONFormat().write(CloudEvent(_attributes(event), event.data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument("event", f"cannot be written as JSON: {error}") from error
+    check_finite("event", event.data)
+    return encoded
+
+
+def _attributes(event: Event) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "id": event.id,
-        "source": SOURCE_PREFIX + event.source,
+        "source": SOURCE_PREFIX + quote(event.source, safe=SOURCE_CHARACTERS),
         "type": TYPE_PREFIX + event.type,
         "specversion": "1.0",
         "time": datetime.fromisoformat(event.timestamp),
@@ -67,12 +81,7 @@ def encode_cloud_event(event: Event) -> bytes:
     subject = subject_of(event)
     if subject:
         attributes["subject"] = subject
-    try:
-        encoded = JSONFormat().write(CloudEvent(attributes, event.data))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument("event", f"cannot be written as JSON: {error}") from error
-    check_finite("event", event.data)
-    return encoded
+    return attributes
 
 
 def decode_cloud_event(encoded: bytes) -> Event:
@@ -94,10 +103,17 @@ def decode_cloud_event(encoded: bytes) -> Event:
         id=members.id,
         type=kind.removeprefix(TYPE_PREFIX),
         timestamp=format_timestamp(at_ms),
-        source=source.removeprefix(SOURCE_PREFIX),
+        source=_unquoted(source.removeprefix(SOURCE_PREFIX)),
         request_id=members.requestid or "",
         data=members.data,
     )
+
+
+def _unquoted(source: str) -> str:
+    try:
+        return unquote(source, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("event.source", f"is not UTF-8 in {source!r}") from error
 
 
 def subject_of(event: Event) -> str:

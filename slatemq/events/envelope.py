@@ -38,6 +38,7 @@ TYPE_CHARACTERS_MAX = 100
 """Of an event type, which is a part of a topic's name in Kafka and a routing key in RabbitMQ."""
 
 _TYPE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 
 
@@ -47,7 +48,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         id: `evt_` and a ULID.
         type: Dot-separated, such as `object.created`; the catalogue has the known ones.
-        timestamp: When it happened: ISO 8601, UTC, with milliseconds.
+        timestamp: When it happened: ISO 8601, UTC, with milliseconds; another form of ISO 8601 with
+            a time zone becomes this one, since others than SlateMQ make events, too.
         source: The node that it happened at, such as `ingest-0`.
         request_id: The request that caused it.
         data: What happened, as JSON values; the catalogue has a class for each known type.
@@ -61,10 +63,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     data: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for an ID or a timestamp of another form."""
+        """Raise InvalidArgument for an ID, a type or a timestamp that is none."""
         check_id("id", self.id, EVENT_PREFIX)
         check_type("type", self.type)
-        parse_timestamp("timestamp", self.timestamp)
+        at_ms = parse_timestamp("timestamp", self.timestamp)
+        if not _TIMESTAMP.fullmatch(self.timestamp):  # to write it takes longer than all else here
+            msgspec.structs.force_setattr(self, "timestamp", format_timestamp(at_ms))
 
 
 def encode_event(event: Event) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,7 @@ def test_a_member_of_a_cloud_event_that_is_no_text_is_refused(member: str, wrong
         ("time", None, "event.time"),
         ("data", None, "event.data"),
         ("data", [], "event.data"),
+        ("source", "/slatemq/%ff", "event.source"),
     ],
 )
 def test_a_wrong_member_of_a_cloud_event_is_named(member: str, wrong: object, field: str) -> None:
@@ -171,11 +173,58 @@ def test_a_cloud_event_has_no_request_where_it_says_none() -> None:
         assert decode_cloud_event(encoded).request_id == ""
 
 
+URI_REFERENCE = re.compile(r"/slatemq/([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})*")
+"""A path of RFC 3986."""
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("aws:s3", "/slatemq/aws:s3"),
+        ("my node\n1", "/slatemq/my%20node%0A1"),
+        ("50%25?x#y", "/slatemq/50%2525%3Fx%23y"),
+        ("grün", "/slatemq/gr%C3%BCn"),
+    ],
+)
+def test_a_source_is_percent_encoded_in_a_cloud_event(source: str, written: str) -> None:
+    event = msgspec.structs.replace(EXAMPLE, source=source)
+    encoded = encode_cloud_event(event)
+    assert json.loads(encoded)["source"] == written
+    assert decode_cloud_event(encoded) == event
+
+
+@given(TEXT)
+def test_any_source_comes_back_from_a_uri_reference(source: str) -> None:
+    event = msgspec.structs.replace(EXAMPLE, source=source)
+    encoded = encode_cloud_event(event)
+    assert URI_REFERENCE.fullmatch(json.loads(encoded)["source"])
+    assert decode_cloud_event(encoded) == event
+
+
 @given(MILLISECONDS)
 def test_a_timestamp_has_milliseconds_and_comes_back(at_ms: int) -> None:
     text = format_timestamp(at_ms)
     assert len(text) == len("2026-02-22T12:00:00.000Z")
     assert parse_timestamp("timestamp", text) == at_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("2026-02-22T14:00:00.000+02:00", "2026-02-22T12:00:00.000Z"),
+        ("2026-02-22T12:00:00Z", "2026-02-22T12:00:00.000Z"),
+        ("2026-02-22T12:00:00.418613Z", "2026-02-22T12:00:00.419Z"),
+        ("2026-02-22 12:00Z", "2026-02-22T12:00:00.000Z"),
+        ("20260222T120000Z", "2026-02-22T12:00:00.000Z"),
+        ("2026-W08-7T12:00:00Z", "2026-02-22T12:00:00.000Z"),
+    ],
+)
+def test_a_timestamp_of_another_form_becomes_the_one_of_events(text: str, canonical: str) -> None:
+    read = decode_event(changed(timestamp=text))
+    assert read.timestamp == canonical
+    assert json.loads(encode_event(read))["timestamp"] == canonical
+    assert decode_cloud_event(encode_cloud_event(read)) == read
+    assert msgspec.structs.replace(EXAMPLE, timestamp=text).timestamp == canonical
 
 
 LATE = [
