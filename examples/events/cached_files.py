@@ -56,8 +56,11 @@ class Cache:
                 del self._loads[key]
         return value, False
 
-    def drop(self, key: str) -> None:
-        """Forget a value, and one that is being loaded."""
+    def drop(self, key: str | None) -> None:
+        """Forget a value, and one that is being loaded; None: all of them."""
+        if key is None:
+            self.clear()
+            return
         self._loads.pop(key, None)
         self._values.pop(key, None)
 
@@ -67,8 +70,10 @@ class Cache:
         self._values.clear()
 
 
-def changed_key(event: Event) -> str:
-    """What an event says has changed; empty: nothing that is cached."""
+def changed_key(event: Event) -> str | None:
+    """What an event says has changed; empty: nothing that is cached; None: it may be anything."""
+    if event.data.get("headers_omitted"):
+        return None  # They were too large for an event.
     headers = event.data["headers"]
     if headers.get("type", "").startswith("object."):
         return str(headers["key"])

@@ -75,6 +75,33 @@ async def test_a_load_that_fails_leaves_nothing() -> None:
             await cache.get("a")
 
 
+async def test_an_event_without_its_headers_clears_the_cache() -> None:
+    loads: list[str] = []
+
+    async def load(key: str) -> bytes:
+        loads.append(key)
+        return b""
+
+    cache = Cache(load, 60)
+    await cache.get("a")
+    await cache.get("b")
+    omitted = MessagePublished(message_id=1, headers={}, size=0, headers_omitted=True)
+    cache.drop(changed_key(event(1, data=omitted)))
+    await cache.get("a")
+    await cache.get("b")
+    assert loads == ["a", "b", "a", "b"]
+
+
+async def test_an_event_that_names_nothing_leaves_the_cache_as_it_is() -> None:
+    async def load(key: str) -> bytes:
+        return b""
+
+    cache = Cache(load, 60)
+    await cache.get("a")
+    cache.drop(changed_key(event(1, data=MessagePublished(message_id=1, headers={}, size=0))))
+    assert await cache.get("a") == (b"", True)
+
+
 def test_events_name_what_changed() -> None:
     assert changed_key(event(1)) == "a"
     assert changed_key(event(1, data=MessagePublished(message_id=1, headers={}, size=0))) == ""
