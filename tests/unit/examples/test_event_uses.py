@@ -6,10 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from examples.events.audit_log import DAYS_OPEN, AuditLog
 from examples.events.cached_files import Cache, changed_key
-from examples.events.webhook_receiver import Inbox
+from examples.events.signatures import ID, SIGNATURE, TIMESTAMP, make_secret, sign
+from examples.events.webhook_receiver import Inbox, make_app
 from slatemq.events import Event, decode_event, encode_event, make_event
 from slatemq.events.catalogue import EventData, MessagePublished
 
@@ -187,3 +189,34 @@ def test_an_inbox_takes_an_event_once_and_remembers(tmp_path: Path) -> None:
 
     with closing(Inbox(tmp_path / "inbox.sqlite")) as inbox:
         assert not inbox.take("evt_1", b"x")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {ID: b"evt_\xff"},
+        {SIGNATURE: b"v1,\xff"},
+        {TIMESTAMP: b"\xff"},
+        {TIMESTAMP: b"9" * 400},
+    ],
+)
+async def test_a_receiver_refuses_headers_of_any_bytes(changed: dict[str, bytes]) -> None:
+    secret = make_secret()
+    taken: list[str] = []
+    signed = {name: one.encode() for name, one in sign(secret, "evt_1", b"{}").items()} | changed
+    lines = b"".join(b"%b: %b\r\n" % (name.encode(), one) for name, one in signed.items())
+    runner = web.AppRunner(make_app([secret], lambda event_id, _: taken.append(event_id)))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n")
+        writer.write(lines + b"\r\n{}")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    finally:
+        await runner.cleanup()
+
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+    assert taken == []

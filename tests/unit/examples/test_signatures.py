@@ -1,5 +1,10 @@
 """Signatures of webhooks: the vector of the standard, and whatever is wrong refused."""
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from examples.events.signatures import (
@@ -48,6 +53,11 @@ def test_a_secret_is_changed_with_both_known_at_either_end() -> None:
         ({TIMESTAMP: "1614265331"}, BODY, NOW, "fits the body"),
         ({SIGNATURE: "v1,"}, BODY, NOW, "fits the body"),
         ({SIGNATURE: "v1,ü"}, BODY, NOW, "fits the body"),
+        ({SIGNATURE: "v1,\udcff"}, BODY, NOW, "missing or wrong"),
+        ({ID: "msg\udcff"}, BODY, NOW, "missing or wrong"),
+        ({TIMESTAMP: "\udcff"}, BODY, NOW, "missing or wrong"),
+        ({TIMESTAMP: "9" * 400}, BODY, NOW, "missing or wrong"),
+        ({TIMESTAMP: "9" * 5_000}, BODY, NOW, "missing or wrong"),
         ({TIMESTAMP: "soon"}, BODY, NOW, "missing or wrong"),
         ({}, BODY, NOW + 301, "not from now"),
         ({}, BODY, NOW - 301, "not from now"),
@@ -60,6 +70,39 @@ def test_whatever_is_wrong_is_refused(
 
     with pytest.raises(WrongSignature, match=words):
         verify([SECRET], headers, body, now)
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/event-uses.md"
+
+
+@pytest.fixture(scope="module")
+def is_signed() -> Callable[[str, dict[str, str], bytes], bool]:
+    """The function of the page."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = [one for one in blocks if "def is_signed" in one]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    function: Callable[[str, dict[str, str], bytes], bool] = names["is_signed"]
+    return function
+
+
+def test_the_function_of_the_page_takes_what_is_signed_now(
+    is_signed: Callable[[str, dict[str, str], bytes], bool],
+) -> None:
+    headers = sign(SECRET, MESSAGE_ID, BODY)
+    assert is_signed(SECRET, headers, BODY)
+    assert not is_signed(SECRET, headers, BODY + b" ")
+    assert not is_signed(SECRET, sign(SECRET, MESSAGE_ID, BODY, NOW), BODY)
+
+
+@pytest.mark.parametrize("name", [ID, TIMESTAMP, SIGNATURE])
+@pytest.mark.parametrize("value", [None, "", "\udcff", "ü", "9" * 400, "9" * 5_000])
+def test_the_function_of_the_page_refuses_any_other_header(
+    is_signed: Callable[[str, dict[str, str], bytes], bool], name: str, value: str | None
+) -> None:
+    headers = sign(SECRET, MESSAGE_ID, BODY)
+    del headers[name]
+    assert not is_signed(SECRET, headers | ({} if value is None else {name: value}), BODY)
 
 
 def test_a_request_without_a_signature_and_one_of_another_secret_are_refused() -> None:
