@@ -248,10 +248,11 @@ def _value_of(key: str, text: str) -> object:
 
 def _put(values: dict[str, Any], path: list[str], value: object) -> None:
     for name in path[:-1]:
-        below = values.setdefault(name, {})
+        below = values.get(name, {})
         if not isinstance(below, dict):
             return  # the file has something else there, which is reported as that
-        values = below
+        values[name] = dict(below)  # by an alias it may be another section, too
+        values = values[name]
     values[path[-1]] = value
 
 

@@ -126,6 +126,21 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
     assert queue.redis.url == "redis://127.0.0.1:1"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "queue:\n  redis: &a {max_retries: 4}\n  kafka: *a\n",
+        "queue:\n  redis: &a {max_retries: 4}\n  kafka: {<<: *a}\n",
+        "queue: &a\n  redis: &b {max_retries: 4}\n  kafka: *b\n  rabbitmq: *b\n",
+    ],
+)
+def test_a_variable_changes_its_own_section_alone(tmp_path: Path, text: str) -> None:
+    one = settings_of(tmp_path, text, SLATEMQ_QUEUE_REDIS_MAX_RETRIES="7")
+    assert (one.redis.max_retries, one.kafka.max_retries) == (7, 4)
+    other = settings_of(tmp_path, text, SLATEMQ_QUEUE_KAFKA_MAX_RETRIES="7")
+    assert (other.redis.max_retries, other.kafka.max_retries) == (4, 7)
+
+
 @pytest.mark.parametrize("text", ["2024", "true"])
 def test_a_name_in_the_environment_may_look_like_a_number_or_a_boolean(text: str) -> None:
     names = [key for key in keys() if key.endswith(("_prefix", "_group", ".exchange"))]
