@@ -19,6 +19,9 @@ DOCUMENT_BYTES_MAX = 4 << 20
 _NAME = re.compile(r"\b(alias|tag|handle|anchor) ['\"].*", re.DOTALL)
 """Names that the library's errors quote: a password that begins with `*` or `!` is read as one."""
 
+_TEXTS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "merge", "value")}
+"""Tags of keys that may be given: of texts, and of `<<` and `=`, which YAML has for itself."""
+
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
 """What the library raises; the last two for a value that its tag does not fit: `!!bool maybe`."""
 
@@ -42,7 +45,8 @@ class Document:
             may_be_empty: Whether a file without values is taken as an empty mapping.
 
         Raises:
-            InvalidArgument: It is not YAML, not a mapping, or has a key twice.
+            InvalidArgument: It is not YAML, not a mapping, or has a key twice or one that is no
+                text, such as `on` and `1`.
         """
         self._name = name
         self._lines: dict[str, int] = {}
@@ -117,6 +121,9 @@ class Document:
         for key, value in node.value:
             name = f"{path}.{key.value}" if path else str(key.value)
             line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.tag not in _TEXTS:
+                problem = "the key must be a text: write it in quotes"
+                raise InvalidArgument(name, f"{problem} (line {line} of {self._name})")
             if name in self._lines:
                 problem = f"is given twice, in lines {self._lines[name]} and {line}"
                 raise InvalidArgument(name, f"{problem} of {self._name}")

@@ -34,3 +34,26 @@ def test_an_error_says_what_is_wrong_and_where_and_quotes_nothing(text: str, sai
     assert said in caught.value.description
     assert "SECRET" not in caught.value.description
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "key", ["on", "No", "1", "0x1F", "1.50", "null", "~", "2026-02-22", "!!int 5"]
+)
+def test_a_key_that_is_no_text_is_refused_as_it_is_written(key: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Document("queue.yaml", f"a:\n  b:\n    - x: 1\n    - {key}: SECRET\n", "config")
+
+    assert caught.value.field == f"a.b[1].{key.removeprefix('!!int ')}"
+    assert caught.value.description == (
+        "the key must be a text: write it in quotes (line 4 of queue.yaml)"
+    )
+
+
+@pytest.mark.parametrize("key", ["'on'", '"1"', "!!str 1", "plain"])
+def test_a_key_in_quotes_is_a_text(key: str) -> None:
+    assert Document("queue.yaml", f"{key}: 1").values == {key.split()[-1].strip("'\""): 1}
+
+
+def test_a_mapping_may_be_merged_into_another() -> None:
+    text = "a: &a {x: 1}\nb:\n  <<: *a\n  y: 2\n"
+    assert Document("queue.yaml", text).values == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
