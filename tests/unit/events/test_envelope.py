@@ -51,6 +51,14 @@ def test_the_page_shows_the_catalogue_as_it_is() -> None:
     assert PAGE.read_text() == render(), "run: python -m tests.event_catalogue"
 
 
+def test_the_page_on_write_through_lists_all_that_slatemq_publishes_itself() -> None:
+    page = PAGE.parents[1] / "how-to/write-through.md"
+    _, _, rest = page.read_text().partition("## What is published\n")
+    listed = re.findall(r"`([a-z_.]+)`", "".join(re.findall(r"^\|([^|]*)\|", rest, re.MULTILINE)))
+    of_stores = ("bucket.", "object.", "objects.", "multipart.", "part.")
+    assert {kind for kind in CATALOGUE if not kind.startswith(of_stores)} <= set(listed)
+
+
 @pytest.mark.parametrize(
     ("encoded", "field"),
     [
