@@ -44,10 +44,10 @@ class BucketDeleted(EventData, frozen=True, kw_only=True):
     bucket: str
 
 
-class ObjectCreated(EventData, frozen=True, kw_only=True):
+class ObjectCreated(EventData, frozen=True, kw_only=True, omit_defaults=True):
     """An object was written. `size` is in bytes; `etag` includes its quotation marks.
 
-    `version_id` is empty where the bucket has no versions.
+    `version_id` is left out where the bucket has no versions.
     """
 
     event_type = "object.created"
@@ -61,11 +61,11 @@ class ObjectCreated(EventData, frozen=True, kw_only=True):
     version_id: str = ""
 
 
-class ObjectDeleted(EventData, frozen=True, kw_only=True):
+class ObjectDeleted(EventData, frozen=True, kw_only=True, omit_defaults=True):
     """An object was deleted, or in a bucket with versions one version of it.
 
     `version_id` is that version, or the delete marker that hides the object: look at the object
-    before you act.
+    before you act. It is left out where the bucket has no versions.
     """
 
     event_type = "object.deleted"

@@ -31,7 +31,7 @@ GOLDEN = (
     b'"timestamp":"2026-02-22T12:00:00.000Z","source":"ingest-0",'
     b'"request_id":"4442587FB7D0A2F9","data":{"bucket":"my-bucket","key":"photos/cat.jpg",'
     b'"size":1048576,"etag":"\\"d41d8cd98f00b204e9800998ecf8427e\\"",'
-    b'"content_type":"image/jpeg","version_id":""}}'
+    b'"content_type":"image/jpeg"}}'
 )
 
 MILLISECONDS = st.integers(0, 253_402_300_799_999)
@@ -114,10 +114,12 @@ def test_members_that_a_later_version_adds_are_passed_over() -> None:
     assert data_of(decode_event(changed(data=data))) == data_of(EXAMPLE)
 
 
-def test_a_version_is_empty_where_an_event_has_none() -> None:
-    data = json.loads(GOLDEN)["data"]
-    del data["version_id"]
-    assert data_of(decode_event(changed(data=data))) == data_of(EXAMPLE)
+def test_a_version_is_a_member_of_the_events_that_have_one_alone() -> None:
+    assert "version_id" not in json.loads(GOLDEN)["data"]
+    data = {**json.loads(GOLDEN)["data"], "version_id": "v7"}
+    assert data_of(decode_event(changed(data=data))) == msgspec.structs.replace(
+        data_of(EXAMPLE), version_id="v7"
+    )
 
 
 @pytest.mark.parametrize(

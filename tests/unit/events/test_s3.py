@@ -58,7 +58,6 @@ def test_an_upload_becomes_object_created_with_its_key_decoded() -> None:
         "size": 1024,
         "etag": '"d41d8cd98f00b204e9800998ecf8427e"',
         "content_type": "",
-        "version_id": "",
     }
     assert headers_of(event) == {
         "type": "object.created",
@@ -176,7 +175,6 @@ def test_ceph_s_keys_are_taken_as_they_are() -> None:
         "size": 177,
         "etag": '"a60023221945e53a31f07df71f37f032"',
         "content_type": "",
-        "version_id": "",
     }
 
 
@@ -245,9 +243,9 @@ def test_a_subscription_is_named_by_what_sns_may_send(field: str, wrong: object)
         (
             "Object Created",
             "object.created",
-            {"size": 5, "etag": '"abc"', "content_type": "", "version_id": ""},
+            {"size": 5, "etag": '"abc"', "content_type": ""},
         ),
-        ("Object Deleted", "object.deleted", {"version_id": ""}),
+        ("Object Deleted", "object.deleted", {}),
         ("Object ACL Updated", "object.acl.updated", {"acl": ""}),
     ],
 )
@@ -295,7 +293,7 @@ def test_an_event_of_an_object_has_the_version_of_its_notification(
     sent = record(name)
     sent["s3"]["object"] |= given
     (event,), _ = read_notifications(document(sent))
-    assert event.data["version_id"] == version_id
+    assert event.data.get("version_id", "") == version_id
 
 
 @pytest.mark.parametrize(
@@ -315,7 +313,7 @@ def test_an_event_of_eventbridge_has_the_version_of_its_notification(
         },
     }
     (event,), _ = read_notifications(json.dumps(bridged))
-    assert event.data["version_id"] == version_id
+    assert event.data.get("version_id", "") == version_id
 
 
 def without(name: str) -> dict[str, Any]:
