@@ -51,20 +51,20 @@ def rendered(overlay: str) -> list[Manifest]:
 def _rendered(overlay: str) -> list[Manifest]:
     name, _, components = overlay.partition(" with ")
     if components:
-        with TemporaryDirectory() as folder:
-            return built(_over(Path(folder), name, components.split(", ")))
+        return built_over(name, components.split(", "))
     return built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
 
 
-def _over(folder: Path, overlay: str, components: Sequence[str]) -> Path:
-    """A folder with the kustomization that the page has one write, over these."""
-    base = os.path.relpath(FOLDER, folder.resolve())
+def built_over(overlay: str, components: Sequence[str] = (), **own: object) -> list[Manifest]:
+    """What the kustomization that the page has one write makes over these, with fields of `own`."""
     (page, *_) = kustomizations(PAGE)
     kustomization = {name: value for name, value in page.items() if name not in OF_AN_OPERATOR}
-    kustomization["resources"] = [f"{base}/overlays/{overlay}"]
-    kustomization["components"] = [f"{base}/components/{one}" for one in components]
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return folder
+    with TemporaryDirectory() as folder:
+        base = os.path.relpath(FOLDER, Path(folder).resolve())
+        kustomization["resources"] = [f"{base}/overlays/{overlay}"]
+        kustomization["components"] = [f"{base}/components/{one}" for one in components]
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization | own))
+        return built(Path(folder))
 
 
 def built(folder: Path) -> list[Manifest]:

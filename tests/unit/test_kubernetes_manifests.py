@@ -41,6 +41,7 @@ from tests.kubernetes.manifests import (
     WITH_METRICS,
     WITH_STANDBYS,
     Manifest,
+    built_over,
     containers,
     kustomizations,
     named,
@@ -127,6 +128,25 @@ def test_every_object_of_a_namespace_is_in_that_of_the_page(manifests: list[Mani
     assert namespaces(manifests) == {first["namespace"]}
     (own,) = of_kind(manifests, "Namespace")
     assert own["metadata"]["name"] == first["namespace"]
+
+
+@pytest.mark.parametrize("namespace", ["slatemq", "mq"])
+@pytest.mark.parametrize("overlay", [*OVERLAYS, "s3 with spark"])
+def test_every_right_is_of_an_account_of_the_namespace_that_is_chosen(
+    overlay: str, namespace: str
+) -> None:
+    name, _, component = overlay.partition(" with ")
+
+    manifests = built_over(name, [component] if component else [], namespace=namespace)
+
+    assert namespaces(manifests) == {namespace}
+    accounts = {one["metadata"]["name"] for one in of_kind(manifests, "ServiceAccount")}
+    bindings = of_kind(manifests, "RoleBinding", "ClusterRoleBinding")
+    assert bool(bindings) is ("spark" in overlay)
+    for subject in (one for binding in bindings for one in binding["subjects"]):
+        assert subject["kind"] == "ServiceAccount"
+        assert subject["name"] in accounts
+        assert subject["namespace"] == namespace
 
 
 def test_every_container_is_restricted(manifests: list[Manifest]) -> None:
