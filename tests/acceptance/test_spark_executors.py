@@ -15,7 +15,7 @@ from services.janitor.jobs.contract import JobOptions
 from services.janitor.jobs.run import run_job
 from tests.integration.janitor.instances import instance
 from tests.kubernetes.fake_api import Api, Object, api
-from tests.kubernetes.manifests import Manifest, named, rendered
+from tests.kubernetes.manifests import Manifest, containers, named, rendered
 from tests.kubernetes.pods import pods_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.proof]
@@ -100,6 +100,8 @@ def check_pod(pod: Object, manifests: list[Manifest]) -> None:
     assert spec["securityContext"] == template["spec"]["securityContext"]
     (container,) = spec["containers"]
     (wanted,) = template["spec"]["containers"]
+    (driver,) = containers(named(manifests, "Deployment", "slatemq-janitor"))
+    assert container["image"] == driver["image"]
     assert container["securityContext"] == wanted["securityContext"]
     assert container["envFrom"] == wanted["envFrom"]
     assert {"cpu", "memory"} <= {*container["resources"]["requests"]}

@@ -65,6 +65,9 @@ def _pod(manifests: list[Manifest], workload: Manifest, ordinal: int) -> Pod:
     for one in container["env"]:
         if "value" in one:
             text = _REFERENCE.sub(lambda m: environ.get(m[1], m[0]), one["value"])
+        elif "configMapKeyRef" in one["valueFrom"]:
+            key = one["valueFrom"]["configMapKeyRef"]
+            text = named(manifests, "ConfigMap", key["name"])["data"][key["key"]]
         else:
             path = one["valueFrom"]["fieldRef"]["fieldPath"]
             label = _LABEL.fullmatch(path)

@@ -80,11 +80,14 @@ MADE_BY_CERT_MANAGER = {"slatemq-service-tls", "slatemq-console-tls"}
 OTHERS = {
     *("POD_NAME", "POD_NAMESPACE", "POD_IP"),
     *("AZURE_STORAGE_ACCOUNT_NAME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"),
+    "EXECUTOR_IMAGE",
 }
 """Variables that are not SlateMQ's."""
 
 ASKS_KUBERNETES = "slatemq-janitor"
 """The account of the one workload that may call Kubernetes, where its executors are pods."""
+
+ON_SPARK = [name for name in OVERLAYS if name.endswith("-spark")]
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
@@ -542,12 +545,43 @@ def test_the_template_of_executors_is_a_restricted_pod() -> None:
     assert pod["spec"]["securityContext"] == whole
     lines = (line.split(" ", 1) for line in settings["spark-defaults.conf"].splitlines())
     conf = {name: value for name, value in lines if not name.startswith("#")}
-    assert conf["spark.kubernetes.container.image"] == as_there["image"]
+    assert image_of_executors(rendered("s3-spark")) == as_there["image"]
     mounts = {one["name"]: one["mountPath"] for one in as_there["volumeMounts"]}
     folder, _, name = conf["spark.kubernetes.executor.podTemplateFile"].rpartition("/")
     assert (folder, name) == (mounts["spark"], "executor.yaml")
     ports = {one["containerPort"] for one in as_there["ports"]}
     assert {int(value) for name, value in conf.items() if name.endswith(".port")} <= ports
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        {"newTag": "0.2.0"},
+        {"newName": "registry.example.com:5000/mq/janitor", "newTag": "0.2.0"},
+        {"newName": "registry.example.com/janitor", "digest": f"sha256:{'0' * 64}"},
+    ],
+)
+@pytest.mark.parametrize("overlay", [*ON_SPARK, "s3 with spark"])
+def test_executors_have_the_image_of_their_driver_whatever_it_is(
+    overlay: str, version: dict[str, str]
+) -> None:
+    name, _, component = overlay.partition(" with ")
+    images = [{"name": "slatemq-janitor", **version}]
+
+    manifests = built_over(name, [component] if component else [], images=images)
+
+    (driver,) = pods_of(manifests, named(manifests, "Deployment", "slatemq-janitor"))
+    assert driver.container["image"] != "slatemq-janitor:0.1.0"
+    assert image_of_executors(manifests) == driver.container["image"]
+
+
+def image_of_executors(manifests: list[Manifest]) -> str:
+    """What the driver has Spark ask for."""
+    (driver,) = pods_of(manifests, named(manifests, "Deployment", "slatemq-janitor"))
+    words = driver.environ["PYSPARK_SUBMIT_ARGS"].split()
+    (image,) = (one for one in words if one.startswith("spark.kubernetes.container.image="))
+    assert words[words.index(image) - 1] == "--conf"
+    return image.partition("=")[2]
 
 
 def test_the_pod_to_try_it_from_is_a_restricted_client() -> None:
