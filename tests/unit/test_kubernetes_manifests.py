@@ -553,6 +553,33 @@ def test_the_template_of_executors_is_a_restricted_pod() -> None:
     assert {int(value) for name, value in conf.items() if name.endswith(".port")} <= ports
 
 
+@pytest.mark.parametrize("cloud", sorted({*OVERLAYS} - {"laptop", *ON_SPARK}))
+def test_driver_and_executors_have_the_stores_identity_of_the_services(cloud: str) -> None:
+    services, manifests = rendered(cloud), rendered(f"{cloud}-spark")
+    data = named(manifests, "ConfigMap", "slatemq-spark")["data"]
+
+    # The accounts of both are bound to it
+    bound = named(services, "ServiceAccount", "slatemq")["metadata"]["annotations"]
+    janitor = named(manifests, "Deployment", "slatemq-janitor")["spec"]["template"]
+    setting = "spark.kubernetes.authenticate.executor.serviceAccountName"
+    (of_executors,) = re.findall(rf"^{setting} (\S+)$", data["spark-defaults.conf"], re.MULTILINE)
+    for name in (janitor["spec"]["serviceAccountName"], of_executors):
+        account = named(manifests, "ServiceAccount", name)
+        assert account["metadata"].get("annotations") == bound
+
+    # And their pods have the label by which Azure gives pods theirs
+    broker = named(services, "StatefulSet", "slatemq-broker")["spec"]["template"]
+    identity = {
+        name: value
+        for name, value in broker["metadata"]["labels"].items()
+        if name.startswith("azure.workload.identity/")
+    }
+    assert bool(identity) is (cloud == "azure")
+    executor = yaml.safe_load(data["executor.yaml"])
+    for pod in (janitor, executor):
+        assert identity.items() <= pod["metadata"]["labels"].items()
+
+
 @pytest.mark.parametrize(
     "version",
     [

@@ -119,6 +119,13 @@ def test_the_kustomization_of_the_pages_reaches_all_images_and_shards(tmp_path: 
     assert "example-bucket" not in text
     assert "111122223333" not in text
 
+    # And with Spark the identity is that of its driver, too
+    with_spark = first | {"resources": [f"{first['resources'][0]}-spark"]}
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(with_spark))
+    manifests = built(mine)
+    assert named(manifests, "ServiceAccount", "slatemq-janitor")
+    assert "111122223333" not in yaml.safe_dump_all(manifests)
+
     # And what it is changed to later holds, by the page on KEDA, too
     more += kustomizations(PAGE.parent / "autoscale.md")
     for part in more:
