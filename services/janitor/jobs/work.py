@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -24,6 +24,10 @@ from slatemq.errors import SlateMQError
 LOOK_S: Final = 0.25
 """How often it is looked how far a phase is, and whether it is still wanted."""
 
+UNTAKEN_S: Final = 600.0
+"""How long tasks may wait while none is at work: a cluster may have to add a machine first, which
+then loads the image of the executors. Spark itself would wait for ever."""
+
 FEW_ENTRIES: Final = 200_000
 """Up to this many IDs are broadcast to every task, rather than all messages shuffled."""
 
@@ -36,6 +40,7 @@ class Work:
         phases: Those done, in order, each with its seconds.
         artifacts: Paths below the root of what was written.
         store_time_ms: The time by the store's clock before the snapshots; 0: not read.
+        untaken: Why the job has to end, when no executor has taken its tasks for too long.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Work:
         self.phases: list[tuple[str, float]] = []
         self.artifacts: list[str] = []
         self.store_time_ms = 0
+        self.untaken = ""
         self._taken: SnapshotSet | None = None
         self._phases_count = phases_count
         self.report = report
@@ -129,7 +135,31 @@ class Work:
             return JobCancelled("cancelled")
         if self._taken is not None and self._taken.lost.done():
             return JobFailed(self._taken.lost.result())
-        return None
+        return JobFailed(self.untaken) if self.untaken else None
+
+
+class Tasks(NamedTuple):
+    """Of a phase: how many are done, how many are known, and whether all others wait."""
+
+    done: int
+    known: int
+    wait: bool
+
+
+class Wait:
+    """How long all tasks that are to be done have waited."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def seconds(self, wait: bool, now_s: float) -> float:
+        """By this look, and those before it."""
+        if not wait:
+            self._since_s = None
+            return 0.0
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s
 
 
 class _Watch:
@@ -158,21 +188,32 @@ class _Watch:
             raise over
 
     def _look(self) -> None:
-        progress = self._progress
+        progress, wait = self._progress, Wait()
         while not self._ended.wait(LOOK_S):
             if self._work.why_over() is not None:
                 self._context.cancelJobGroup(self._group)
-            done, count = self._tasks()
-            now = replace(progress, tasks_done=done, tasks_count=count)
+            tasks = self._tasks()
+            waited_s = wait.seconds(tasks.wait, time.monotonic())
+            if waited_s > UNTAKEN_S:
+                self._work.untaken = (
+                    f"{progress.phase}: {tasks.known - tasks.done} tasks have waited "
+                    f"{waited_s:.0f} s for an executor: see why {self._context.master} gives none"
+                )
+            now = replace(progress, tasks_done=tasks.done, tasks_count=tasks.known)
             if now != progress:
                 self._work.report(now)
                 progress = now
 
-    def _tasks(self) -> tuple[int, int]:
-        """How many tasks are done, and how many are known."""
+    def _tasks(self) -> Tasks:
         tracker = self._context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
-        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
+        ids = tracker.getJobIdsForGroup(self._group)
+        jobs = [job for job in map(tracker.getJobInfo, ids) if job is not None]
+        stages = {stage for job in jobs for stage in job.stageIds}
         found = [tracker.getStageInfo(stage) for stage in stages]
         there = [stage for stage in found if stage is not None]
-        return sum(one.numCompletedTasks for one in there), sum(one.numTasks for one in there)
+        return Tasks(
+            done=sum(one.numCompletedTasks for one in there),
+            known=sum(one.numTasks for one in there),
+            wait=any(job.status == "RUNNING" for job in jobs)
+            and not any(one.numActiveTasks for one in there),
+        )
