@@ -12,7 +12,9 @@ import pytest
 import yaml
 from cryptography import x509
 
+from libs.serving.process.config import load
 from services.janitor.backup.command import parse as parse_backup
+from services.janitor.config import JanitorConfig
 from slatemq.cli.access.dev_access import main as make_dev_access
 from tests.kubernetes.manifests import (
     FOLDER,
@@ -174,6 +176,37 @@ def test_commands_for_all_processes_leave_the_workloads_of_others_alone(page: st
         assert "--all" not in words
         name, _, value = words[words.index("-l") + 1].partition("=")
         assert {one.get(name) for one in labels} == {value}
+
+
+def test_settings_that_the_page_changes_are_applied_and_read_by_pods_that_start_again() -> None:
+    changed = []
+    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE):
+        for block in re.finditer(r"^```yaml\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+            kustomization = yaml.safe_load(block[1])
+            targets = [one["target"] for one in kustomization.get("patches", ())]
+            # Of a pod that changes in another way Kubernetes makes a new one by itself
+            if targets == [{"kind": "ConfigMap", "name": "slatemq-settings"}]:
+                changed.append(kustomization)
+                lines = re.findall(r"^\$ (kubectl .*)$", section[block.end() :], re.MULTILINE)
+                assert lines[0].startswith("kubectl apply -k ")
+                assert lines[1].startswith("kubectl --namespace=slatemq rollout restart ")
+    assert changed
+
+
+def test_the_backup_of_the_page_is_taken_by_the_janitor_that_it_restarts() -> None:
+    (patch,) = re.findall(r"SLATEMQ_BACKUP_ROOT, value: \"(\S+)\"", PAGE.read_text())
+    lines = commands(PAGE)
+    (run,) = (number for number, line in enumerate(lines) if line.endswith(" janitor run backup"))
+
+    assert lines[run].startswith("kubectl --namespace=slatemq exec -it slatemq-client -- python -m")
+    restarted, waited = lines[run - 2 : run]
+    assert restarted.endswith(" rollout restart deployment/slatemq-janitor")
+    assert " rollout status " in waited
+    assert waited.endswith(" deployment/slatemq-janitor")
+    (janitor,) = pods_of(rendered("s3"), named(rendered("s3"), "Deployment", "slatemq-janitor"))
+    own = {"SLATEMQ_BACKUP_ROOT": patch, "SLATEMQ_BACKUP_SCHEDULE": "6h"}
+    config = load(JanitorConfig, "janitor", [], {**janitor.environ, **own})
+    assert (config.backup_root, config.backup_schedule) == (patch, "6h")
 
 
 def test_no_command_of_the_page_waits_for_the_half_minute_that_kubectl_waits_by_itself() -> None:
