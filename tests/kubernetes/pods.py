@@ -18,7 +18,8 @@ class Pod:
     """One pod, with one container.
 
     Attributes:
-        environ: What its manifest says, references resolved; nothing else.
+        environ: What its manifest says, references resolved; nothing else, as where an optional
+            Secret is missing.
     """
 
     name: str
@@ -61,7 +62,8 @@ def _pod(manifests: list[Manifest], workload: Manifest, ordinal: int) -> Pod:
     (container,) = template["spec"]["containers"]
     environ: dict[str, str] = {}
     for source in container.get("envFrom", ()):
-        environ |= named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
+        if not source.get("secretRef", {}).get("optional"):
+            environ |= named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
     for one in container["env"]:
         if "value" in one:
             text = _REFERENCE.sub(lambda m: environ.get(m[1], m[0]), one["value"])

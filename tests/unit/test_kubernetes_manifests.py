@@ -451,6 +451,26 @@ def test_what_pods_refer_to_exists(manifests: list[Manifest]) -> None:
                 )
 
 
+def test_all_that_open_the_store_have_the_secret_with_its_keys_where_there_is_one(
+    manifests: list[Manifest],
+) -> None:
+    # What the Secret has goes before what the settings say
+    sources = [
+        {"configMapRef": {"name": "slatemq-settings"}},
+        {"secretRef": {"name": "slatemq-credentials", "optional": True}},
+    ]
+    for pod in pods(manifests):
+        wanted = sources if pod.service in CONFIGS else sources[:1]
+        assert pod.container["envFrom"] == wanted
+    for one in of_kind(manifests, "ConfigMap"):
+        if one["metadata"]["name"] == "slatemq-spark":
+            (executor,) = yaml.safe_load(one["data"]["executor.yaml"])["spec"]["containers"]
+            assert executor["envFrom"] == sources
+    job = yaml.safe_load((FOLDER / "examples" / "restore.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == sources
+
+
 def test_the_policy_can_be_read(manifests: list[Manifest]) -> None:
     text = named(manifests, "ConfigMap", "slatemq-policy")["data"]["policy.yaml"]
     Policy(Document("policy.yaml", text))  # Raises for a policy that no service would load.
@@ -506,7 +526,7 @@ def test_the_job_that_restores_is_restricted_and_reaches_the_store(overlay: str)
         kubernetes_validate.validate(job, version, strict=True)
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    (source,) = container["envFrom"]
+    source = container["envFrom"][0]
     settings = named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
     environ = settings | {one["name"]: one["value"] for one in container["env"]}
     assert set(environ) <= KNOWN | OTHERS

@@ -16,6 +16,7 @@ from libs.serving.process.config import load
 from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from slatemq.cli.access.dev_access import main as make_dev_access
+from slatemq.variables import KNOWN
 from tests.kubernetes.manifests import (
     FOLDER,
     PAGE,
@@ -207,6 +208,19 @@ def test_the_backup_of_the_page_is_taken_by_the_janitor_that_it_restarts() -> No
     own = {"SLATEMQ_BACKUP_ROOT": patch, "SLATEMQ_BACKUP_SCHEDULE": "6h"}
     config = load(JanitorConfig, "janitor", [], {**janitor.environ, **own})
     assert (config.backup_root, config.backup_schedule) == (patch, "6h")
+
+
+def test_the_credentials_that_the_page_writes_are_variables_that_services_read() -> None:
+    page = PAGE.read_text()
+    (file,) = re.findall(r" create secret generic slatemq-credentials --from-env-file=(\S+) ", page)
+    (block,) = re.findall(rf"`{file}`:\n\n```\n(.*?)```", page, re.DOTALL)
+    names = [line.partition("=")[0] for line in block.splitlines()]
+    stores = (PAGE.parent / "object-stores.md").read_text()
+
+    assert names
+    for name in names:
+        assert name in KNOWN or f"`{name}`" in stores
+    assert any(name in KNOWN for name in names)
 
 
 def test_no_command_of_the_page_waits_for_the_half_minute_that_kubectl_waits_by_itself() -> None:
