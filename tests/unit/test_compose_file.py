@@ -267,15 +267,59 @@ def test_docker_compose_understands_each_profile() -> None:
         assert environment(profile).items() <= broker["environment"].items()
 
 
-def _config(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """docker-compose.yml as docker-compose reads it."""
+def test_the_second_shard_of_the_page_is_a_broker_of_its_own_number_and_addresses(
+    tmp_path: Path,
+) -> None:
+    # Given the file with what the page has one write below the broker
+    page = (ROOT / "docs/how-to/containers.md").read_text()
+    (block,) = re.findall(r"below `broker`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
+    text = (ROOT / "docker-compose.yml").read_text()
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    above, router, below = text.partition("\n  router:\n")
+    (tmp_path / "docker-compose.yml").write_text(above + "\n" + block + router + below)
+
+    services = _config(["docker-compose"], os.environ, tmp_path)["services"]
+
+    # Then it is as the first one, but for its number and its addresses
+    first, second = services["broker"], services["broker-1"]
+    environ = second["environment"]
+    assert _shared(environ) == _shared(first["environment"])
+    assert environ["SLATEMQ_SHARD"] == "1"
+    assert environ["SLATEMQ_PEER_ADDRESS"] == "broker-1:7419"
+    for name in {*first, *second} - {"build", "environment", "ports"}:
+        assert first[name] == second[name], name
+
+    # And clients find it where no other container is
+    (port,) = _published(second)
+    assert environ["SLATEMQ_ADVERTISED_ADDRESS"] == f"127.0.0.1:{port}"
+    others = [_published(one) for name, one in services.items() if name != "broker-1"]
+    assert port not in {one for ports in others for one in ports}
+    assert port != services["console"]["environment"]["SLATEMQ_PORT"]
+
+
+def _shared(environ: Mapping[str, str]) -> dict[str, str]:
+    """What all shards of a service have."""
+    own = {"SLATEMQ_SHARD", "SLATEMQ_ADVERTISED_ADDRESS", "SLATEMQ_PEER_ADDRESS"}
+    return {name: value for name, value in environ.items() if name not in own}
+
+
+def _published(service: Mapping[str, Any]) -> list[str]:
+    """The ports of a service on this machine."""
+    return [
+        port.split(":")[1] if isinstance(port, str) else str(port["published"])
+        for port in service.get("ports", ())
+    ]
+
+
+def _config(command: list[str], environ: Mapping[str, str], folder: Path = ROOT) -> dict[str, Any]:
+    """The folder's docker-compose.yml as docker-compose reads it."""
     if shutil.which("docker-compose") is None:
         why = "docker-compose is absent: docker-compose.yml is not tried"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)
     done = subprocess.run(
-        [*command, "config"], cwd=ROOT, env=environ, capture_output=True, text=True
+        [*command, "config"], cwd=folder, env=environ, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     read: dict[str, Any] = yaml.safe_load(done.stdout)
