@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 from services.scaler.readings import Readings
 from services.scaler.stubs import externalscaler_pb2
 from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerServicer
 from services.scaler.triggers import Trigger, trigger_of
-from slatemq.errors import InvalidArgument, Unimplemented
+from slatemq.errors import InvalidArgument, Unavailable, Unimplemented
 
 SERVICE: Final = "externalscaler.ExternalScaler"
 
@@ -38,11 +39,17 @@ class Scaler(ExternalScalerServicer):
     async def StreamIsActive(  # noqa: N802 - the RPC's name
         self, request: externalscaler_pb2.ScaledObjectRef, context: Any
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
+        """Silent while a broker is down: the calls that KEDA polls say so.
+
+        It would open a stream that has ended only after a wait that doubles, up to a minute.
+        """
         trigger = trigger_of(request.scalerMetadata)
         sent: bool | None = None
         while not self._stopping.is_set():
-            active = await self._readings.is_active(trigger)
-            if active != sent:
+            active = sent
+            with suppress(Unavailable):
+                active = await self._readings.is_active(trigger)
+            if active is not None and active != sent:
                 sent = active
                 yield externalscaler_pb2.IsActiveResponse(result=active)
             try:

@@ -368,18 +368,40 @@ async def test_a_broker_that_does_not_answer_is_an_error_and_never_no_work(
     _, stack = secured
     await ops.create_queue("work-away")
     async with keda(scaler, queue="work-away") as asked:
-        pushed = asked.stub.StreamIsActive(asked.ref)
-        assert (await pushed.read()).result is False
         stack.signal("broker", signal.SIGSTOP)
         try:
             assert (await asked.refusal())[0] == grpc.StatusCode.UNAVAILABLE
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                await pushed.read()
-            assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
         finally:
             stack.signal("broker", signal.SIGCONT)
         await ops.publish(b"x", {"queue": "work-away"})
         await until(asked.is_active, True)
+
+
+async def test_a_stream_is_silent_while_its_broker_is_away_and_goes_on_when_it_is_back(
+    scaler: ScalerProcess, secured: tuple[Secured, LocalStack], ops: slatemq.Client
+) -> None:
+    _, stack = secured
+    await ops.create_queue("work-returning")
+    async with keda(scaler, queue="work-returning") as asked:
+        pushed = asked.stub.StreamIsActive(asked.ref)
+        assert (await pushed.read()).result is False
+        stack.signal("broker", signal.SIGSTOP)
+        try:
+            # When it is away for so long that this stream, and one opened now, look in vain
+            opened_later = asked.stub.StreamIsActive(asked.ref)
+            for _ in range(2):
+                assert (await asked.refusal())[0] == grpc.StatusCode.UNAVAILABLE
+        finally:
+            stack.signal("broker", signal.SIGCONT)
+        await ops.publish(b"x", {"queue": "work-returning"})
+
+        # Then both go on with what is new
+        assert (await pushed.read()).result is True
+        async with asyncio.timeout(60):
+            while (await opened_later.read()).result is not True:
+                pass
+        for stream in (pushed, opened_later):
+            stream.cancel()
 
 
 async def test_keda_alone_is_answered_by_its_certificate(scaler: ScalerProcess) -> None:
