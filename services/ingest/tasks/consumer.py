@@ -30,6 +30,7 @@ from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes, TaskWaiting
 from services.ingest.tasks.traces import TaskTraces
+from services.ingest.write.line import Line
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from slatemq._admin.task_ids import is_task_id, parse_task_id
@@ -86,6 +87,7 @@ class TaskConsumer:
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._again = asyncio.Lock()
+        self._line = Line()
 
     @property
     def finished_ms(self) -> int:
@@ -225,6 +227,7 @@ class TaskConsumer:
             # New for each try: a refusal, and the time its blobs were begun, belong to one try.
             one_try = self._traces.of_one_try(accepted)
             waiting = TaskWaiting(one_try, task_id, self._outcomes, known)
+            waiting.place = place
             try:
                 answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
             except Unstorable:
@@ -234,9 +237,11 @@ class TaskConsumer:
             return answered, waiting.outcome
 
         # Of tasks that failed before, one at a time: where its commit cannot be encoded, no other
-        # one of them is in it, so only that one fails each time.
-        async with self._again if task.attempts else nullcontext():
-            answered, applied = await self._patiently(publish)
+        # one of them is in it, so only that one fails each time. They have lost their places.
+        line = Line() if task.attempts else self._line
+        with line.place() as place:
+            async with self._again if task.attempts else nullcontext():
+                answered, applied = await self._patiently(publish)
         if applied is not None:
             return applied
         # Another publish of the same request ID came first: its messages are this task's.

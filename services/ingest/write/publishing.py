@@ -7,6 +7,7 @@ whose blobs take long enters a later commit, and the log's order is the order of
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,9 +29,10 @@ from services.ingest.read.payload_cache import CachedRun, PayloadCache
 from services.ingest.read.tailing import MetadataLog, Recent
 from services.ingest.write.dedupe_keys import DedupeKeys, Duplicates
 from services.ingest.write.id_gaps import IdGaps
+from services.ingest.write.line import Place
 from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered, RequestIds
-from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX, Uploads
+from services.ingest.write.uploads import Uploads, are_old
 from services.ingest.write.waiting import Waiting
 from slatemq.errors import (
     FailedPrecondition,
@@ -162,9 +164,13 @@ class Publisher:
     async def publish_waiting(
         self, waiting: Waiting, complete: Callable[[Columns], None] | None = None
     ) -> Answered:
-        """Publish what does more when it gets its IDs."""
+        """Publish what does more when it gets its IDs, or has a place in a line.
+
+        One with a place waits for room, where others get ResourceExhausted. When it raises before
+        it was handed over, it still has the place.
+        """
         accepted = waiting.accepted
-        known = await self._begin(accepted)
+        known = await self._begin(accepted, waiting.place)
         if known is not None:
             return known
         if not accepted.dedupe_keys:
@@ -175,7 +181,7 @@ class Publisher:
             return await self._store(waiting, complete)
         duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
         try:
-            self.admit(accepted.size_bytes)
+            self._admit(waiting)
             with self._uploads.counting(accepted.size_bytes):
                 await duplicates.hold()
         except BaseException:
@@ -217,11 +223,12 @@ class Publisher:
             self.requests.forget(accepted.request_id)
         return known
 
-    async def _begin(self, accepted: Accepted) -> Answered | None:
+    async def _begin(self, accepted: Accepted, place: Place | None = None) -> Answered | None:
         if not accepted.request_id:
             return None
         fingerprint = await fingerprint_of(accepted)
-        known = await self.requests.begin(accepted.request_id, fingerprint)
+        aside = nullcontext if place is None else place.aside
+        known = await self.requests.begin(accepted.request_id, fingerprint, aside)
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:
@@ -236,13 +243,15 @@ class Publisher:
     ) -> Answered:
         accepted = waiting.accepted
         try:
-            self.admit(accepted.size_bytes)
+            self._admit(waiting)
             if complete is not None:
                 complete(accepted.columns)
             if waiting.uris:
                 await self._uploads.renew(waiting)
             if accepted.large:
                 await self._uploads.all_of(waiting)
+            if waiting.place is not None:
+                await self._wait_for_turn(waiting, waiting.place)
         except BaseException:
             # Not handed over yet: the request ID is free for the next try.
             self.requests.forget(accepted.request_id)
@@ -252,6 +261,8 @@ class Publisher:
         try:
             self.commits.newest()  # raises where there is no further commit
             self._enqueue(waiting)
+            if waiting.place is not None:
+                waiting.place.leave()
             await self.commits.durable()
         except StorageError:
             self.requests.forget(accepted.request_id)
@@ -282,10 +293,26 @@ class Publisher:
     def admit(self, size_bytes: int) -> None:
         """Raise ResourceExhausted above the bound; a batch larger than the bound may go alone."""
         on_their_way = self.commits.uncommitted_bytes + self._uploads.size_bytes
-        if on_their_way and on_their_way + size_bytes > self._bytes_max:
+        if self._is_too_much(on_their_way, size_bytes):
             raise ResourceExhausted(
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
             )
+
+    def _is_too_much(self, on_their_way: int, size_bytes: int) -> bool:
+        return on_their_way > 0 and on_their_way + size_bytes > self._bytes_max
+
+    def _admit(self, waiting: Waiting) -> None:
+        if waiting.place is None:
+            self.admit(waiting.accepted.size_bytes)
+
+    async def _wait_for_turn(self, waiting: Waiting, place: Place) -> None:
+        """Wait until a publish is the next one of its line, and there is room for it."""
+        await place.turn()
+        size_bytes = waiting.accepted.size_bytes
+        while self._is_too_much(self.commits.uncommitted_bytes, size_bytes):
+            await self.commits.durable()
+        if are_old(waiting, self._clock.now_ms()):
+            raise self._late()
 
     def put(
         self,
@@ -362,8 +389,8 @@ class Publisher:
     def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
         if self.is_draining and publish.push is None:
             self._refuse(publish, self._draining())
-        elif publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
-            self._refuse(publish, Unavailable("the upload took over an hour, retry"))
+        elif are_old(publish, now_ms):
+            self._refuse(publish, self._late())
         else:
             self._take_ids(batch, publish, len(publish.accepted.payloads))
 
@@ -400,6 +427,9 @@ class Publisher:
             "another shard, or end the drain with `slatemq shard drain --ingest --cancel`",
             subject=f"ingest/{self._shard}",
         )
+
+    def _late(self) -> Unavailable:
+        return Unavailable("the upload took over an hour, retry")
 
     def _leaving(self) -> Unavailable:
         return Unavailable(f"ingest shard {self._shard} is being removed", reason="SHARD_LEAVING")

@@ -18,7 +18,8 @@ import asyncio
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -180,18 +181,24 @@ class RequestIds:
                 self._add(at, (record.request_id for record in decode_request_ids(value)))
             await asyncio.sleep(0)
 
-    async def begin(self, request_id: str, fingerprint: bytes) -> Answered | None:
+    async def begin(
+        self,
+        request_id: str,
+        fingerprint: bytes,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Answered | None:
         """The answer of the first publish with this ID; None: there is none, the caller is first.
 
-        The caller must then get it committed (see `put`), or call `forget`. Waits for a first one
-        that is on its way. Raises InvalidArgument when the first one had other content.
+        The caller must then get it committed (see `put`), or call `forget`. Waits within `waiting`
+        for a first one that is on its way. Raises InvalidArgument when that had other content.
         """
         hashed = hash(request_id) & _MASK
         others: set[RequestIdsKey] = set()
         while True:
             pending = self._pending.get(request_id)
             if pending is not None:
-                answered = await asyncio.shield(pending.outcome)
+                with waiting():
+                    answered = await asyncio.shield(pending.outcome)
                 if answered is None:
                     continue
                 check_same(pending.fingerprint, fingerprint)

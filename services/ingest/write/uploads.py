@@ -17,6 +17,11 @@ UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 committed, so that it is not collected while a job that did not see it referred to runs."""
 
 
+def are_old(waiting: Waiting, now_ms: int) -> bool:
+    """Whether a publish has objects that are not committed any more."""
+    return bool(waiting.uris) and now_ms - waiting.began_ms > UPLOAD_AGE_MS_MAX
+
+
 class Uploads:
     """Stores payloads as blobs.
 

@@ -10,6 +10,7 @@ from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.database.slate import Batch
 from services.ingest.batches import Accepted
 from services.ingest.write.dedupe_keys import Duplicates
+from services.ingest.write.line import Place
 from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, SlateMQError
@@ -24,6 +25,7 @@ class Waiting:
     Attributes:
         accepted: What is to be stored.
         uris: The blobs of payloads, by offset.
+        place: Of a publish that keeps an order: it waits for its turn, and for room.
         push: Which rows of an outbox these are; None for a publish.
         over_count: How many rows of a push are left out since their deadline is over.
         last_number: How far the outbox was stored when the rows of a push were looked at.
@@ -38,6 +40,7 @@ class Waiting:
     accepted: Accepted
     uris: dict[int, str] = field(default_factory=dict)
     push: Push | None = None
+    place: Place | None = None
     over_count: int = 0
     last_number: int = 0
     duplicates: Duplicates | None = None

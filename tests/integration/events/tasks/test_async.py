@@ -141,11 +141,20 @@ async def test_tasks_are_applied_in_the_order_of_their_answers(
     backend: tuple[str, Server],
 ) -> None:
     async with queued(queue_settings(*backend)) as ingest:
-        ids = [await ingest.send_task(b"%d" % n, request_id=f"r{n}") for n in range(60)]
-        await ingest.applied(ids[-1])
+        # Given a publisher that waits for each answer: every second message is to be uploaded
+        # before it is stored, and one has a key that is to be looked up
+        payloads = [b"%d" % n + bytes(100_000 * (n % 2)) for n in range(60)]
+        messages = [message(payload) for payload in payloads]
+        messages[30].dedupe_keys.append("k")
+        ids = [
+            (await ingest.enqueue(one, request_id=f"r{n}")).task_id
+            for n, one in enumerate(messages)
+        ]
+
+        # When all are applied, then they are stored in that order
         for task_id in ids:
             await ingest.applied(task_id)
-        assert await ingest.stored() == [b"%d" % n for n in range(60)]
+        assert await ingest.stored() == payloads
 
 
 async def test_wrong_input_is_refused_at_once_as_in_direct_mode(
