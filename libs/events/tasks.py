@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 D = TypeVar("D")
 
+COUNT_MAX: Final = 1_000_000_000
+"""Of attempts and retries, which have 32 bits in records and answers; settings allow 1,000."""
+
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
 
@@ -71,17 +74,16 @@ class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         parse_timestamp("created_at", self.created_at)
         if not self.operation:
             raise InvalidArgument("operation", "must not be empty")
-        if self.attempts < 0 or self.max_retries < 0:
-            raise InvalidArgument(
-                "attempts" if self.attempts < 0 else "max_retries", "must not be negative"
-            )
+        for name, count in (("attempts", self.attempts), ("max_retries", self.max_retries)):
+            if not 0 <= count <= COUNT_MAX:
+                raise InvalidArgument(name, f"must be 0 to {COUNT_MAX}, not {count}")
 
     @property
     def has_retries_left(self) -> bool:
         return self.attempts < self.max_retries
 
     def after_failure(self) -> WriteTask:
-        return msgspec.structs.replace(self, attempts=self.attempts + 1)
+        return msgspec.structs.replace(self, attempts=min(self.attempts + 1, COUNT_MAX))
 
     def renewed(self) -> WriteTask:
         return msgspec.structs.replace(self, attempts=0)
@@ -93,6 +95,10 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     task: WriteTask
     error: str
     failed_at: str
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a time of another form."""
+        parse_timestamp("failed_at", self.failed_at)
 
     @classmethod
     def now(cls, task: WriteTask, error: str) -> FailedTask:
@@ -181,8 +187,17 @@ def read_dead_letter(
     return UnreadableTask(
         place=place,
         error=error or f"a dead letter of the kind {kind!r}",
-        failed_at=str(properties.get("failed_at") or format_timestamp(now_ms())),
+        failed_at=_time_of(properties.get("failed_at")),
     )
+
+
+def _time_of(stamp: object) -> str:
+    """A time by a property, which another program may have set; now, where it is none."""
+    try:
+        parse_timestamp("failed_at", str(stamp))
+    except InvalidArgument:
+        return format_timestamp(now_ms())
+    return str(stamp)
 
 
 def read_due_ms(stamp: object) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-import msgspec
 from google.protobuf.message import DecodeError
 
 from libs.events.kafka.connection import ERROR
@@ -25,6 +24,8 @@ from libs.events.tasks import (
     read_task,
 )
 from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.queued import _known
+from services.ingest.tasks.servicer import _task_of
 from services.ingest.wire import Rules, accept
 from slatemq.events.cloud_events import decode_cloud_event
 from slatemq.events.envelope import decode_event, encode_event
@@ -112,7 +113,7 @@ def _due(stamp: bytes, *_: bytes) -> None:
 
 def _listed(dead_letter: FailedTask | UnreadableTask) -> None:
     """As it is shown to those who list the dead letters."""
-    msgspec.json.encode(dead_letter.without_payload())
+    _task_of(_known(dead_letter.without_payload()))
 
 
 _DELIVERIES: Final[tuple[Callable[[bytes, bytes, bytes, bytes], None], ...]] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -301,10 +302,17 @@ async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(
     task_id = path.rpartition("/")[2]
     async with queued(settings, root) as ingest, aioredis.Redis.from_url(settings.redis.url) as one:
         # Given damaged dead letters before and behind one that is whole
+        made = {"task_id": new_task_id(), "operation": "Publish", "payload": {}}
+        at = {"failed_at": "2026-02-22T12:00:00.000Z"}
+        of_others = [
+            {"task": made | {"created_at": at["failed_at"]}, "failed_at": "yesterday"},
+            {"task": made | {"created_at": at["failed_at"], "attempts": 1 << 40}, **at},
+        ]
         damaged: list[dict[Any, Any]] = [
             {"kind": "task", "data": "{"},
             {"kind": "task"},
             {"x": "y"},
+            *({"kind": "task", "data": json.dumps({"error": "e", **one})} for one in of_others),
         ]
         for fields in damaged:
             await one.xadd(dead, fields)
@@ -319,12 +327,12 @@ async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(
 
         # Then all are listed, and the whole one can be retried
         listed = await ingest.failed()
-        assert [failed.task_id for failed in listed] == ["", "", "", task_id, ""]
+        assert [failed.task_id for failed in listed] == [*[""] * len(damaged), task_id, ""]
         assert all(failed.ended_at_ms for failed in listed)
         assert listed[0].error.startswith("unreadable: entry ")
         request = ingest_pb2.PublishRequest(runs=[message(b"back")])
         await open_root(root).objects.put(path, request.SerializeToString())
         assert await ingest.retry() == 1
         await ingest.applied(task_id)
-        assert [failed.task_id for failed in await ingest.failed()] == [""] * 4
+        assert [failed.task_id for failed in await ingest.failed()] == [""] * (len(damaged) + 1)
         assert await ingest.retry() == 0
