@@ -44,7 +44,8 @@ class IngestConfig(CommitConfig):
     )
     uncommitted_bytes_max: int = setting(
         "Bytes accepted and not yet durable, blobs on their way included; over it publishes get "
-        "RESOURCE_EXHAUSTED.",
+        "RESOURCE_EXHAUSTED. With async and sync the publishes over 512 KiB, which wait for the "
+        "store, and the others, which wait for the queue backend, have this much each.",
         default=128 * MIB,
         minimum=1,
     )

@@ -17,6 +17,7 @@ from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, published
 from services.ingest.shard import Shard
+from services.ingest.tasks.bodies import travels_in_task
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import seconds_to_wait, wait_within
 from services.ingest.write.request_ids import Answered, answered_of
@@ -35,6 +36,34 @@ RETRY_MS: Final = 200
 """When a publish that was refused since others wait for the backend may come again."""
 
 
+class _Unanswered:
+    """Publishes without an answer that wait for one thing, which may be slow or down.
+
+    Attributes:
+        size_bytes: What they hold.
+    """
+
+    def __init__(self, waits_for: str, bytes_max: int) -> None:
+        self.size_bytes = 0
+        self._waits_for = waits_for
+        self._bytes_max = bytes_max
+
+    @contextmanager
+    def counted(self, size_bytes: int) -> Iterator[None]:
+        """Count one until it is answered. Raises ResourceExhausted as a direct one does."""
+        if self.size_bytes and self.size_bytes + size_bytes > self._bytes_max:
+            raise ResourceExhausted(
+                f"too much waits for {self._waits_for}",
+                reason="UNCOMMITTED_BYTES",
+                retry_after_ms=RETRY_MS,
+            )
+        self.size_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.size_bytes -= size_bytes
+
+
 class QueuedServicer(IngestServicer):
     """Enqueues publishes as tasks; all else is as in IngestServicer."""
 
@@ -49,7 +78,11 @@ class QueuedServicer(IngestServicer):
         super().__init__(config, shard, directory, telemetry)
         self._tasks = tasks
         self._waits = tasks.consistency == "sync"
-        self._unanswered_bytes = 0
+        # What tasks are storing has no part in these: publishes are taken while the store is down,
+        # and those whose bodies wait for it must not keep the others from being taken.
+        bytes_max = config.uncommitted_bytes_max
+        self._small = _Unanswered(tasks.backend_name, bytes_max)
+        self._large = _Unanswered(f"the store, before {tasks.backend_name} gets it", bytes_max)
         # Where that is this very instance, what it publishes is stored directly.
         self._direct_headers = BACKEND_HEADERS if tasks.backend_name == "slatemq" else ()
         self._publishes_all = True
@@ -60,7 +93,8 @@ class QueuedServicer(IngestServicer):
 
         A task that is being stored has its body twice: as it came, and in the commit.
         """
-        return super().held_bytes + self._unanswered_bytes + self._tasks.held_bytes
+        unanswered_bytes = self._small.size_bytes + self._large.size_bytes
+        return super().held_bytes + unanswered_bytes + self._tasks.held_bytes
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -92,20 +126,21 @@ class QueuedServicer(IngestServicer):
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await self._publish(accepted)
         count = len(accepted.payloads)
-        with self._counted(accepted.size_bytes), self._publish_span(count, accepted):
-            answer = await self._publish_task(accepted, wait_s)
+        body = accepted.request.SerializeToString()
+        unanswered = self._small if travels_in_task(body) else self._large
+        with unanswered.counted(accepted.size_bytes), self._publish_span(count, accepted):
+            answer = await self._publish_task(accepted, body, wait_s)
         self._count_sent(count)
         return answer
 
     async def _publish_task(
-        self, accepted: Accepted, wait_s: Callable[[], float | None]
+        self, accepted: Accepted, body: bytes, wait_s: Callable[[], float | None]
     ) -> ingest_pb2.PublishResponse:
         first = await self._first_answer(accepted)
         if first is not None:
             return published(first)
         if accepted.dedupe_keys:
             await self._check_shards(accepted)
-        body = accepted.request.SerializeToString()
         if not self._waits:
             task_id = await self._tasks.enqueue(accepted, body)
         else:
@@ -131,25 +166,6 @@ class QueuedServicer(IngestServicer):
         except (TimeoutError, StorageError):
             # The first one, or the store, takes long. A second task gets the first one's IDs, too.
             return None
-
-    @contextmanager
-    def _counted(self, size_bytes: int) -> Iterator[None]:
-        """Count a publish until it is answered. Raises ResourceExhausted as a direct one does.
-
-        What tasks are storing has no part in it: publishes are taken while the store is down.
-        """
-        bytes_max = self._config.uncommitted_bytes_max
-        if self._unanswered_bytes and self._unanswered_bytes + size_bytes > bytes_max:
-            raise ResourceExhausted(
-                f"too much waits for {self._tasks.backend_name}",
-                reason="UNCOMMITTED_BYTES",
-                retry_after_ms=RETRY_MS,
-            )
-        self._unanswered_bytes += size_bytes
-        try:
-            yield
-        finally:
-            self._unanswered_bytes -= size_bytes
 
     def _is_of_backend(self, headers: dict[str, str]) -> bool:
         return any(name in headers for name in self._direct_headers)

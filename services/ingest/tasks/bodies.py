@@ -32,6 +32,11 @@ ORPHAN_MS: Final = 15 * 60_000
 """The least age of an orphan: far beyond `ENQUEUE_MS_MAX`."""
 
 
+def travels_in_task(body: bytes) -> bool:
+    """Whether a body is not an object, so that the store has no part in its publish."""
+    return len(body) <= INLINE_BODY_BYTES_MAX
+
+
 class TaskBodies:
     """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is down."""
 
@@ -45,7 +50,7 @@ class TaskBodies:
     async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
         """Make a body durable; returns the members of the task's payload that hold or name it."""
         held: dict[str, Any] = {"content_length": len(body)}
-        if len(body) <= INLINE_BODY_BYTES_MAX:
+        if travels_in_task(body):
             return {**held, "body": b64encode(body).decode()}
         path = f"{self._folder}/{task_id}"
         await self._objects.put(path, body)
