@@ -11,7 +11,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -21,7 +21,14 @@ from opentelemetry.metrics import NoOpMeter
 from libs.events.deliveries import Handler, end_task
 from libs.events.measures import EVENT, TASK, QueueMeasures
 from libs.events.retrying import Outage
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, cut_error, decode_task
+from libs.events.tasks import (
+    FailedTask,
+    Moving,
+    UnreadableTask,
+    WriteTask,
+    cut_error,
+    decode_task,
+)
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
 from slatemq.events.envelope import Event, check_type
 
@@ -80,7 +87,7 @@ class TaskCarrier(Protocol):
         """Returns as `complete`."""
         ...
 
-    async def retry_all(self) -> int: ...
+    async def retry_all(self, moving: Moving) -> int: ...
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that are not finished, and dead letters of both kinds."""
@@ -331,10 +338,13 @@ class QueueBackend(ABC):
             self.measures.note_failed(TASK, "consume")
         return has_ended
 
-    async def retry_failed_tasks(self) -> int:
-        """Move every task of the dead-letter place back, as if new; returns how many."""
+    async def retry_failed_tasks(self, moving: Moving = nullcontext) -> int:
+        """Move every task of the dead-letter place back, as if new; returns how many.
+
+        Each moves within `moving`, one or several at a time.
+        """
         with self._translated():
-            return await self._tasks.retry_all()
+            return await self._tasks.retry_all(moving)
 
     async def trim_tasks(self) -> bool:
         """Let the system remove the tasks that are finished, where it has not yet.

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -32,6 +33,10 @@ from slatemq.events.envelope import (
 log = logging.getLogger(__name__)
 
 D = TypeVar("D")
+
+Moving = Callable[[Collection[str]], AbstractContextManager[object]]
+"""What a backend enters while it moves the dead letters of tasks with these IDs back; it leaves it
+with an error where they may not have moved."""
 
 COUNT_MAX: Final = 1_000_000_000
 """Of attempts and retries, which have 32 bits in records and answers; settings allow 1,000."""

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from libs.events.backend import QueueBackend
 from libs.events.deliveries import Handler
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
+from libs.events.tasks import FailedTask, Moving, UnreadableTask, WriteTask, encode_task
 from libs.serving.events import relay as relays
 from services.ingest.events import relay as ingest_relay
 from services.ingest.rpc import queued as queued_rpc
@@ -330,8 +330,9 @@ class _Tasks:
             deliveries.remove(delivery)
         return has_ended
 
-    async def retry_all(self) -> int:
-        return await self._server.request(lambda: self._server.retry_all(self._place))
+    async def retry_all(self, moving: Moving) -> int:
+        with moving([dead.name for dead in self._queue.dead]):
+            return await self._server.request(lambda: self._server.retry_all(self._place))
 
     async def counts(self) -> tuple[int, int]:
         queue = self._queue

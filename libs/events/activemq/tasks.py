@@ -14,6 +14,7 @@ from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.engine import Received, Receiver
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     TaskDeliveries,
     UnreadableTask,
     WriteTask,
@@ -171,18 +172,18 @@ class Tasks:
         place = f"message {number} of {self._addresses.dead}"
         return read_dead_letter(message.body, message.properties, place)
 
-    async def retry_all(self) -> int:
+    async def retry_all(self, moving: Moving) -> int:
         names, limit = set[str](), BROWSED_MAX
         while True:
             async with self._looking:
-                seen, moved = await self._retry(limit, names)
+                seen, moved = await self._retry(limit, names, moving)
             names |= moved  # a task may be there more than once
             if seen < limit:
                 return len(names)
             if not moved:
                 limit *= 2  # only what is not retried, which came back: look behind it
 
-    async def _retry(self, limit: int, retried: Set[str]) -> tuple[int, set[str]]:
+    async def _retry(self, limit: int, retried: Set[str], moving: Moving) -> tuple[int, set[str]]:
         """Look at dead letters; returns how many there were, and which tasks moved back.
 
         Those that were retried before have failed since, and may for ever: they stay.
@@ -194,7 +195,8 @@ class Tasks:
             for message in found:
                 dead = self._read(message, 0)
                 if isinstance(dead, FailedTask) and dead.name not in retried:
-                    await self.enqueue(dead.task.renewed())
+                    with moving([dead.name]):
+                        await self.enqueue(dead.task.renewed())
                     message.accept()
                     moved.add(dead.name)
         finally:

@@ -13,6 +13,7 @@ from libs.events.kafka.connection import ERROR, Connection
 from libs.events.kafka.offsets import TopicReader
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     UnreadableTask,
     WriteTask,
     cut_error,
@@ -75,7 +76,7 @@ class DeadLetters:
                             found[dead.name] = dead.without_payload()
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
-    async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:
+    async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]], moving: Moving) -> int:
         """Enqueue each dead letter as if new, and commit; returns how many tasks they are.
 
         Also each copy: one of them may be of an attempt that failed since.
@@ -92,7 +93,8 @@ class DeadLetters:
                     if isinstance(dead, UnreadableTask):  # kept where it is not passed over
                         await self.add_unreadable(record.value, dead.error)
                     else:
-                        await enqueue(dead.task.renewed())
+                        with moving([dead.task.task_id]):
+                            await enqueue(dead.task.renewed())
                         retried.add(dead.task.task_id)
                     partition = TopicPartition(record.topic, record.partition)
                     done[partition] = record.offset + 1

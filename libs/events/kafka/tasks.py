@@ -18,6 +18,7 @@ from libs.events.kafka.dead_letters import DeadLetters
 from libs.events.kafka.offsets import Offsets, TopicReader
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     TaskDeliveries,
     UnreadableTask,
     WriteTask,
@@ -219,8 +220,8 @@ class Tasks:
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         return await self._dead.tasks(limit)
 
-    async def retry_all(self) -> int:
-        return await self._dead.retry(self.enqueue)
+    async def retry_all(self, moving: Moving) -> int:
+        return await self._dead.retry(self.enqueue, moving)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait or are with a consumer, and dead letters.

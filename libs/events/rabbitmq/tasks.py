@@ -22,6 +22,7 @@ from libs.events.rabbitmq.connection import (
 )
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     TaskDeliveries,
     UnreadableTask,
     WriteTask,
@@ -163,7 +164,7 @@ class Tasks:
         place = f"message {number} of the queue {self._names.dead}"
         return read_dead_letter(dead_letter.body, dead_letter.headers, place)
 
-    async def retry_all(self) -> int:
+    async def retry_all(self, moving: Moving) -> int:
         """Move every dead letter back to the tasks; returns how many tasks they are.
 
         Also each copy: one of them may be of an attempt that failed since.
@@ -173,7 +174,8 @@ class Tasks:
             async for dead_letter in dead_letters:
                 dead = self._read(dead_letter, 0)
                 if isinstance(dead, FailedTask):
-                    await self.enqueue(dead.task.renewed())
+                    with moving([dead.task.task_id]):
+                        await self.enqueue(dead.task.renewed())
                     retried.add(dead.task.task_id)
                     await acknowledge(dead_letter)
         return len(retried)

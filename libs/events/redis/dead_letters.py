@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.redis.streams import read_stream
+from libs.events.redis.streams import PAGE, read_stream
 from libs.events.redis.transactions import Command
 from libs.events.tasks import (
     FailedTask,
@@ -52,17 +52,20 @@ class DeadLetters:
             found.append(dead_letter.without_payload())
         return found
 
-    async def retry_tasks(self, retry: Callable[[WriteTask, bytes], Awaitable[None]]) -> int:
-        """Pass each task, as if new, and the ID of its entry to `retry`; returns how many.
+    async def failed(self) -> AsyncIterator[Sequence[tuple[bytes, WriteTask]]]:
+        """The tasks that are there now, some at a time, each behind the ID of its entry.
 
-        `retry` removes the entry. Unreadable tasks stay, and so do tasks that fail meanwhile.
+        The caller may remove them. Unreadable ones are left out.
         """
-        count = 0
+        some: list[tuple[bytes, WriteTask]] = []
         async for entry_id, dead_letter in self._tasks():
             if isinstance(dead_letter, FailedTask):
-                await retry(dead_letter.task.renewed(), entry_id)
-                count += 1
-        return count
+                some.append((entry_id, dead_letter.task))
+            if len(some) == PAGE:
+                yield some
+                some = []
+        if some:
+            yield some
 
     async def _tasks(self) -> AsyncIterator[tuple[bytes, FailedTask | UnreadableTask]]:
         """The entries that are there now, without events."""

@@ -21,6 +21,7 @@ from libs.events.redis.transactions import Command, Transactions
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     TaskDeliveries,
     UnreadableTask,
     WriteTask,
@@ -233,15 +234,17 @@ class DelayedTasks(ABC, Generic[D]):
             self._promote_at_ms = next_ms if due_at is None else min(next_ms, int(float(due_at)))
         return max(1, min(BLOCK_MS, self._promote_at_ms - now_ms()))
 
-    async def retry_all(self) -> int:
-        return await self._dead.retry_tasks(self._retry)
-
-    async def _retry(self, task: WriteTask, dead_letter: bytes) -> None:
-        commands = [
-            self._append_command(encode_task(task)),
-            ("XDEL", self._dead.key, dead_letter),
-        ]
-        await self._transactions.execute(self._key, commands)
+    async def retry_all(self, moving: Moving) -> int:
+        count = 0
+        async for dead_letters in self._dead.failed():
+            commands: list[Command] = []
+            for entry_id, task in dead_letters:  # one after the other, so that each makes room
+                commands.append(self._append_command(encode_task(task.renewed())))
+                commands.append(("XDEL", self._dead.key, entry_id))
+            with moving([task.task_id for _, task in dead_letters]):
+                await self._transactions.execute(self._key, commands)
+            count += len(dead_letters)
+        return count
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         return await self._dead.tasks(limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -14,6 +14,7 @@ from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
 from libs.events.slatemq.routed import Unrouted
 from libs.events.tasks import (
     FailedTask,
+    Moving,
     TaskDeliveries,
     UnreadableTask,
     WriteTask,
@@ -140,19 +141,19 @@ class Tasks:
         self._held.drop(task_id)
         return has_ended
 
-    async def retry_all(self) -> int:
+    async def retry_all(self, moving: Moving) -> int:
         """Redrive what is a task, and failed before this; what is not would fail again."""
-        count, ids, last_ms = 0, list[int](), await self._last_failed_ms()
+        count, dead_ids, last_ms = 0, dict[int, str](), await self._last_failed_ms()
         async with aclosing(self._dead_letters()) as dead_letters:
             async for entry, dead in dead_letters:
                 if entry.finished_at_ms > last_ms:
                     break
                 if isinstance(dead, FailedTask):
-                    ids.append(entry.message_id)
-                if len(ids) == REDRIVEN_MAX:
-                    count += await self._redrive(ids)
-                    ids.clear()
-        return count + (await self._redrive(ids) if ids else 0)
+                    dead_ids[entry.message_id] = dead.name
+                if len(dead_ids) == REDRIVEN_MAX:
+                    count += await self._redrive(dead_ids, moving)
+                    dead_ids.clear()
+        return count + (await self._redrive(dead_ids, moving) if dead_ids else 0)
 
     async def _last_failed_ms(self) -> int:
         """When the newest dead letter failed, by the clock of its broker; 0 without one."""
@@ -162,12 +163,14 @@ class Tasks:
             return entry.finished_at_ms
         return 0
 
-    async def _redrive(self, message_ids: Sequence[int]) -> int:
+    async def _redrive(self, dead_ids: Mapping[int, str], moving: Moving) -> int:
+        """Redrive dead letters, task IDs by message IDs; returns how many."""
         client, queue = self._queues.client, self._queues.tasks
-        redrive = await client.start_redrive(queue, message_ids=message_ids)
-        done = await client.wait_redrive(redrive, every=0.1)
-        if done.state is not slatemq.RedriveState.DONE:
-            raise Unavailable(f"the redrive stopped: {done.error}", reason="REDRIVE_STOPPED")
+        with moving(dead_ids.values()):
+            redrive = await client.start_redrive(queue, message_ids=[*dead_ids])
+            done = await client.wait_redrive(redrive, every=0.1)
+            if done.state is not slatemq.RedriveState.DONE:
+                raise Unavailable(f"the redrive stopped: {done.error}", reason="REDRIVE_STOPPED")
         return done.redriven_count
 
     async def counts(self) -> tuple[int, int]:

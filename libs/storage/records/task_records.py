@@ -10,9 +10,10 @@
 
 Little-endian; times in milliseconds since 1970, UTC. The record of an applied task is in the batch
 of its messages; their IDs are consecutive from the first one on, except those of duplicates. A
-failed task is among the dead letters of the backend, and may be applied later. A waiting one
-belongs to an acknowledged publish whose body is an object, or was moved back from the dead letters.
-A retried one was applied after it had failed: a dead letter of it may be left.
+failed task is among the dead letters of the backend, or was moved back, and may be applied later.
+A waiting one belongs to an acknowledged publish whose body is an object; one that has failed was
+moved back from the dead letters, which writes no record any more. A retried one was applied after
+it had failed: a dead letter of it may be left.
 
 A task request, by the digest of a request ID, names the task with that ID that was applied last,
 and is written and removed with its record: the request IDs of all publishes are known for minutes,
@@ -69,7 +70,7 @@ class TaskRequestRecord(NamedTuple):
 
 
 class FailedTaskRecord(NamedTuple):
-    """A task that has failed for the last time and was not retried."""
+    """A task that has failed for the last time, until it is applied after all."""
 
     at_ms: int
     attempts: int

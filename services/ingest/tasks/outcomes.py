@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from libs.events.tasks import cut_error
@@ -53,8 +54,8 @@ ERRORS_MAX: Final = 10_000
 NEW_MAX: Final = 20_000
 """Tasks known to be new until they come back from the backend: 3 MB."""
 
-FORGOTTEN_AT_ONCE: Final = 100
-"""Tasks that are forgotten in one step of the event loop: 1 ms."""
+RETRIED_MAX: Final = 100_000
+"""Retried tasks that are known to be pending before they are given out: 15 MB."""
 
 Outcome = AppliedTask | FailedTaskRecord
 """The end of a task; a waiting one has none yet."""
@@ -89,9 +90,9 @@ class TaskOutcomes:
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._unchanged: dict[str, None] = {}
         self._entering: set[str] = set()
         self._failing: set[str] = set()
+        self._retried: dict[str, None] = {}
         self._new: dict[str, None] = {}
         self._swept = b""
 
@@ -213,51 +214,28 @@ class TaskOutcomes:
 
     def is_failing(self, task_id: str) -> bool:
         """Whether the backend may still have a task to apply whose record says that it failed."""
-        return task_id in self._failing
+        return task_id in self._failing or task_id in self._retried
 
-    async def forget(self, task_ids: Iterable[str]) -> dict[str, FailedTaskRecord]:
-        """Make failed tasks wait again; durable on return. Returns the records of those, by ID.
+    @contextmanager
+    def moving_back(self, task_ids: Collection[str]) -> Iterator[None]:
+        """Enter it while the backend moves dead letters back: their tasks are pending from then on.
 
-        Applied tasks keep their records: a dead letter of one is then only completed. Pass no task
-        that runs: its outcome may be on its way to the disk, which this reads. One call at a time
-        of this and `remember`.
+        Where it is left with an error, they have failed as before until the backend gives them out.
+        Nothing is written: their records say that they have failed until they are applied.
         """
-        known = await self._find_all(task_ids)
-        waiting = WaitingTask(self._clock.now_ms(), has_failed=True)
-        await self._put_all(
-            {one: waiting for one, record in known.items() if not isinstance(record, AppliedTask)}
-        )
-        return {
-            one: record for one, record in known.items() if isinstance(record, FailedTaskRecord)
-        }
-
-    async def remember(self, failed: Mapping[str, FailedTaskRecord]) -> None:
-        """Undo `forget` for tasks that may not have been retried after all, as it does them.
-
-        One that was is pending once the backend gives it out.
-        """
-        known = await self._find_all(failed)
-        await self._put_all(
-            {one: failed[one] for one, record in known.items() if isinstance(record, WaitingTask)}
-        )
-
-    async def _find_all(self, task_ids: Iterable[str]) -> dict[str, TaskRecord | None]:
-        """The records of tasks, for `_put_all`, which passes over those that change from now on."""
-        self._unchanged = dict.fromkeys(filter(is_task_id, task_ids))
-        return {task_id: await self.find(task_id) for task_id in list(self._unchanged)}
-
-    async def _put_all(self, records: Mapping[str, TaskRecord]) -> None:
-        for place, (task_id, record) in enumerate(records.items(), 1):
-            if task_id in self._unchanged:  # it got no outcome since it was read
-                self._put(task_id, record)
-            if place % FORGOTTEN_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        self._unchanged.clear()
-        if records:
-            await self._publisher.commits.durable()
+        # No end of a task with another ID is settled.
+        own = list(filter(is_task_id, task_ids))
+        self._retried.update(dict.fromkeys(own))
+        for _ in range(len(self._retried) - RETRIED_MAX):
+            del self._retried[next(iter(self._retried))]
+        try:
+            yield
+        except BaseException:
+            for task_id in own:
+                self._retried.pop(task_id, None)
+            raise
 
     def _put(self, task_id: str, record: TaskRecord) -> None:
-        self._unchanged.pop(task_id, None)
         self._entering.discard(task_id)
         key = task_key(parse_task_id(task_id).ulid)
         self._publisher.put([(key, encode_task_record(record))])
@@ -281,6 +259,7 @@ class TaskOutcomes:
         """Answer the calls that wait: the outcome is durable."""
         self._attempts.pop(task_id, None)
         self._failing.discard(task_id)
+        self._retried.pop(task_id, None)
         for future in self._waiting.pop(task_id, []):
             if not future.done():
                 future.set_result(outcome)

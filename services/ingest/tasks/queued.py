@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -35,9 +35,6 @@ from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import WRONG_SHARD, InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.v1.ingest_pb2 import PublishRequest
-
-DEAD_LETTERS_MAX: Final = 10_000
-"""Dead letters to read before they are retried."""
 
 
 class Tasks:
@@ -216,7 +213,7 @@ class Tasks:
                 await self._opened.publisher.commits.durable()
         last = self._outcomes.last_attempt(task_id)
         outcome = None if isinstance(record, WaitingTask) else record
-        if self._outcomes.is_failing(task_id):
+        if isinstance(record, FailedTaskRecord) and self._outcomes.is_failing(task_id):
             outcome = None
         if record is None and self._outcomes.is_over(named.accepted_at_ms):
             raise NotFound("task", task_id)
@@ -261,24 +258,9 @@ class Tasks:
         return found
 
     async def retry_failed(self) -> int:
-        """Move all dead letters back; returns how many. Raises as `failed`."""
-        backend = self._backend.connected
+        """Move all dead letters back; returns how many. Raises Unavailable."""
         async with self._retrying:
-            dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
-            # First, so that no call that waits from now on gets the earlier failure. Those that the
-            # backend does not list have it until they are given out.
-            names = (one.task.task_id for one in dead if isinstance(one, FailedTask))
-            failed = await self._outcomes.forget(
-                one for one in names if not self._consumer.is_running(one)
-            )
-            try:
-                return await backend.retry_failed_tasks()
-            except BaseException:
-                running = self._consumer.is_running
-                await self._outcomes.remember(
-                    {one: record for one, record in failed.items() if not running(one)}
-                )
-                raise
+            return await self._backend.connected.retry_failed_tasks(self._outcomes.moving_back)
 
     def _check(self, task_id: str) -> Any:
         named = parse_task_id(task_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,6 @@ async def test_dead_letters_that_fail_again_at_once_are_retried_once(
 
     # When they are retried, then that ends, and they are dead letters again
     async with asyncio.timeout(60):
-        assert await activemq_tasks.Tasks(server).retry_all() == 3
+        assert await activemq_tasks.Tasks(server).retry_all(nullcontext) == 3
     assert server.enqueued == names
     assert len(server.dead_letters) == 3

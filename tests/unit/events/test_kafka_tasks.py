@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from aiokafka import TopicPartition, errors
 
@@ -151,7 +153,7 @@ async def test_dead_letters_that_were_retried_are_committed_again_and_removed() 
             assert await tasks.dequeue() is not None
             await tasks.fail(TASK_ID, "refused")
             if len(broker.topics["t.dead-letter"]) == 1:
-                assert await tasks.retry_all() == 1
+                assert await tasks.retry_all(nullcontext) == 1
 
         # When the hour is over
         before = len(broker.commits)
@@ -174,9 +176,9 @@ async def test_dead_letters_are_listed_and_retried_though_the_brokers_list_the_e
     # When it is asked for, then it is there, and it can be retried
     async with tasks_of(broker) as tasks:
         assert [dead.name for dead in await tasks.failed(10)] == [TASK_ID]
-        assert await tasks.retry_all() == 1
+        assert await tasks.retry_all(nullcontext) == 1
         assert await tasks.failed(10) == []
-        assert await tasks.retry_all() == 0
+        assert await tasks.retry_all(nullcontext) == 0
 
 
 async def test_what_was_sent_or_seen_counts_though_the_brokers_list_the_end_late() -> None:

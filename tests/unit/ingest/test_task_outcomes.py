@@ -6,17 +6,18 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
+
 from libs.storage.database.roots import open_root
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, TaskRecord, WaitingTask
 from services.ingest.shard import Shard
+from services.ingest.tasks import outcomes as outcomes_module
 from services.ingest.tasks.outcomes import (
-    FORGOTTEN_AT_ONCE,
     KEPT_MS,
     Attempt,
     TaskOutcomes,
     TaskWaiting,
 )
-from services.ingest.write.request_ids import Answered
 from slatemq._admin.task_ids import TaskIds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
@@ -107,7 +108,6 @@ async def test_records_of_tasks_that_may_come_again_stay() -> None:
         await apply(shard, outcomes, applied)
         for task_id in (failed, retried):
             await outcomes.fail(task_id, Attempt(4, "no room"))
-        await outcomes.forget([retried])
         await apply(shard, outcomes, retried, await outcomes.find(retried))
         await outcomes.keep(large, asyncio.sleep(0))
         clock.advance(2 * KEPT_MS)
@@ -147,7 +147,7 @@ async def test_a_sweep_goes_on_where_the_one_before_ended() -> None:
             assert await outcomes.sweep(clock.now_ms()) == 1
 
 
-async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
+async def test_what_failed_is_pending_from_when_it_is_retried_and_its_record_stays() -> None:
     async with opened(open_root("memory:///"), ManualClock(START_MS)) as shard:
         outcomes, task_id = outcomes_of(shard), TaskIds(0).make(START_MS)
         waiting = outcomes.wait(task_id)
@@ -159,84 +159,33 @@ async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
         outcomes.settle(task_id, failed)
         assert not outcomes.is_failing(task_id)
         assert await waiting == failed
-        await outcomes.forget([task_id])
-        assert await outcomes.find(task_id) == WaitingTask(START_MS, has_failed=True)
+
+        # When its dead letter is moved back, then it is pending until it is given out and ends
+        with outcomes.moving_back([task_id, "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"]):
+            assert outcomes.is_failing(task_id)
+        assert outcomes.is_failing(task_id)
+
+        # And for a process that has replaced this one it has failed until then
+        assert await outcomes_of(shard).find(task_id) == failed
+        assert not outcomes_of(shard).is_failing(task_id)
+        await apply(shard, outcomes, task_id, failed)
+        applied = await outcomes.find(task_id)
+        assert isinstance(applied, AppliedTask)
+        assert applied.has_failed
+        outcomes.settle(task_id, applied)
+        assert not outcomes.is_failing(task_id)
 
 
-async def test_what_was_forgotten_has_failed_again_unless_it_got_another_outcome() -> None:
-    async with opened(open_root("memory:///"), ManualClock(START_MS)) as shard:
-        outcomes, ids = outcomes_of(shard), TaskIds(0)
-        left, applied, noted = (ids.make(START_MS) for _ in range(3))
-        known = {one: await outcomes.fail(one, Attempt(4, one)) for one in (left, applied, noted)}
-
-        # Given tasks that were to be retried, one of which is applied since
-        assert await outcomes.forget(known) == known
-        await apply(shard, outcomes, applied, await outcomes.find(applied))
-
-        # When that did not come about, and another one is applied meanwhile
-        remembering = asyncio.ensure_future(outcomes.remember(known))
-        await asyncio.sleep(0)
-        assert not remembering.done()
-        outcomes.note(noted, Answered(1, 1, received_at_ms=START_MS))
-        await remembering
-        await shard.publisher.commits.durable()
-
-        # Then what is left is as it was
-        assert await outcomes.find(left) == known[left]
-        for one in (applied, noted):
-            assert isinstance(await outcomes.find(one), AppliedTask)
-
-
-async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
+async def test_of_more_retried_tasks_than_are_noted_the_first_are_called_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcomes_module, "RETRIED_MAX", 2)
     async with opened(clock=ManualClock(START_MS)) as shard:
         outcomes, ids = outcomes_of(shard), TaskIds(0)
-        applied, failed = ids.make(START_MS), ids.make(START_MS)
-        await apply(shard, outcomes, applied)
-        await outcomes.fail(failed, Attempt(4, "no room"))
-        await outcomes.forget([applied, failed, "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"])
-        assert isinstance(await outcomes.find(applied), AppliedTask)
-        assert isinstance(await outcomes.find(failed), WaitingTask)
-
-
-async def test_the_loop_turns_while_many_tasks_are_to_wait_again() -> None:
-    async with opened(clock=ManualClock(START_MS)) as shard:
-        outcomes, ids = outcomes_of(shard), TaskIds(0)
-        noted = ids.make(START_MS)
-        others = [ids.make(START_MS) for _ in range(3 * FORGOTTEN_AT_ONCE)]
-        await outcomes.fail(noted, Attempt(4, "no room"))
-        # Given one who forgets many tasks, the last of which is applied before its turn
-        forgetting = asyncio.ensure_future(outcomes.forget([*others, noted]))
-        while not forgetting.done() and len(outcomes._unchanged) in (0, len(others) + 1):
-            await asyncio.sleep(0)
-
-        # Then others have their turn before all are put
-        assert outcomes._unchanged
-        outcomes.note(noted, Answered(1, 1, received_at_ms=START_MS))
-        await forgetting
-        await shard.publisher.commits.durable()
-
-        # And each waits again, but for the one that was applied meanwhile
-        assert isinstance(await outcomes.find(noted), AppliedTask)
-        waiting = [await outcomes.find(task_id) for task_id in others]
-        assert waiting == [WaitingTask(START_MS, has_failed=True)] * len(others)
-
-
-async def test_a_task_that_is_applied_while_it_is_to_be_forgotten_stays_known() -> None:
-    async with opened(clock=ManualClock(START_MS)) as shard:
-        outcomes, task_id = outcomes_of(shard), TaskIds(0).make(START_MS)
-        await outcomes.fail(task_id, Attempt(4, "no room"))
-        # Given one who has begun to look at what is known of the task
-        forgetting = asyncio.ensure_future(outcomes.forget([task_id]))
-        await asyncio.sleep(0)
-        assert not forgetting.done()
-
-        # When its outcome is noted before the look is over
-        outcomes.note(task_id, Answered(1, 1, received_at_ms=START_MS))
-        await forgetting
-        await shard.publisher.commits.durable()
-
-        # Then that stays
-        assert isinstance(await outcomes.find(task_id), AppliedTask)
+        retried = [ids.make(START_MS) for _ in range(3)]
+        with outcomes.moving_back(retried):
+            pass
+        assert [outcomes.is_failing(one) for one in retried] == [False, True, True]
 
 
 def test_a_direct_ingest_loads_nothing_of_event_queues() -> None:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc.aio import AioRpcError
 from redis import asyncio as aioredis
 
 from libs.events.backend import QueueBackend
+from libs.events.redis.streams import PAGE
 from libs.events.settings import QueueSettings
-from libs.events.tasks import ERROR_BYTES_MAX, WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, Moving, WriteTask
+from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
-from services.ingest.tasks import queued as queued_tasks
+from services.ingest.config import IngestConfig
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2
+from tests.configs import config_of
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
+    QueuedIngest,
     enqueue,
     eventually,
     names_of_shard,
     new_task_id,
     queue_settings,
     queued,
+    until_connected,
 )
+from tests.integration.ingest.server import Server as IngestServer
 from tests.integration.ingest.server import message
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
@@ -174,20 +182,20 @@ class Gate:
         await eventually(have_reached)
 
 
-async def test_a_retried_task_is_pending_though_no_list_of_dead_letters_has_it(
+async def test_retried_tasks_are_pending_until_they_are_applied(
     backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
     async with queued(settings, root) as ingest:
-        # Given more dead letters than a list has
-        monkeypatch.setattr(queued_tasks, "DEAD_LETTERS_MAX", 1)
+        # Given dead letters whose cause is removed
         both = [await enqueue_poison(settings) for _ in range(2)]
         assert [(await ingest.wait(one)).state for one in both] == [FAILED, FAILED]
         await put_bodies(root, *both)
 
-        # When all are retried, then each is pending once it is given out
+        # When all are retried, then each is pending, also once it is given out
         gate = Gate(monkeypatch)
         assert await ingest.retry() == 2
+        assert [(await ingest.task(one)).state for one in both] == [PENDING, PENDING]
         await gate.wait(*both)
         assert [(await ingest.task(one)).state for one in both] == [PENDING, PENDING]
         gate.open.set()
@@ -198,8 +206,9 @@ async def test_a_retried_task_is_pending_though_no_list_of_dead_letters_has_it(
 async def test_dead_letters_that_cannot_be_retried_now_have_failed_as_before(
     backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lose_connection(measured: QueueBackend) -> int:
-        raise Unavailable("the backend went down", reason="BACKEND_DOWN")
+    async def lose_connection(measured: QueueBackend, moving: Moving) -> int:
+        with moving([task_id]):
+            raise Unavailable("the backend went down", reason="BACKEND_DOWN")
 
     root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
     async with queued(settings, root) as ingest:
@@ -219,6 +228,53 @@ async def test_dead_letters_that_cannot_be_retried_now_have_failed_as_before(
         await put_bodies(root, task_id)
         assert await ingest.retry() == 1
         await ingest.applied(task_id)
+
+
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+async def test_no_task_stays_pending_where_the_call_that_retries_it_ends_before_the_store_is_back(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    config = config_of(IngestConfig, root="memory:///", queue=settings)
+    server = IngestServer(config, Telemetry())
+    await server.start()
+    try:
+        async with open_channel(server.address) as channel:
+            ingest = QueuedIngest(channel)
+            await until_connected(ingest)
+            # Given a dead letter, and a store that is away
+            task_id = await enqueue_poison(settings)
+            assert (await ingest.wait(task_id)).state == FAILED
+            shard = server.service._shard
+            assert shard is not None
+            async with shard.publisher.commits.hold:
+                # When a call that retries it has ended before the store is back
+                with suppress(AioRpcError):
+                    await ingest.tasks.RetryFailedTasks(
+                        task_pb2.RetryFailedTasksRequest(), timeout=1
+                    )
+
+            # Then the task has failed again, and is among the dead letters
+            assert (await ingest.wait(task_id)).state == FAILED
+            assert [one.task_id for one in await ingest.failed()] == [task_id]
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+async def test_more_dead_letters_than_are_moved_together_are_retried_in_their_order(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    async with queued(settings, root) as ingest:
+        task_ids = [await enqueue_poison(settings) for _ in range(2 * PAGE + 1)]
+        for task_id in task_ids:
+            assert (await ingest.wait(task_id)).state == FAILED
+        await put_bodies(root, *task_ids)
+        assert await ingest.retry() == len(task_ids)
+        message_ids = [(await ingest.applied(task_id))[0] for task_id in task_ids]
+        assert message_ids == sorted(message_ids)
+        assert await ingest.failed() == []
 
 
 async def test_a_task_that_a_crash_kept_from_its_dead_letter_is_pending_when_it_comes_again(
