@@ -137,6 +137,7 @@ class TaskCalls(Calls):
     async def retry_failed_tasks(self) -> int:
         """Retries every task that failed permanently; returns how many.
 
+        Ingests go on with it where this ends before; the next call gets the number of those, too.
         Raises as `failed_tasks`, after the other ingests have done it. Safe to repeat.
         """
         answers = await self._ask_ingests(

@@ -318,7 +318,7 @@ class RetryFailedTasksResponse(_message.Message):
 
     RETRIED_COUNT_FIELD_NUMBER: _builtins.int
     retried_count: _builtins.int
-    """The number of tasks."""
+    """The number of tasks, with those that were retried before and that no call got the number of."""
     def __init__(
         self,
         *,

@@ -124,9 +124,10 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetryFailedTasks(self, request, context):
-        """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
+        """Retries every failed task as if it were new: its attempts count from 0. It goes on where the
+        call ends before, and a call that comes meanwhile waits for its end, too. Safe to repeat.
 
-        Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
+        Errors: UNAVAILABLE (BACKEND_DOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,9 +70,10 @@ class TaskServiceStub:
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
     RetryFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]
-    """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
+    """Retries every failed task as if it were new: its attempts count from 0. It goes on where the
+    call ends before, and a call that comes meanwhile waits for its end, too. Safe to repeat.
 
-    Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
+    Errors: UNAVAILABLE (BACKEND_DOWN).
     """
 
 @_typing.type_check_only
@@ -117,9 +118,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
     RetryFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]  # type: ignore[assignment]
-    """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
+    """Retries every failed task as if it were new: its attempts count from 0. It goes on where the
+    call ends before, and a call that comes meanwhile waits for its end, too. Safe to repeat.
 
-    Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
+    Errors: UNAVAILABLE (BACKEND_DOWN).
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -191,9 +193,10 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.RetryFailedTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.RetryFailedTasksResponse, _abc.Awaitable[_task_pb2.RetryFailedTasksResponse]]:
-        """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
+        """Retries every failed task as if it were new: its attempts count from 0. It goes on where the
+        call ends before, and a call that comes meanwhile waits for its end, too. Safe to repeat.
 
-        Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
+        Errors: UNAVAILABLE (BACKEND_DOWN).
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ In reading order; a file imports only files above it:
 `outcomes` their outcomes, durable, so that a task that comes again is not applied again
 `traces`   their traces, from the call that enqueued each to its messages
 `consumer` applies them, each once, in the order in which the backend delivers them
+`retries`  moves dead letters back, to the end
 `cleanup`  removes bodies that no task names, and records that no task needs
 `queued`   all of these together, between QueuedServicer and the shard
 `servicer` TaskService

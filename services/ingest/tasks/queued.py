@@ -30,6 +30,7 @@ from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
 from services.ingest.tasks.outcomes import Attempt, KnownTask, Outcome, TaskOutcomes
+from services.ingest.tasks.retries import Retries
 from services.ingest.tasks.traces import TaskTraces
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import WRONG_SHARD, InvalidArgument, NotFound, Unavailable
@@ -58,10 +59,10 @@ class Tasks:
         self._traces = TaskTraces(telemetry)
         self._running: asyncio.Task[None] | None = None
         self._draining = asyncio.Event()
-        self._retrying = asyncio.Lock()
         self._opened: Shard
         self._outcomes: TaskOutcomes
         self._consumer: TaskConsumer
+        self._retries: Retries
         self._cleanup: TaskCleanup
 
     async def begin(self, shard: Shard) -> None:
@@ -79,6 +80,7 @@ class Tasks:
             self._traces,
             shard.clock,
         )
+        self._retries = Retries(self._backend, self._outcomes)
         self._cleanup = TaskCleanup(
             shard, self._backend, self._bodies, self._outcomes, self._consumer
         )
@@ -105,6 +107,7 @@ class Tasks:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
+            await self._retries.close()
         await self._backend.close()
 
     async def _run(self) -> None:
@@ -258,9 +261,8 @@ class Tasks:
         return found
 
     async def retry_failed(self) -> int:
-        """Move all dead letters back; returns how many. Raises Unavailable."""
-        async with self._retrying:
-            return await self._backend.connected.retry_failed_tasks(self._outcomes.moving_back)
+        """Move all dead letters back, as Retries does."""
+        return await self._retries.retry()
 
     def _check(self, task_id: str) -> Any:
         named = parse_task_id(task_id)
