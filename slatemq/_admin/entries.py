@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, TypeVar
 
 import grpc.aio
@@ -419,8 +418,8 @@ class EntryCalls(Calls):
         left = list(ids)
         until = time.monotonic() + self._peers.call_s
         while left:
-            answer = await self._peers.ask(
-                partial(self._peers.ingest, shard),
+            answer = await self._peers.ask_ingest(
+                shard,
                 lambda channel: IngestServiceStub(channel).BatchGetMessages,
                 BatchGetMessagesRequest(message_ids=left),
             )

@@ -242,14 +242,9 @@ class QueueCalls(Calls):
 
     async def _get_parts(self, queue_id: str) -> list[queue_pb2.Queue]:
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
-
-        async def attempt(index: int, shard: int, timeout: float) -> queue_pb2.Queue:
-            stub = QueueServiceStub(await self._peers.broker(shard))
-            metadata = self._locations.naming(queue_id, index)
-            return (await stub.GetQueue(request, timeout=timeout, metadata=metadata)).queue
-
+        attempt = self._locations.asking(queue_id, _get_queue, request)
         outcomes = await self._locations.outcomes(queue_id, attempt, patience_s=ANSWER_S)
-        found = [one for one in outcomes if isinstance(one, queue_pb2.Queue)]
+        found = [one.queue for one in outcomes if isinstance(one, queue_pb2.GetQueueResponse)]
         for one in outcomes:
             may_miss = isinstance(one, Unavailable | DeadlineExceeded) or is_absent(one, queue_id)
             if isinstance(one, SlateMQError) and not (found and may_miss):
@@ -271,7 +266,7 @@ class QueueCalls(Calls):
         answer_s = seconds(timeout, "timeout")
         request = message_of(queue_pb2.ListQueuesRequest, page_size=PAGE_SIZE, prefix=prefix)
         first = await self._locations.ask_all(_list_queues, request, answer_s)
-        listed = [self._pages(shard, request, first) for shard in sorted(first.by_shard)]
+        listed = [self._queues_of(shard, request, first) for shard in sorted(first.by_shard)]
         parts: list[queue_pb2.Queue] = []
         async for queue in merged(listed, lambda queue: queue.queue_id):
             if parts and queue.queue_id != parts[0].queue_id:
@@ -282,27 +277,15 @@ class QueueCalls(Calls):
             yield joined(parts)
         first.check_complete()
 
-    async def _pages(
+    async def _queues_of(
         self,
         shard: int,
         request: queue_pb2.ListQueuesRequest,
         first: Answers[queue_pb2.ListQueuesResponse],
     ) -> AsyncIterator[queue_pb2.Queue]:
-        """The queues of all pages of one broker; notes why it does not answer any more."""
-        page = first.by_shard[shard]
-        while True:
+        async for page in self._locations.pages(shard, _list_queues, request, first):
             for queue in page.queues:
                 yield queue
-            if not page.next_page_token:
-                return
-            following = queue_pb2.ListQueuesRequest()
-            following.CopyFrom(request)
-            following.page_token = page.next_page_token
-            try:
-                page = await self._peers.ask_broker(shard, _list_queues, following)
-            except (Unavailable, DeadlineExceeded) as error:
-                first.problems[shard] = error
-                return
 
     async def update_queue(
         self, queue_id: str, *, etag: str = "", **settings: Unpack[QueueSettings]

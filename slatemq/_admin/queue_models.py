@@ -328,6 +328,7 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
         return first
     by_index = {part.partition.index: one for part, one in zip(parts, queues, strict=True)}
     left = [queue.replay for queue in queues if queue.replay is not None]
+    moving_to = (queue.moving_to_broker_shard for queue in queues)
     return replace(
         first,
         etag=ETAGS_BETWEEN.join(queue.etag for queue in queues),
@@ -344,14 +345,7 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
         partitions_count=partition.count,
         ordering_header=partition.ordering_header,
         missing_partitions=tuple(n for n in range(partition.count) if n not in by_index),
-        moving_to_broker_shard=next(
-            (
-                one.moving_to_broker_shard
-                for one in queues
-                if one.moving_to_broker_shard is not None
-            ),
-            None,
-        ),
+        moving_to_broker_shard=next((shard for shard in moving_to if shard is not None), None),
         settings_differ=any(_settings_of(part) != _settings_of(parts[0]) for part in parts),
     )
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -17,7 +16,7 @@ from slatemq._checks import check_callback, check_text
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import DeadlineExceeded, FailedPrecondition, Unavailable
+from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
@@ -144,37 +143,20 @@ class RedriveCalls(Calls):
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
         if queue_id:
-            attempt = partial(self._redrives_on, request)
+            attempt = self._locations.asking(queue_id, _list_redrives, request)
             answers = await self._locations.answers(queue_id, attempt)
         else:
             answers = await self._locations.ask_all(_list_redrives, request)
         found: dict[tuple[str, str, str], list[Redrive]] = {}
-        for shard, first in sorted(answers.by_shard.items()):
-            page = first
-            while True:
+        for shard in sorted(answers.by_shard):
+            async for page in self._locations.pages(shard, _list_redrives, request, answers):
                 for wire in page.redrives:
                     one = _redrive_of(wire, shard)
                     name = wire.request_id or one.redrive_id
                     found.setdefault((name, one.queue_id, one.target_queue_id), []).append(one)
-                if not page.next_page_token:
-                    break
-                following = entry_pb2.ListRedrivesRequest()
-                following.CopyFrom(request)
-                following.page_token = page.next_page_token
-                try:
-                    page = await self._peers.ask_broker(shard, _list_redrives, following)
-                except (Unavailable, DeadlineExceeded) as error:
-                    answers.problems[shard] = error
-                    break
         for each in found.values():
             yield _joined(each)
         answers.check_complete()
-
-    async def _redrives_on(
-        self, request: entry_pb2.ListRedrivesRequest, _: int, shard: int, timeout: float
-    ) -> entry_pb2.ListRedrivesResponse:
-        stub = DeadLetterServiceStub(await self._peers.broker(shard))
-        return await stub.ListRedrives(request, timeout=timeout)
 
     async def wait_redrive(
         self,

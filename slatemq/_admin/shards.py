@@ -381,20 +381,14 @@ class ShardCalls(ExaminingCalls):
 def _shard_of(wire: shard_pb2.BrokerShard) -> BrokerShard:
     state = shard_pb2.BrokerShard.State.Name(wire.state).removeprefix("STATE_").lower()
     return BrokerShard(
-        wire.broker_shard,
-        ShardState(state),
-        wire.queues_count,
-        wire.messages_count,
-        wire.database_bytes,
-        tuple(wire.remaining),
-        wire.load,
+        **fields_of(wire, BrokerShard), state=ShardState(state), remaining=tuple(wire.remaining)
     )
 
 
 def _ingest_of(wire: shard_pb2.IngestShard) -> IngestShard:
     state = shard_pb2.IngestShard.State.Name(wire.state).removeprefix("STATE_").lower()
     return IngestShard(
-        wire.ingest_shard, ShardState(state), wire.database_bytes, tuple(wire.remaining)
+        **fields_of(wire, IngestShard), state=ShardState(state), remaining=tuple(wire.remaining)
     )
 
 

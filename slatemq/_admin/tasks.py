@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar
 
 from slatemq._admin.task_ids import parse_task_id
 from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
 from slatemq._requests import fields_of, message_of
-from slatemq._rpc.peers import CallOptions, Method
+from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
 from slatemq.models import Duration, seconds
@@ -66,7 +65,7 @@ class TaskCalls(Calls):
         """The task as it is now. Raises NotFound for one accepted over seven days ago."""
         shard = _shard_of(task_id)
         request = task_pb2.GetTaskRequest(task_id=task_id)
-        response = await self._ask_ingest(
+        response = await self._peers.ask_ingest(
             shard, lambda channel: TaskServiceStub(channel).GetTask, request
         )
         return _task_of(response.task)
@@ -83,7 +82,7 @@ class TaskCalls(Calls):
         try:
             async with bound:
                 while True:
-                    response = await self._ask_ingest(
+                    response = await self._peers.ask_ingest(
                         shard,
                         lambda channel: TaskServiceStub(channel).WaitTask,
                         request,
@@ -154,16 +153,11 @@ class TaskCalls(Calls):
 
         async def one(shard: int) -> R | SlateMQError:
             try:
-                return await self._ask_ingest(shard, method, request)
+                return await self._peers.ask_ingest(shard, method, request)
             except SlateMQError as error:
                 return error
 
         return await asyncio.gather(*map(one, sorted((await self._peers.topology()).ingests)))
-
-    async def _ask_ingest(
-        self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
-    ) -> R:
-        return await self._peers.ask(partial(self._peers.ingest, shard), method, request, **options)
 
 
 def _shard_of(task_id: str) -> int:

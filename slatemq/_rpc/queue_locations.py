@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
@@ -108,11 +109,7 @@ class QueueLocations:
         self, queue_id: str, *, fresh: bool = False, call_s: float | None = None
     ) -> tuple[int, ...]:
         """As `shards_of`, with the patience of a call."""
-
-        async def attempt(_: float) -> tuple[int, ...]:
-            return await self.shards_of(queue_id, fresh=fresh)
-
-        return await self.peers.call(attempt, call_s=call_s)
+        return await self.peers.call(lambda _: self.shards_of(queue_id, fresh=fresh), call_s=call_s)
 
     async def shard_of(self, queue_id: str, partition: int = 0) -> int:
         """The broker shard of a partition, or of a queue without any. Raises as `shards_of`.
@@ -409,6 +406,23 @@ class QueueLocations:
             return Answers(by_shard, problems)
 
         return await self.peers.call(attempt)
+
+    async def pages(
+        self, shard: int, method: Method[Any, R], request: Any, answers: Answers[R]
+    ) -> AsyncIterator[R]:
+        """All pages of one broker; notes in its first answers why it does not answer any more."""
+        page: Any = answers.by_shard[shard]
+        request = deepcopy(request)
+        while True:
+            yield page
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+            try:
+                page = await self.peers.ask_broker(shard, method, request)
+            except (Unavailable, DeadlineExceeded) as error:
+                answers.problems[shard] = error
+                return
 
     async def _first(
         self, resource: str, name: str, shards: list[int], ask: Callable[[int], Awaitable[T]]

@@ -15,15 +15,16 @@ from slatemq.v1 import task_pb2
 TASK_ID = TaskIds(0).make(1_700_000_000_000)
 
 
-class TasksOfAnIngest(TaskCalls):
-    """Calls to an ingest that has applied the task, or does not apply it."""
+class Ingest:
+    """An ingest that has applied the task, or does not apply it."""
 
     def __init__(self, *, is_applied: bool) -> None:
-        super().__init__(SimpleNamespace(peers=None))  # type: ignore[arg-type]
         self.asked: list[Any] = []
         self._is_applied = is_applied
+        locations: Any = SimpleNamespace(peers=self)
+        self.tasks = TaskCalls(locations)
 
-    async def _ask_ingest(
+    async def ask_ingest(
         self, shard: int, method: Any, request: Any, attempt_s: float = 10, **_: Any
     ) -> Any:
         self.asked.append(type(request))
@@ -38,21 +39,21 @@ class TasksOfAnIngest(TaskCalls):
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.1, 0.5])
 async def test_a_wait_for_a_task_that_stays_pending_ends_with_it(timeout_s: float) -> None:
-    client = TasksOfAnIngest(is_applied=False)
+    ingest = Ingest(is_applied=False)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
 
-    task = await client.wait_task(TASK_ID, timeout_s)
+    task = await ingest.tasks.wait_task(TASK_ID, timeout_s)
 
     assert (task.task_id, task.state) == (TASK_ID, TaskState.PENDING)
     assert loop.time() - began_at >= timeout_s
-    assert client.asked[-1] is task_pb2.GetTaskRequest
+    assert ingest.asked[-1] is task_pb2.GetTaskRequest
 
 
 async def test_a_wait_for_a_task_that_was_applied_is_one_call() -> None:
-    client = TasksOfAnIngest(is_applied=True)
+    ingest = Ingest(is_applied=True)
 
-    task = await client.wait_task(TASK_ID, 0.1)
+    task = await ingest.tasks.wait_task(TASK_ID, 0.1)
 
     assert task.state is TaskState.APPLIED
-    assert client.asked == [task_pb2.WaitTaskRequest]
+    assert ingest.asked == [task_pb2.WaitTaskRequest]
