@@ -85,7 +85,10 @@ def run_job(
         session.show(_fields(begun), begun.run_id)
         return
     note(f"run {begun.run_id} is requested: it starts when no other run is active")
-    _follow(session, begun)
+    ended = end_of(session, begun)
+    _report(session, ended)
+    if ended.state != "done":
+        sys.exit(EXIT_REFUSED)
 
 
 @janitor.command("runs", epilog="Example:\n  slatemq janitor runs retention --limit 5")
@@ -138,10 +141,8 @@ def show(session: Session, run_id: str, follow: bool) -> None:
     """
     one = session.call(lambda client: client.get_job_run(run_id))
     if follow and not one.ended:
-        _follow(session, one)
-        return
+        one = end_of(session, one)
     _report(session, one)
-    # Also where the run ended before we could follow it.
     if follow and one.state != "done":
         sys.exit(EXIT_REFUSED)
 
@@ -151,14 +152,6 @@ def show(session: Session, run_id: str, follow: bool) -> None:
 def cancel(session: Session, run_id: str) -> None:
     """Cancel a run; what it has removed stays removed."""
     _report(session, cancelled(session, run_id))
-
-
-def _follow(session: Session, begun: JobRun) -> None:
-    """Wait for the end of a run, and report it."""
-    ended = end_of(session, begun)
-    _report(session, ended)
-    if ended.state != "done":
-        sys.exit(EXIT_REFUSED)
 
 
 def _report(session: Session, one: JobRun) -> None:

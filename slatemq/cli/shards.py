@@ -82,7 +82,7 @@ def ls(session: Session) -> None:
     for service, numbers in removed.items():
         if numbers:
             text = f"removed {service} shards, whose numbers are not used again"
-            note(f"{text}: {_numbers(numbers)}")
+            note(f"{text}: {', '.join(map(str, numbers))}")
 
 
 async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]]]:
@@ -148,10 +148,6 @@ def _row(one: _Shard) -> tuple[object, ...]:
     return (f"{one.service} {one.shard}", one.state, *shown, lag, one.version, one.address)
 
 
-def _numbers(shards: Iterable[int]) -> str:
-    return ", ".join(map(str, shards))
-
-
 @shard.command("add")
 def add(session: Session) -> None:
     """Say how to add a shard: start a process with the next number.
@@ -204,29 +200,23 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
         raise click.UsageError("--cancel contradicts --move: leave one out")
     if ingest and move:
         raise click.UsageError("--move moves queues, which an ingest does not have: leave it out")
-    if ingest:
-        _drain_ingest(session, number, cancel=cancel)
-        return
     failed: SlateMQError | None = None
     if move:
         failed = session.call(lambda client: _emptied(session, client, number))
-    found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
-    if cancel:
-        text = f"broker shard {number} takes new queues again"
+    found: BrokerShard | IngestShard
+    if ingest:
+        found = session.call(lambda client: client.drain_ingest_shard(number, cancel=cancel))
     else:
-        text = _drained(found, "broker", number)
+        found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
+    service = "ingest" if ingest else "broker"
+    if cancel:
+        what = "publishes" if ingest else "new queues"
+        text = f"{service} shard {number} takes {what} again"
+    else:
+        text = _drained(found, service, number)
     session.show(asdict(found), text)
     if failed is not None:
         raise failed
-
-
-def _drain_ingest(session: Session, number: int, *, cancel: bool) -> None:
-    found = session.call(lambda client: client.drain_ingest_shard(number, cancel=cancel))
-    if cancel:
-        text = f"ingest shard {number} takes publishes again"
-    else:
-        text = _drained(found, "ingest", number)
-    session.show(asdict(found), text)
 
 
 def _drained(found: BrokerShard | IngestShard, service: str, number: int) -> str:

@@ -33,7 +33,6 @@ from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 if TYPE_CHECKING:
     from slatemq._consume.consumer import Consumer
     from slatemq._consume.delivered import Received
-    from slatemq._rpc.outages import Outage
     from slatemq.client import Client
 
 LOOK_S = 0.25
@@ -327,10 +326,12 @@ class _Pump:
                     return await anext(self._messages)
             self._note_pause()
             now_s, outage = time.monotonic(), self._messages.outage
-            if outage is None and not self._running:
-                waited_s += now_s - looked_at_s
-            elif outage is not None:
-                self._check(outage)
+            # Messages in process are not interrupted: their acks find out if the broker is back.
+            if not self._running:
+                if outage is None:
+                    waited_s += now_s - looked_at_s
+                else:
+                    outage.check(self._give_up_s)
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
             if waited_s >= ALONE_S:
@@ -342,11 +343,6 @@ class _Pump:
         if self._messages.paused and not self._is_paused:
             note(f"{queue_id} is paused: waiting until `slatemq queue resume {queue_id}`")
         self._is_paused = self._messages.paused
-
-    def _check(self, outage: Outage) -> None:
-        # Messages in process are not interrupted: their acks find out whether the broker is back.
-        if not self._running:
-            outage.check(self._give_up_s)
 
     def _start(self, message: Received) -> None:
         task = asyncio.create_task(self._finish(message))

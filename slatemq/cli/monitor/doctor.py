@@ -46,8 +46,10 @@ def doctor(session: Session) -> None:
     for one in found:
         if session.json:
             write_json(asdict(one))
-        else:
-            _show(one)
+            continue
+        say(f"{MARKS[one.level]:8} {one.check:13} {one.text}")
+        if one.advice:
+            say(f"{'':22} {one.advice}")
     if not is_well(found):
         sys.exit(EXIT_REFUSED)
 
@@ -73,9 +75,3 @@ def _own_certificates(session: Session) -> list[CertificateExpiry]:
     module: Any = import_module("slatemq._admin.expiries")
     expiries: list[CertificateExpiry] = module.expiries_of(files)
     return expiries
-
-
-def _show(one: Finding) -> None:
-    say(f"{MARKS[one.level]:8} {one.check:13} {one.text}")
-    if one.advice:
-        say(f"{'':22} {one.advice}")

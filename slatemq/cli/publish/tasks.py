@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from slatemq._admin.tasks import Task
 
 _TASK = click.argument("task_id", type=WORDS, metavar="TASK")
+_limit_option = partial(
+    click.option,
+    "--limit",
+    metavar="N",
+    default=100,
+    show_default=True,
+    help="At most N tasks of each ingest.",
+)
 
 
 @click.group("task", cls=Group)
@@ -64,14 +73,7 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
 
 
 @task.command("failed")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    metavar="N",
-    default=100,
-    show_default=True,
-    help="At most N tasks of each ingest.",
-)
+@_limit_option(type=click.IntRange(1, 10_000))
 def failed(session: Session, limit: int) -> None:
     """List the tasks that have failed, with their errors.
 
@@ -97,14 +99,7 @@ def _show_failed(found: Sequence[Task]) -> None:
 
 
 @task.command("pending")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1_000),
-    metavar="N",
-    default=100,
-    show_default=True,
-    help="At most N tasks of each ingest.",
-)
+@_limit_option(type=click.IntRange(1, 1_000))
 def pending(session: Session, limit: int) -> None:
     """List the tasks that wait to be applied, with the errors of their attempts.
 
