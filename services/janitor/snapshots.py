@@ -209,11 +209,8 @@ class _Owners:
         return snapshot_pb2_grpc.SnapshotServiceStub(await self._channels.to(service, shard))
 
 
-SERVICES = ("ingest", "broker")
-
-
 @contextmanager
-def renewed_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[SnapshotSet]:
+def renewed_snapshots(root: str, services: Sequence[str] = SHARDED) -> Iterator[SnapshotSet]:
     """Snapshots of all shards, renewed by a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="snapshots", daemon=True)
@@ -233,11 +230,20 @@ def renewed_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator
 
 @asynccontextmanager
 async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[SnapshotSet]:
-    directory = TopologyDirectory(open_root(root).objects)
+    async with (
+        channels_of(open_root(root)) as (directory, channels),
+        snapshots_of_all(directory, channels, services=services) as taken,
+    ):
+        yield taken
+
+
+@asynccontextmanager
+async def channels_of(root: Root) -> AsyncIterator[tuple[TopologyDirectory, Channels]]:
+    """The channels to the processes of an instance, and where these are."""
+    directory = TopologyDirectory(root.objects)
     channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
     try:
-        async with snapshots_of_all(directory, channels, services=services) as taken:
-            yield taken
+        yield directory, channels
     finally:
         await channels.close()
         await directory.close()

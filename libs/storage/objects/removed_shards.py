@@ -8,7 +8,6 @@ its entry in the topology. A process that starts with such a number finishes tha
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Final
 
@@ -16,7 +15,6 @@ from libs.storage.objects.shard_owners import FOLDER as OWNERS
 from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "removed-shards"
-DELETES_AT_ONCE: Final = 32
 
 _ENDING: Final = ".json"
 
@@ -53,16 +51,9 @@ class RemovedShards:
 
         `wals` are the objects of the store that has the write-ahead logs.
         """
-        await _delete_below(wals, database)
-        await _delete_below(self._objects, database)
-        await _delete_below(self._objects, f"{OWNERS}/{database}")
-
-
-async def _delete_below(objects: Objects, folder: str) -> None:
-    paths = await objects.list(folder)
-    for start in range(0, len(paths), DELETES_AT_ONCE):
-        some = paths[start : start + DELETES_AT_ONCE]
-        await asyncio.gather(*(objects.delete(path) for path in some))
+        await wals.delete_all(await wals.list(database))
+        for folder in (database, f"{OWNERS}/{database}"):
+            await self._objects.delete_all(await self._objects.list(folder))
 
 
 def _path(database: str) -> str:

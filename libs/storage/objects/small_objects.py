@@ -35,6 +35,8 @@ _COPY_S: Final = 60
 _COPIED_BYTES_A_S: Final = 256 << 10
 """A copy may take a minute, and longer for large objects: as long as at 256 KiB a second."""
 
+_DELETES_AT_ONCE: Final = 32
+
 _STREAM_BYTES: Final = 1 << 20
 """The size of a piece of an object that is read to be checked."""
 
@@ -246,6 +248,11 @@ class Objects:
             return
         except (BaseError, OSError) as error:
             raise self._unavailable("deleting", path, error) from error
+
+    async def delete_all(self, paths: Sequence[str]) -> None:
+        """Remove the objects, some at a time."""
+        for start in range(0, len(paths), _DELETES_AT_ONCE):
+            await asyncio.gather(*map(self.delete, paths[start : start + _DELETES_AT_ONCE]))
 
     async def modified_ms(self, path: str) -> int:
         """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""

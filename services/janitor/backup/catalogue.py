@@ -163,7 +163,8 @@ class Catalogue:
             # In a thread: the turn is renewed meanwhile.
             data = await asyncio.to_thread(_encode_list, some)
             await self.objects.put(f"{backup.folder}/{name}.gz", data)
-        if not await self.objects.put_if_absent(f"{backup.folder}/{_RECORD}", _encode(backup)):
+        record = json.dumps(asdict(backup), indent=1).encode()
+        if not await self.objects.put_if_absent(f"{backup.folder}/{_RECORD}", record):
             raise FailedPrecondition("BACKUP_EXISTS", f"there is a backup {backup.backup_id}")
 
     async def remove(self, backup_id: str) -> None:
@@ -194,10 +195,6 @@ class Catalogue:
                     await check()
                     await self.objects.delete(path)
         return len(ids[kept:])
-
-
-def _encode(backup: Backup) -> bytes:
-    return json.dumps(asdict(backup), indent=1).encode()
 
 
 def _decode(path: str, data: bytes) -> Backup:

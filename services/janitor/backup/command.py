@@ -149,7 +149,8 @@ async def _list(args: argparse.Namespace) -> None:
 
 
 async def _restore(args: argparse.Namespace) -> None:
-    _check_apart(args)
+    if overlap(parse_root(args.root), parse_root(args.backups)):
+        raise ValueError("--root and --backups must not lie one in the other")
     check_folder(args.backups)
     root, backups = _two_roots(args)
     catalogue = Catalogue(backups.objects)
@@ -169,12 +170,6 @@ async def _restore(args: argparse.Namespace) -> None:
     if args.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
     _show(args, fields, said)
-
-
-def _check_apart(args: argparse.Namespace) -> None:
-    """Raises ValueError where the roots of the instance and of the backups overlap."""
-    if overlap(parse_root(args.root), parse_root(args.backups)):
-        raise ValueError("--root and --backups must not lie one in the other")
 
 
 def _two_roots(args: argparse.Namespace) -> tuple[Root, Root]:

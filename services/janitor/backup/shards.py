@@ -8,16 +8,12 @@ brokers know, as if the routers had not come to it yet.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from libs.serving.access import inherited_tls
-from libs.serving.peers.channels import Channels, inherited
-from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
@@ -25,7 +21,7 @@ from libs.storage.database.slate import Database
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
 from libs.storage.objects.topology_entries import database_of
-from services.janitor.snapshots import snapshots_of_all
+from services.janitor.snapshots import channels_of, snapshots_of_all
 from slatemq.errors import FailedPrecondition, Unavailable
 
 ORDER: Final = ("broker", "ingest")
@@ -91,23 +87,20 @@ async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
 
     Raises Unavailable when a shard is down, FailedPrecondition for one that the topology lacks.
     """
-    directory = TopologyDirectory(root.objects)
-    channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
-    try:
-        async with snapshots_of_all(directory, channels, services=ORDER) as taken:
-            found = tuple(
-                ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
-                for one in taken.all
+    async with (
+        channels_of(root) as (directory, channels),
+        snapshots_of_all(directory, channels, services=ORDER) as taken,
+    ):
+        found = tuple(
+            ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
+            for one in taken.all
+        )
+        if unknown := {*await databases_of(root)} - {one.database for one in found}:
+            raise FailedPrecondition(
+                "SHARD_UNKNOWN",
+                f"{min(unknown)} has a database but is not in the topology: start its process",
             )
-            if unknown := {*await databases_of(root)} - {one.database for one in found}:
-                raise FailedPrecondition(
-                    "SHARD_UNKNOWN",
-                    f"{min(unknown)} has a database but is not in the topology: start its process",
-                )
-            yield ShardSnapshots(found, taken.lost)
-    finally:
-        await channels.close()
-        await directory.close()
+        yield ShardSnapshots(found, taken.lost)
 
 
 @asynccontextmanager

@@ -45,7 +45,7 @@ from services.janitor.jobs.removable import (
 )
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.standing import read_judged
-from services.janitor.jobs.task_bodies import remove_bodies, unneeded_bodies
+from services.janitor.jobs.task_bodies import unneeded_bodies
 from services.janitor.jobs.work import Work
 from services.janitor.orphans import ORPHAN_AGE_MS, store_time_ms
 from services.janitor.snapshots import renewed_snapshots
@@ -151,7 +151,7 @@ def _remove_orphans(work: Work) -> dict[str, int]:
 async def _remove_task_bodies(work: Work) -> dict[str, int]:
     bodies = await unneeded_bodies(work.root, work.names, work.store_time_ms)
     if not work.options.dry_run:
-        await remove_bodies(work.root, bodies)
+        await work.root.objects.delete_all([body.path for body in bodies])
     size_bytes = sum(body.size_bytes for body in bodies)
     return {"objects_removed": len(bodies), "object_bytes": size_bytes}
 

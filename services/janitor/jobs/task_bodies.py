@@ -8,7 +8,6 @@ task of such a publish still comes from a backend, it fails.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -49,9 +48,3 @@ async def _is_unneeded(reader: SnapshotReader, body: ObjectInfo, store_time_ms: 
     if record is None:
         return body.modified_ms < store_time_ms - UNANSWERED_AGE_MS
     return isinstance(decode_task_record(record), AppliedTask)
-
-
-async def remove_bodies(root: Root, bodies: Sequence[ObjectInfo]) -> None:
-    for start in range(0, len(bodies), 32):
-        some = bodies[start : start + 32]
-        await asyncio.gather(*(root.objects.delete(one.path) for one in some))

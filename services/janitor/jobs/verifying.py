@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from libs.serving.access import inherited_tls
-from libs.serving.peers.channels import Channels, inherited
+from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StorageError
@@ -23,7 +21,7 @@ from services.janitor.jobs.contract import (
     Report,
 )
 from services.janitor.orphans import store_time_ms
-from services.janitor.snapshots import snapshots_of_all
+from services.janitor.snapshots import channels_of, snapshots_of_all
 from services.janitor.verify.command import fields_of
 from services.janitor.verify.findings import Findings
 from services.janitor.verify.repairs import Repairs
@@ -55,38 +53,37 @@ class _Work:
 
     async def do(self) -> JobResult:
         """Raises JobFailed, JobCancelled."""
-        directory = TopologyDirectory(self._root.objects)
-        channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
         self._report(Progress(SNAPSHOTS, 1, self._phases_count))
         try:
-            began_ms = await store_time_ms(self._root.objects)
-            async with snapshots_of_all(StoredShards(self._root), channels) as taken:
-                self._end_phase(SNAPSHOTS)
-                databases = RunningDatabases(self._root, channels, taken)
-                verification = Verification(
-                    self._root,
-                    databases,
-                    began_ms,
-                    self._report_reading,
-                    self._options.cancelled.is_set,
-                    self._options.sizes_only,
-                )
-                findings = await verification.run()
-                databases.check()
-            self._end_phase("reading")
-            repairs = Repairs(self._root, directory, channels, self._options.dry_run)
-            if self._repairs:
-                self._report(Progress(REPAIRING, self._phases_count, self._phases_count))
-                await repairs.repair(findings)
-                self._end_phase(REPAIRING)
-            return self._result(findings, repairs)
+            async with channels_of(self._root) as (directory, channels):
+                return await self._verify(directory, channels)
         except Cancelled:
             raise JobCancelled("cancelled") from None
         except (SlateMQError, StorageError) as error:
             raise JobFailed(str(error)) from error
-        finally:
-            await channels.close()
-            await directory.close()
+
+    async def _verify(self, directory: TopologyDirectory, channels: Channels) -> JobResult:
+        began_ms = await store_time_ms(self._root.objects)
+        async with snapshots_of_all(StoredShards(self._root), channels) as taken:
+            self._end_phase(SNAPSHOTS)
+            databases = RunningDatabases(self._root, channels, taken)
+            verification = Verification(
+                self._root,
+                databases,
+                began_ms,
+                self._report_reading,
+                self._options.cancelled.is_set,
+                self._options.sizes_only,
+            )
+            findings = await verification.run()
+            databases.check()
+        self._end_phase("reading")
+        repairs = Repairs(self._root, directory, channels, self._options.dry_run)
+        if self._repairs:
+            self._report(Progress(REPAIRING, self._phases_count, self._phases_count))
+            await repairs.repair(findings)
+            self._end_phase(REPAIRING)
+        return self._result(findings, repairs)
 
     def _report_reading(self, doing: str, done: int, count: int) -> None:
         self._report(Progress(doing, 2, self._phases_count, done, count))

@@ -265,8 +265,7 @@ class Runner:
             yield run
             if run.ended:
                 return
-            if self._stopping:
-                raise Unavailable("the janitor is stopping", reason="DRAINING")
+            self._check_open()
             await asyncio.sleep(ELSEWHERE_S)
 
     # --- The work -----------------------------------------------------------
