@@ -19,26 +19,23 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from libs.serving import telemetry
 from libs.serving.access import refuse_exposure
-from libs.serving.process import logs, parent
 from libs.serving.process.config import OwnerConfig, ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError, exit_with
 from libs.serving.process.instance import Instance, join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
-from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
 from libs.serving.server import Signals, cause_of, run_service
 from libs.serving.service import Service
+from libs.serving.startup import begin
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.durability import write_privately
 from libs.storage.objects.instance_records import InstanceRecords
-from slatemq.variables import unknown_variables
 
 try:
     from uvloop import new_event_loop
@@ -66,16 +63,10 @@ def main(
     """
     write_privately()
     config = load(config_type, f"python -m services.{name}", sys.argv[1:], os.environ)
-    logs.configure(name, config.log_level, config.log_format)
-    if unknown := unknown_variables(os.environ):
-        logging.getLogger(__name__).warning("%s", unknown)
-    allow_open_files()
     bound_arenas()
     calm_collector()
-    if config.parent_pid:
-        parent.end_with(config.parent_pid)
+    exposition = begin(name, config)
     watchdog = Watchdog(config.slow_step_ms) if config.slow_step_ms else None
-    exposition = _exposition() if config.http_port >= 0 else None
     make = new_event_loop if watchdog is None else partial(watchdog.new_event_loop, new_event_loop)
     with asyncio.Runner(loop_factory=make) as runner:
         cause = runner.run(_serve(name, config, build, watchdog, exposition))
@@ -138,10 +129,3 @@ async def _joined(config: C, root: Root) -> C:
     except StorageError as error:
         raise FatalError(cause_of(error)) from error
     return dataclasses.replace(config, instance=instance.settings, instance_number=instance.number)
-
-
-def _exposition() -> Exposition:
-    # Loaded when asked for, since few processes have an HTTP port; and before there is an event
-    # loop that would wait for it.
-    exposition: Exposition = import_module("libs.serving.http.server").Exposition()
-    return exposition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import ssl
@@ -19,20 +18,18 @@ from starlette.types import ASGIApp
 from libs.serving import telemetry
 from libs.serving.http.listening import TlsListener
 from libs.serving.http.parts import HttpParts
-from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
 from libs.serving.process.memory import bound_arenas, keep_for_good, return_memory
-from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
+from libs.serving.startup import begin
 from libs.serving.tls import certificate_files, https_context, require_tls
 from services.console import connections
 from services.console.app import build_app
 from services.console.config import ConsoleConfig
 from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import InvalidArgument
-from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
     from libs.serving.http.server import Exposition, HttpServer
@@ -50,15 +47,10 @@ END_S: Final = 2
 
 def run(config: ConsoleConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
-    logs.configure("console", config.log_level, config.log_format)
-    if unknown := unknown_variables(os.environ):
-        log.warning("%s", unknown)
+    bound_arenas()
+    exposition = begin("console", config)
     for name in ("uvicorn.error", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    allow_open_files()
-    bound_arenas()
-    if config.parent_pid:
-        parent.end_with(config.parent_pid)
     try:
         check(config)
         tls = https_context(config)
@@ -69,10 +61,6 @@ def run(config: ConsoleConfig) -> int:
     except OSError as error:
         log.error("cannot listen on %s:%d: %s", config.host, config.port, error.strerror or error)
         return EXIT_FAILED
-    exposition: Exposition | None = None
-    if config.http_port >= 0:
-        # Loaded when asked for, since few consoles have an HTTP port.
-        exposition = import_module("libs.serving.http.server").Exposition()
     return asyncio.run(_serve(config, listener, tls, exposition))
 
 

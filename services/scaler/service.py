@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import ssl
 from functools import partial
@@ -19,10 +18,8 @@ from libs.serving import limits, telemetry
 from libs.serving.access import revoked_certificates
 from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.http.parts import HttpParts
-from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
-from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.process_measures import measure_process, measure_serving
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
@@ -30,6 +27,7 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ServiceDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
+from libs.serving.startup import begin
 from libs.serving.tls import (
     ServerTls,
     certificate_files,
@@ -45,7 +43,6 @@ from slatemq._rpc.tls import CertificateFiles
 from slatemq.client import Client, connect
 from slatemq.credentials import Credentials
 from slatemq.errors import InvalidArgument
-from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
     from libs.serving.http.server import Exposition, HttpServer
@@ -67,17 +64,7 @@ PAGE: Final = "docs/how-to/autoscale.md"
 
 def run(config: ScalerConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
-    logs.configure("scaler", config.log_level, config.log_format)
-    if unknown := unknown_variables(os.environ):
-        log.warning("%s", unknown)
-    allow_open_files()
-    if config.parent_pid:
-        parent.end_with(config.parent_pid)
-    exposition: Exposition | None = None
-    if config.http_port >= 0:
-        # Loaded when asked for, since few scalers have an HTTP port.
-        exposition = import_module("libs.serving.http.server").Exposition()
-    return asyncio.run(_run(config, exposition))
+    return asyncio.run(_run(config, begin("scaler", config)))
 
 
 async def _run(config: ScalerConfig, exposition: Exposition | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from services.scaler.readings import Readings
 from services.scaler.stubs import externalscaler_pb2
 from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerServicer
-from services.scaler.triggers import Trigger, trigger_of
+from services.scaler.triggers import trigger_of
 from slatemq.errors import InvalidArgument, Unavailable, Unimplemented
 
 SERVICE: Final = "externalscaler.ExternalScaler"
@@ -78,7 +78,9 @@ class Scaler(ExternalScalerServicer):
         self, request: externalscaler_pb2.GetMetricsRequest, context: Any
     ) -> externalscaler_pb2.GetMetricsResponse:
         trigger = trigger_of(request.scaledObjectRef.scalerMetadata)
-        _check_name(request.metricName, trigger)
+        if request.metricName != trigger.metric_name:
+            problem = f"must be {trigger.metric_name}, as GetMetricSpec says"
+            raise InvalidArgument("metricName", f"{problem}, not {request.metricName!r}")
         value = await self._readings.value(trigger)
         metric = externalscaler_pb2.MetricValue(
             metricName=trigger.metric_name,
@@ -86,9 +88,3 @@ class Scaler(ExternalScalerServicer):
             metricValueFloat=value,
         )
         return externalscaler_pb2.GetMetricsResponse(metricValues=[metric])
-
-
-def _check_name(name: str, trigger: Trigger) -> None:
-    if name != trigger.metric_name:
-        problem = f"must be {trigger.metric_name}, as GetMetricSpec says, not {name!r}"
-        raise InvalidArgument("metricName", problem)

@@ -16,7 +16,6 @@ In reading order; a file imports only files above it:
 `logs`           Structured logs on stderr: one line per event, as text or as JSON
 `memory`         How a process treats its memory: what glibc keeps, how often Python looks for
                  cycles; and how much it may take
-`open_files`     How many files a process may have open
 `store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
 `process_measures` What a process measures of itself: memory and processor time

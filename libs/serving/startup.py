@@ -1,0 +1,43 @@
+"""What every process begins with: its log, how many files it may have open, its parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from libs.serving.process import logs, parent
+from libs.serving.process.process_config import ProcessConfig
+from slatemq.variables import unknown_variables
+
+if TYPE_CHECKING:
+    from libs.serving.http.server import Exposition
+
+OPEN_FILES_MAX: Final = 65_536
+"""More than any process of ours opens."""
+
+
+def begin(name: str, config: ProcessConfig) -> Exposition | None:
+    """Begin a process; returns its metrics, if it has a port for them."""
+    logs.configure(name, config.log_level, config.log_format)
+    if unknown := unknown_variables(os.environ):
+        logging.getLogger(__name__).warning("%s", unknown)
+    _allow_open_files()
+    if config.parent_pid:
+        parent.end_with(config.parent_pid)
+    if config.http_port < 0:
+        return None
+    # Loaded when asked for, since few processes have an HTTP port; and before there is an event
+    # loop that would wait for it.
+    exposition: Exposition = import_module("libs.serving.http.server").Exposition()
+    return exposition
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit, which is often 1,024, towards the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
