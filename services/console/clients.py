@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from services.console.config import ConsoleConfig
 from slatemq.client import Client, connect
@@ -18,8 +19,11 @@ from slatemq.errors import (
     FailedPrecondition,
     PermissionDenied,
     ResourceExhausted,
+    SlateMQError,
     Unauthenticated,
 )
+
+T = TypeVar("T")
 
 CLIENTS_MAX: Final = 64
 """Persons at once; the one whose last request is oldest makes place."""
@@ -122,6 +126,17 @@ class Clients:
 
 def _too_many_logins() -> ResourceExhausted:
     return ResourceExhausted("too many logins are being checked", reason="TOO_MANY_LOGINS")
+
+
+async def gathered(listing: AsyncIterator[T]) -> tuple[list[T], SlateMQError | None]:
+    """What a listing has, and the error that ended it, if one did."""
+    found: list[T] = []
+    try:
+        async for one in listing:
+            found.append(one)  # noqa: PERF401 - what came before an error counts
+    except SlateMQError as error:
+        return found, error
+    return found, None
 
 
 async def _require_policy(client: Client) -> None:

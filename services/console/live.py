@@ -28,7 +28,7 @@ from opentelemetry.metrics import Histogram
 from services.console.clients import Clients, OpenInstance
 from services.console.sights import Sight
 from slatemq._admin.instance import Status
-from slatemq._admin.queue_models import Counts
+from slatemq._admin.queue_models import Counts, sum_of_counts
 from slatemq._admin.rates import UNKNOWN, QueueRates, Sample, rates_between, sum_rates, take_sample
 from slatemq.errors import SlateMQError, Unavailable
 
@@ -83,21 +83,6 @@ class History:
 def depth(counts: Counts) -> int:
     """The messages that are still to be finished."""
     return counts.available_count + counts.delayed_count + counts.in_flight_count
-
-
-def together(all_counts: Iterable[Counts]) -> Counts:
-    """The counts of all queues."""
-    each = list(all_counts)
-    ages = [one.oldest_claimable_age_ms for one in each if one.oldest_claimable_age_ms is not None]
-    return Counts(
-        available_count=sum(one.available_count for one in each),
-        delayed_count=sum(one.delayed_count for one in each),
-        in_flight_count=sum(one.in_flight_count for one in each),
-        done_count=sum(one.done_count for one in each),
-        failed_count=sum(one.failed_count for one in each),
-        archived_count=sum(one.archived_count for one in each),
-        oldest_claimable_age_ms=max(ages, default=None),
-    )
 
 
 class Watch:
@@ -212,7 +197,7 @@ class Watch:
         self._sample, self.status = now, now.status
         # With a broker down the sum would fall, and rise again when it is back.
         if not now.status.unlisted_brokers:
-            counts = together(queue.counts for queue in queues)
+            counts = sum_of_counts(queue.counts for queue in queues)
             self.totals.add(counts, sum_rates(rates.values()))
         busiest = sorted(queues, key=lambda queue: -depth(queue.counts))[:HISTORIES_MAX]
         for queue in busiest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import TypedDict
@@ -327,13 +327,14 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
     if not parts[0].HasField("partition"):
         return first
     by_index = {part.partition.index: one for part, one in zip(parts, queues, strict=True)}
+    counts = [queue.counts for queue in queues]
     left = [queue.replay for queue in queues if queue.replay is not None]
     moving_to = (queue.moving_to_broker_shard for queue in queues)
     return replace(
         first,
         etag=ETAGS_BETWEEN.join(queue.etag for queue in queues),
         updated_at_ms=max(queue.updated_at_ms for queue in queues),
-        counts=_sum_of_counts([queue.counts for queue in queues]),
+        counts=replace(sum_of_counts(counts), by_priority=_by_priority(counts)),
         totals=Totals(*map(sum, zip(*(astuple(queue.totals) for queue in queues), strict=True))),
         replay=min(left, key=lambda replay: replay.fraction) if left else None,
         quarantine=next((one.quarantine for one in queues if one.quarantine is not None), None),
@@ -358,7 +359,7 @@ def _settings_of(part: queue_pb2.Queue) -> queue_pb2.Queue:
     return settings
 
 
-def _sum_of_counts(each: Sequence[Counts]) -> Counts:
+def _by_priority(each: Sequence[Counts]) -> dict[int, PriorityCounts]:
     by_priority: dict[int, PriorityCounts] = {}
     for counts in each:
         for priority, one in counts.by_priority.items():
@@ -367,6 +368,12 @@ def _sum_of_counts(each: Sequence[Counts]) -> Counts:
                 before.available_count + one.available_count,
                 before.delayed_count + one.delayed_count,
             )
+    return dict(sorted(by_priority.items()))
+
+
+def sum_of_counts(all_counts: Iterable[Counts]) -> Counts:
+    """The counts of several queues, or of the partitions of one; not those by priority."""
+    each = list(all_counts)
     ages = [one.oldest_claimable_age_ms for one in each if one.oldest_claimable_age_ms is not None]
     return Counts(
         available_count=sum(one.available_count for one in each),
@@ -375,7 +382,6 @@ def _sum_of_counts(each: Sequence[Counts]) -> Counts:
         done_count=sum(one.done_count for one in each),
         failed_count=sum(one.failed_count for one in each),
         archived_count=sum(one.archived_count for one in each),
-        by_priority=dict(sorted(by_priority.items())),
         oldest_claimable_age_ms=max(ages, default=None),
     )
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.console import formats
+from services.console.clients import gathered
 from services.console.pages.messages import full_entry, is_encrypted, page_of
 from services.console.pages.queues import headers_of, whole_number
 from services.console.rendering import client_of, done, field_of, form_of, link, render
@@ -18,7 +19,7 @@ from slatemq._admin.entry_models import EntryState
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter, ReplaceDeadLetter
 from slatemq.encryption import KEY_HEADER
-from slatemq.errors import INCOMPLETE, InvalidArgument, Unavailable
+from slatemq.errors import INCOMPLETE, InvalidArgument
 
 REDRIVES_SHOWN: Final = 10
 EDITED_BYTES_MAX: Final = 1 << 20
@@ -188,14 +189,8 @@ async def steer_redrive(request: Request) -> Response:
 async def _redrives(request: Request, queue_id: str) -> tuple[list[Redrive], str]:
     """The redrives that run and the newest of the others; and why some are missing."""
     client = await client_of(request)
-    found: list[Redrive] = []
-    problem = ""
-    try:
-        async for one in client.list_redrives(queue_id):
-            found.append(one)  # noqa: PERF401 - what came before an error counts
-    except Unavailable as error:
-        if error.reason != INCOMPLETE:
-            raise
-        problem = error.message
+    found, error = await gathered(client.list_redrives(queue_id))
+    if error is not None and error.reason != INCOMPLETE:
+        raise error
     found.sort(key=lambda one: (one.state is not RedriveState.RUNNING, -one.created_at_ms))
-    return found[:REDRIVES_SHOWN], problem
+    return found[:REDRIVES_SHOWN], error.message if error is not None else ""

@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.console import formats
+from services.console.clients import gathered
 from services.console.rendering import client_of, done, field_of, render
 from slatemq._admin.tasks import Task
-from slatemq.errors import FailedPrecondition, SlateMQError, Unauthenticated
+from slatemq.errors import FailedPrecondition, Unauthenticated
 
 TASKS_SHOWN: Final = 100
 """Of each ingest."""
@@ -23,8 +24,8 @@ async def show_events(request: Request) -> Response:
     # Together: each of them waits for processes that do not answer.
     statuses, (failed, problem), (pending, pending_problem) = await asyncio.gather(
         client.events_status(),
-        _gathered(client.failed_tasks(TASKS_SHOWN)),
-        _gathered(client.pending_tasks(TASKS_SHOWN)),
+        _tasks(client.failed_tasks(TASKS_SHOWN)),
+        _tasks(client.pending_tasks(TASKS_SHOWN)),
     )
     task_id = field_of(request, "task").strip()
     found = await client.get_task(task_id) if task_id else None
@@ -46,17 +47,11 @@ async def retry_tasks(request: Request) -> Response:
     return done(request, "/events", f"Trying {formats.counted(count, 'task')} again.")
 
 
-async def _gathered(listing: AsyncIterator[Task]) -> tuple[list[Task], str]:
+async def _tasks(listing: AsyncIterator[Task]) -> tuple[list[Task], str]:
     """The tasks of a listing, and why others are missing."""
-    tasks: list[Task] = []
-    try:
-        async for task in listing:
-            tasks.append(task)  # noqa: PERF401 - what came before an error counts
-    except FailedPrecondition as error:
-        # In direct mode there are no tasks.
-        return tasks, "" if error.reason == "DIRECT_MODE" else error.message
-    except Unauthenticated:
-        raise
-    except SlateMQError as error:
-        return tasks, error.message
-    return tasks, ""
+    tasks, error = await gathered(listing)
+    if isinstance(error, Unauthenticated):
+        raise error
+    # In direct mode there are no tasks.
+    is_direct = isinstance(error, FailedPrecondition) and error.reason == "DIRECT_MODE"
+    return tasks, "" if error is None or is_direct else error.message

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.console.live import Watch, Watches, depth, together
+from services.console.live import Watch, Watches, depth
 from services.console.rendering import console_of, field_of, fragment, render, session_of
+from slatemq._admin.queue_models import sum_of_counts
 from slatemq._admin.rates import lag_by_broker
 
 QUEUES_SHOWN: Final = 200
@@ -58,7 +59,7 @@ def _overview(watch: Watch, find: str) -> str:
         "_overview.html",
         status=status,
         down=[one for one in status.services if not one.serving],
-        totals=together(queue.counts for queue in status.queues),
+        totals=sum_of_counts(queue.counts for queue in status.queues),
         history=watch.totals,
         histories=watch.queues,
         lag=sum(lag_by_broker(status.routes).values()),

@@ -15,12 +15,12 @@ from starlette.types import Message
 
 from services.console import live
 from services.console.clients import Clients, OpenInstance
-from services.console.live import SAMPLES_KEPT, History, Watch, Watches, event, together
+from services.console.live import SAMPLES_KEPT, History, Watch, Watches, event
 from services.console.pages.overview import live_response
 from services.console.sessions import Session
 from slatemq import Caller, Counts
 from slatemq._admin.instance import Status
-from slatemq._admin.queue_models import queue_of
+from slatemq._admin.queue_models import queue_of, sum_of_counts
 from slatemq._admin.rates import UNKNOWN, QueueRates
 from slatemq._patterns import Pattern
 from slatemq.errors import Unauthenticated, Unavailable
@@ -181,7 +181,7 @@ def test_a_history_is_bounded() -> None:
 
 
 def test_all_queues_together_have_the_oldest_age() -> None:
-    counts = together(
+    counts = sum_of_counts(
         [Counts(available_count=1, oldest_claimable_age_ms=5), Counts(failed_count=2),
          Counts(delayed_count=3, oldest_claimable_age_ms=9)]
     )  # fmt: skip
