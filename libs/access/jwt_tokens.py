@@ -266,7 +266,8 @@ class IssuerKeys:
         try:
             keys = await self._read_keys()
         except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:
-            log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
+            facts = {"issuer": self._issuer.issuer, "error": str(error)}
+            log.warning("cannot read the keys of an issuer", extra=facts)
             return
         self._keys, self._fetched_s = keys, time.monotonic()
 
@@ -407,7 +408,3 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 def _refused(problem: str) -> Unauthenticated:
     return Unauthenticated(f"the token {problem}", reason="TOKEN_REFUSED")
-
-
-def _facts(issuer: Issuer, error: Exception) -> dict[str, str]:
-    return {"issuer": issuer.issuer, "error": str(error)}

@@ -104,7 +104,8 @@ class GrpcPort:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            if not _is_running(self._server):
+            server: Any = self._server  # Its public methods answer only once all calls have ended.
+            if not server._server.is_running():
                 await self._replace()
 
     async def _replace(self) -> None:
@@ -121,9 +122,3 @@ class GrpcPort:
                 log.warning("%s", error)  # The former one has not let go of it yet.
                 await asyncio.sleep(LOOK_S)
         await self._server.start()
-
-
-def _is_running(server: grpc.aio.Server) -> bool:
-    # The public methods answer only once all calls have ended.
-    public: Any = server
-    return bool(public._server.is_running())

@@ -164,7 +164,7 @@ class Broker:
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
-            ShardServicer(shard, owner, self.placement, root.objects, self.departures),
+            ShardServicer(shard, owner, drain, self.placement.load, root.objects, self.departures),
             ArrivalServicer(shard, self.arrivals),
             _snapshots(root, database, starts, owner),
         )

@@ -98,7 +98,8 @@ class Explainer:
         """As `Router.refresh_rules`: one refresh for all calls that came before it began."""
         if self._next is None:
             self._next = asyncio.create_task(self._refresh_after(self._refreshing))
-            self._next.add_done_callback(_retrieve)
+            # Where all its calls were cancelled, nothing else asks for its error.
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._next)
 
     async def _refresh_after(self, running: asyncio.Task[list[int]] | None) -> list[int]:
@@ -106,11 +107,6 @@ class Explainer:
             await asyncio.wait([running])
         self._refreshing, self._next = self._next, None
         return await self._router.refresh_rules()
-
-
-def _retrieve(refresh: asyncio.Task[list[int]]) -> None:
-    if not refresh.cancelled():
-        refresh.exception()  # Where all its calls were cancelled, nothing else asks for it.
 
 
 QUEUES_MAX = 10_000

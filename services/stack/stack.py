@@ -140,7 +140,8 @@ class Stack:
         self._http_endpoints = {
             program.name: program.http_address for program in what if program.http_address
         }
-        self._pages = {program.name: page_address(program) for program in what if program.has_pages}
+        self.pages = {program.name: page_address(program) for program in what if program.has_pages}
+        """The addresses for browsers."""
         self._members = {
             program.name: Supervised(program, report, self._on_serving) for program in what
         }
@@ -150,15 +151,8 @@ class Stack:
     def endpoints(self) -> dict[str, str]:
         """The addresses that clients connect to."""
         return {
-            name: member.address
-            for name, member in self._members.items()
-            if name not in self._pages
+            name: member.address for name, member in self._members.items() if name not in self.pages
         }
-
-    @property
-    def pages(self) -> dict[str, str]:
-        """The addresses for browsers."""
-        return self._pages
 
     async def start(self) -> None:
         """Start everything and wait until all of it serves; then the ready file is written.
@@ -236,7 +230,7 @@ class Stack:
             | {name: member.pid for name, member in self._members.items()},
             "root": self._root,
         }
-        fields |= self._pages
+        fields |= self.pages
         if self._http_endpoints:
             fields["http_endpoints"] = self._http_endpoints
         whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")

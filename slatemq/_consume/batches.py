@@ -116,9 +116,7 @@ class Batch(Sequence[Received]):
     async def __aenter__(self) -> Batch:
         return self
 
-    async def __aexit__(
-        self, _kind: object, error: BaseException | None, _traceback: object
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             refused = [one for one in await self.ack_all() if one is not None]
             if refused:

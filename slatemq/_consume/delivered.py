@@ -536,9 +536,7 @@ class Received(ClaimedMessage):
         self.begin()
         return self
 
-    async def __aexit__(
-        self, _kind: object, error: BaseException | None, _traceback: object
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             await self.leave(error)
         finally:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -401,12 +400,7 @@ class _Answers(AbstractAsyncContextManager[AsyncIterator[R]]):
         while (response := await self._peers.unless_closed(anext(responses, None))) is not None:
             yield response
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._call.cancel()
         if isinstance(error, grpc.RpcError):
             raise self._peers.renewed(translated(error), self._proof) from None

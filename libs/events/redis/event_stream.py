@@ -52,16 +52,13 @@ class EventStream:
     async def deliver(
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
-        await self._deliver_lost(types, handler)
+        # What was read as a connection broke comes before all that is newer.
+        async for lost in self._group.own({held.entry_id for held in self._held.values()}):
+            await self._deliver_each(lost, types, handler)
         note_up()
         while True:
             await self._deliver_some(types, handler)
             note_up()
-
-    async def _deliver_lost(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver what was read as a connection broke: it comes before all that is newer."""
-        async for lost in self._group.own({held.entry_id for held in self._held.values()}):
-            await self._deliver_each(lost, types, handler)
 
     async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
         delay_ms = self._settings.retry_delay_ms

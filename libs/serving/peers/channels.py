@@ -97,7 +97,9 @@ class Channels:
         version = 0 if self._tls is None else self._tls.version
         if known is None or known.address != address or known.tls_version != version:
             if known is not None:
-                self._close_later(known.channel)
+                closing = asyncio.create_task(_close(known.channel))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             channel = open_channel(address, self._options, self._deadline, self._carrier, self._tls)
             known = _Peer(address, channel, version)
             self._peers[service, shard] = known
@@ -128,11 +130,6 @@ class Channels:
             closing.cancel()
         await asyncio.gather(*(peer.channel.close() for peer in peers))
         await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _close_later(self, channel: grpc.aio.Channel) -> None:
-        closing = asyncio.create_task(_close(channel))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
 
 
 def inherited() -> CallMetadata | None:

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import grpc.aio
@@ -57,12 +56,7 @@ class Visit:
     def __enter__(self) -> Visit:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give back what the call took of its caller's limits."""
 
     async def judge(self, request: Any) -> None:
@@ -396,12 +390,7 @@ class _JudgedVisit(_CertifiedVisit):
             self._place.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._place is not None:
             self._place.__exit__(None, None, None)
 

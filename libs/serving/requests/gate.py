@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
@@ -87,12 +86,7 @@ class NewestGate:
         # Where the stream ends while it does not run, it is left later, and by another task.
         stream.add_done_callback(self._leave)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         stream = asyncio.current_task()
         if stream is None:
             return

@@ -6,6 +6,7 @@ For programs that walk a whole database; what reads one kind of record calls its
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord
@@ -99,10 +100,6 @@ def _parse_attempts_key(key: bytes) -> tuple[str, int]:
     return queue, int(reader.last("message ID", _NUMBER)[0])
 
 
-def _decode_pack_alone(value: bytes) -> dict[int, bytes]:
-    return decode_pack(0, value)
-
-
 _PAYLOAD: Final = RecordKind("payload", INGEST, parse_payload_key, decode_payload)
 _LOG_ENTRY: Final = RecordKind("log entry", INGEST, parse_log_key, decode_log_entry)
 
@@ -159,7 +156,9 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
         "archived messages", BROKER, own_keys.parse_archived_key, decode_archived
     ),
     RecordType.LOG_BOUNDS: RecordKind("log bounds", INGEST, _parse_alone, decode_log_bounds),
-    RecordType.PAYLOAD_PACK: RecordKind("payload pack", INGEST, parse_pack_key, _decode_pack_alone),
+    RecordType.PAYLOAD_PACK: RecordKind(
+        "payload pack", INGEST, parse_pack_key, partial(decode_pack, 0)
+    ),
     RecordType.LOG_GAPS: RecordKind("log gaps", INGEST, _parse_alone, decode_log_gaps),
     RecordType.FORMAT: RecordKind("format", BOTH, _parse_alone, decode_format),
     RecordType.TASK: RecordKind("task", INGEST, own_keys.parse_task_key, decode_task_record),

@@ -168,7 +168,8 @@ class Arrivals:
                 shard.moves.expect(queue_id, copied)
 
         size_bytes = sum(len(row.key) + len(row.value) for row in rows)
-        async with self._lock(queue_id):  # Nothing is taken in from the look at the claim on.
+        # Nothing is taken in from the look at the claim on.
+        async with self._locks.setdefault(queue_id, asyncio.Lock()):
             known = self._owner.shard.moves.arrivals.get(queue_id)
             is_new = known is None or not _is_same(known, begun.number, begun.shard)
             if came is not None and is_new:
@@ -209,7 +210,7 @@ class Arrivals:
 
         Durable. Raises Unavailable.
         """
-        async with self._lock(queue_id):
+        async with self._locks.setdefault(queue_id, asyncio.Lock()):
             record = self._owner.shard.moves.arrivals.get(queue_id)
             if record is None:
                 return
@@ -246,12 +247,6 @@ class Arrivals:
         if not shard.settle(queue):
             self._unsettled[queue_id] = None
         log.info("queue %s has arrived", queue_id)
-
-    def _lock(self, queue_id: str) -> asyncio.Lock:
-        lock = self._locks.get(queue_id)
-        if lock is None:
-            lock = self._locks[queue_id] = asyncio.Lock()
-        return lock
 
     async def run(self) -> None:
         """Goes on with what does not need the sources; runs until cancelled."""

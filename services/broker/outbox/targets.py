@@ -12,7 +12,7 @@ import grpc
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import Topology, TopologyDirectory
+from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.pace import INTERVAL_S_MAX
 from libs.storage.errors import StorageError
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -75,7 +75,7 @@ class IngestPushes:
 
     async def choose(self) -> int:
         """See OutboxTarget. The choice holds until its ingest is drained."""
-        shards = (await _topology(self._directory)).open_ingests
+        shards = (self._directory.last() or await self._directory.read()).open_ingests
         chosen = self._chosen
         if chosen is None or chosen not in shards:
             # One may have come since.
@@ -215,7 +215,3 @@ def _push_failure(failed: PeerFailed) -> PeerFailed:
     # Any other field is about the call: no row is at fault.
     row = isinstance(problem, InvalidArgument) and problem.field.startswith("messages[")
     return RowRefused(said) if row or problem.reason == "MESSAGE_TOO_LARGE" else failed
-
-
-async def _topology(directory: TopologyDirectory) -> Topology:
-    return directory.last() or await directory.read()

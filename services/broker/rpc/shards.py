@@ -11,7 +11,6 @@ from libs.storage.objects.small_objects import Objects
 from services.broker.moves.departures import Departures, Progress
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
-from services.broker.rpc.queues import Placement
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
@@ -23,17 +22,10 @@ from slatemq.v1 import shard_pb2, shard_pb2_grpc
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     _shard: int
     _owner: ShardOwner
-    _placement: Placement
+    _drain: Drain
+    _load: ShardLoad
     _objects: Objects
     _departures: Departures
-
-    @property
-    def _drain(self) -> Drain:
-        return self._placement.drain
-
-    @property
-    def _load(self) -> ShardLoad:
-        return self._placement.load
 
     async def GetShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.GetShardRequest, context: Any

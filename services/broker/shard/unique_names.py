@@ -79,7 +79,7 @@ class UniqueNames:
             DataLoss: The claim is damaged.
         """
         with self._noted(queue_id):
-            async with self._lock(queue_id):
+            async with self._locks.setdefault(queue_id, asyncio.Lock()):
                 if not self._exists(queue_id):
                     await self._claim(queue_id, shards)
                 yield
@@ -93,12 +93,6 @@ class UniqueNames:
             self._creating[queue_id] -= 1
             if not self._creating[queue_id]:
                 del self._creating[queue_id]
-
-    def _lock(self, queue_id: str) -> asyncio.Lock:
-        lock = self._locks.get(queue_id)
-        if lock is None:
-            lock = self._locks[queue_id] = asyncio.Lock()
-        return lock
 
     def _exists(self, queue_id: str) -> bool:
         shard = self._owner.shard
@@ -202,7 +196,7 @@ class UniqueNames:
         The last partition of a queue to be deleted frees its name.
         Raises nothing: a claim that stays is taken over as after a crash.
         """
-        async with self._lock(queue_id):
+        async with self._locks.setdefault(queue_id, asyncio.Lock()):
             try:
                 claim = await self._names.get(queue_id)
                 # A process that takes the shard over after this proof makes its claims under the

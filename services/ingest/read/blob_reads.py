@@ -61,7 +61,9 @@ class BlobReads:
             if uri in self._reads:  # Another caller's, which waited too.
                 self._budget.release(size_bytes)
             else:
-                self._begin(uri, size_bytes)
+                self._sizes[uri] = size_bytes
+                reading = self._reads[uri] = asyncio.create_task(self._read(uri))
+                reading.add_done_callback(lambda done: self._ended(uri, done))
         task = self._reads[uri]
         try:
             payload = await asyncio.shield(task)
@@ -77,11 +79,6 @@ class BlobReads:
         for read in reads:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-
-    def _begin(self, uri: str, size_bytes: int) -> None:
-        self._sizes[uri] = size_bytes
-        task = self._reads[uri] = asyncio.create_task(self._read(uri))
-        task.add_done_callback(lambda done: self._ended(uri, done))
 
     async def _read(self, uri: str) -> bytes | None:
         try:
