@@ -101,8 +101,6 @@ class _Secret:
 
 
 class TokenChecks:
-    """Checks the tokens of a file."""
-
     def __init__(self, tokens: ReloadedFile[TokenFile]) -> None:
         self._tokens = tokens
         self._key = secrets.token_bytes(32)

@@ -54,8 +54,6 @@ class QueueHealth:
 
 
 class BackendWatch:
-    """Looks at one backend."""
-
     def __init__(
         self,
         backend: QueueBackend,

@@ -76,7 +76,6 @@ def rate(per_s: float | None) -> str:
 
 
 def best_form(payload: bytes) -> PayloadForm:
-    """The form in which a payload is read best."""
     try:
         text = payload[:SHOWN_BYTES_MAX].decode()
     except UnicodeDecodeError as error:

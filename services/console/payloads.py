@@ -38,8 +38,6 @@ PART_BYTES: Final = 256 * 1024
 
 
 class Payloads:
-    """The places."""
-
     def __init__(self) -> None:
         self._reads = asyncio.Semaphore(READS_MAX)
         self._downloads = asyncio.Semaphore(DOWNLOADS_MAX)

@@ -142,7 +142,6 @@ def fragment(name: str, **values: Any) -> str:
 
 
 def render(request: Request, name: str, code: int = 200, **values: Any) -> Response:
-    """A page."""
     session, seal = session_of(request), console_of(request).seal
     notice = request.cookies.get(NOTICE_COOKIE)
     html = fragment(

@@ -33,7 +33,6 @@ MESSAGE_OVERHEAD_BYTES: Final = 256
 
 
 def select(column: Sequence[T], offsets: Sequence[int]) -> list[T]:
-    """The items of a list at these offsets."""
     if isinstance(offsets, range):
         return cast("list[T]", column[offsets.start : offsets.stop])
     return list(map(column.__getitem__, offsets))

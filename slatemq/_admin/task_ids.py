@@ -27,8 +27,6 @@ _NUMBER_BYTES: Final = 6
 
 
 class TaskId(NamedTuple):
-    """What an ID says."""
-
     accepted_at_ms: int
     shard: int
     ulid: bytes
@@ -54,7 +52,6 @@ class TaskIds:
 
 
 def task_id_of(ulid: bytes) -> str:
-    """The ID that has this ULID."""
     number = int.from_bytes(ulid, "big")
     digits = (_ALPHABET[number >> 5 * place & 31] for place in reversed(range(_LENGTH)))
     return PREFIX + "".join(digits)

@@ -30,7 +30,6 @@ class DeadLetters:
         return self._add("kind", "task", "data", encode_failed_task(failed))
 
     def event_command(self, event: bytes, deliveries: int) -> Command:
-        """Adds an event."""
         return self._add("kind", "event", "data", event, "deliveries", deliveries)
 
     def unreadable_command(self, raw: bytes, error: str) -> Command:

@@ -46,8 +46,6 @@ def translated() -> Iterator[None]:
 
 
 class Queues:
-    """The queues of one backend."""
-
     def __init__(self, client: slatemq.Client, settings: SlatemqSettings) -> None:
         self.client = client
         self.settings = settings

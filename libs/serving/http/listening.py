@@ -49,7 +49,6 @@ class TlsListener:
         return number
 
     def accept(self, listening: socket.socket) -> None:
-        """Accept the connections of a socket that listens."""
         self._socket = listening
         self._socket.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(self._socket))

@@ -99,7 +99,6 @@ def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
 
 
 def listed_entry(queue: Queue, listed: ListedMessage[Finished]) -> entry_pb2.Entry:
-    """An entry of a finished list."""
     message, order = listed.message, listed.spot.order
     entry = entry_pb2.Entry(
         queue_id=queue.queue_id, message_id=message.message_id, attempts_count=message.attempts

@@ -73,8 +73,6 @@ class TimeRange(NamedTuple):
 
 
 class ListedMessage(NamedTuple, Generic[M]):
-    """A message and where it is."""
-
     spot: ListPosition
     message: M
 

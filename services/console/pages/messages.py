@@ -91,7 +91,6 @@ async def show_message(request: Request) -> Response:
 
 
 async def download_payload(request: Request) -> Response:
-    """The payload as a file."""
     found = await found_entry(request)
     async with AsyncExitStack() as place:
         await place.enter_async_context(console_of(request).payloads.place_of_download())

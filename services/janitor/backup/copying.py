@@ -81,7 +81,6 @@ class Copier:
 
 
 async def sizes_below(objects: Objects, folder: str) -> dict[str, int]:
-    """The objects below a folder, with their sizes."""
     return {info.path: info.size_bytes for info in await objects.describe(folder)}
 
 

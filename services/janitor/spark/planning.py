@@ -66,8 +66,6 @@ class PlannedRange:
 
 @dataclass(frozen=True)
 class PlannedRead:
-    """What one task reads."""
-
     name: SnapshotName
     parts: tuple[PlannedRange, ...]
 

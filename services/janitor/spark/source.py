@@ -55,7 +55,6 @@ _SNAPSHOT: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.A
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format with a session."""
     if keep_scans_apart(spark):
         spark.conf.set(PUSHDOWN, "true")
         spark.dataSource.register(NarrowingSource)
@@ -68,7 +67,6 @@ def schema_of(table: Table) -> StructType:
 
 
 def options_of(root: str, names: Sequence[SnapshotName]) -> dict[str, str]:
-    """The options that read these snapshots."""
     return {
         "root": root,
         "database": ",".join(name.database for name in names),

@@ -45,7 +45,6 @@ class FinishedList(Generic[M]):
         return self.count - len(self._new)
 
     def add(self, messages: Iterable[M]) -> None:
-        """Adds messages at the end."""
         before = len(self._new)
         self._new += messages
         self.count += len(self._new) - before

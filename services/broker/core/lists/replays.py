@@ -184,7 +184,6 @@ class Replays:
         return frozenset(one.ingest_shard for ranges in self.by_queue.values() for one in ranges)
 
     def forget_log(self, log: int) -> None:
-        """Leaves a log out of all replays."""
         changed: dict[str, Ranges] = {}
         emptied: dict[str, None] = {}
         for queue_id, ranges in self.by_queue.items():
