@@ -13,7 +13,7 @@ In reading order; a file imports only files above it:
 `instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `grpc_port`  a port of gRPC, served by one server after another if need be
 `http`       the HTTP port: /health and /metrics
-`startup`    what every process begins with: its log, its bound of open files, its parent
+`startup`    what every process begins with: its log, its open files, its parent, its metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors
 `access`     what protects the ports: TLS, the policy, and who the services are
 `access_servicer` AccessService: what the policy of a process permits, and why

@@ -31,7 +31,7 @@ from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
 from libs.serving.server import Signals, cause_of, run_service
 from libs.serving.service import Service
-from libs.serving.startup import begin
+from libs.serving.startup import begin, recorder_of
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.durability import write_privately
@@ -82,13 +82,8 @@ async def _serve(
     exposition: Exposition | None,
 ) -> ExitCause:
     has_standbys = isinstance(config, OwnerConfig) and config.standby
-    recorder = telemetry.configure(
-        name,
-        telemetry.instance_id(name, getattr(config, "shard", None), has_standbys=has_standbys),
-        config.otlp_endpoint,
-        config.trace_sample_percent,
-        [exposition.reader] if exposition is not None else [],
-    )
+    shard = getattr(config, "shard", None)
+    recorder = recorder_of(name, config, exposition, shard, has_standbys=has_standbys)
     if watchdog is not None:
         watchdog.count = recorder.record_slow_step
     try:

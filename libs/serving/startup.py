@@ -1,4 +1,4 @@
-"""What every process begins with: its log, how many files it may have open, its parent."""
+"""What every process begins with: its log, its open files, its parent, its metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from libs.serving.process import logs, parent
 from libs.serving.process.process_config import ProcessConfig
+from libs.serving.telemetry import Telemetry, configure, instance_id
 from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ def begin(name: str, config: ProcessConfig) -> Exposition | None:
     # loop that would wait for it.
     exposition: Exposition = import_module("libs.serving.http.server").Exposition()
     return exposition
+
+
+def recorder_of(
+    name: str,
+    config: ProcessConfig,
+    exposition: Exposition | None,
+    shard: int | None = None,
+    *,
+    has_standbys: bool = False,
+) -> Telemetry:
+    """What records the traces and metrics of a process, by its settings."""
+    instance = instance_id(name, shard, has_standbys=has_standbys)
+    readers = [exposition.reader] if exposition is not None else []
+    return configure(name, instance, config.otlp_endpoint, config.trace_sample_percent, readers)
 
 
 def _allow_open_files() -> None:

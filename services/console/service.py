@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from libs.serving import telemetry
 from libs.serving.http.listening import TlsListener
 from libs.serving.http.parts import HttpParts
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
@@ -23,7 +22,7 @@ from libs.serving.process.health import Health
 from libs.serving.process.memory import bound_arenas, keep_for_good, return_memory
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
-from libs.serving.startup import begin
+from libs.serving.startup import begin, recorder_of
 from libs.serving.tls import certificate_files, https_context, require_tls
 from services.console import connections
 from services.console.app import build_app
@@ -80,14 +79,7 @@ async def _serve(
     tls: ssl.SSLContext | None,
     exposition: Exposition | None,
 ) -> int:
-    readers = [exposition.reader] if exposition is not None else []
-    recorder = telemetry.configure(
-        "console",
-        telemetry.instance_id("console"),
-        config.otlp_endpoint,
-        config.trace_sample_percent,
-        readers,
-    )
+    recorder = recorder_of("console", config, exposition)
     app = build_app(config, recorder)
     server = server_of(config, app, tls)
     loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from libs.serving import limits, telemetry
+from libs.serving import limits
 from libs.serving.access import revoked_certificates
 from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.http.parts import HttpParts
@@ -27,7 +27,7 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ServiceDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.startup import begin
+from libs.serving.startup import begin, recorder_of
 from libs.serving.tls import (
     ServerTls,
     certificate_files,
@@ -114,14 +114,7 @@ async def _serve(
     exposition: Exposition | None,
 ) -> int:
     """Raises OSError where it cannot listen."""
-    readers = [exposition.reader] if exposition is not None else []
-    recorder = telemetry.configure(
-        "scaler",
-        telemetry.instance_id("scaler"),
-        config.otlp_endpoint,
-        config.trace_sample_percent,
-        readers,
-    )
+    recorder = recorder_of("scaler", config, exposition)
     scaler = Scaler(Readings(client))
     health = Health([SERVICE])
     measure_process(recorder.meter)
@@ -137,7 +130,9 @@ async def _serve(
     )
     guard = CallGuard(gate, recorder, REQUEST_BYTES_MAX).of_door(door)
     port = GrpcPort(partial(_new_server, guard, handlers), tls)
-    stopping = _stop_signals()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     facts = {"address": f"{config.host}:{port.bind(config.host, config.port)}"}
     http: HttpServer | None = None
     watch = None if revoked is None else asyncio.create_task(revoked.watch())
@@ -171,11 +166,3 @@ def _new_server(guard: CallGuard, handlers: LateHandlers) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[guard], options=limits.server_options(0))
     server.add_generic_rpc_handlers((handlers,))
     return server
-
-
-def _stop_signals() -> asyncio.Event:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    return stopping
