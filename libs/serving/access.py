@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import Meter, Observation
 
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.exits import FatalError
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import flag_of, variable_of
@@ -207,7 +207,7 @@ def _unusable(error: InvalidArgument) -> FatalError:
     """The end of the process, with the name of the setting."""
     name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
     problem = f"{flag_of(name)}: {error.description}" if name else error.description
-    return FatalError(ExitCause.usage(problem))
+    return FatalError.usage(problem)
 
 
 def _callers(config: ServingConfig) -> Callers | None:

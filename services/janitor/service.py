@@ -216,19 +216,17 @@ def _check_backup_root(config: JanitorConfig) -> None:
     """Raises FatalError for a backup root that cannot be one."""
     if not config.backup_root:
         if config.backup_schedule:
-            raise FatalError(
-                ExitCause.usage(
-                    "backup_schedule: set backup_root too, where backups are written to"
-                )
+            raise FatalError.usage(
+                "backup_schedule: set backup_root too, where backups are written to"
             )
         return
     try:
         backups, root = parse_root(config.backup_root), parse_root(config.root)
     except ValueError as error:
-        raise FatalError(ExitCause.usage(f"backup_root: {error}")) from error
+        raise FatalError.usage(f"backup_root: {error}") from error
     if overlap(backups, root):
-        raise FatalError(
-            ExitCause.usage("backup_root: must be neither below the instance's root nor above it")
+        raise FatalError.usage(
+            "backup_root: must be neither below the instance's root nor above it"
         )
 
 
@@ -240,18 +238,14 @@ def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
         try:
             schedule = parse_schedule(getattr(config, name))
         except ValueError as error:
-            raise FatalError(ExitCause.usage(f"{name}: {error}")) from error
+            raise FatalError.usage(f"{name}: {error}") from error
         if schedule is not None:
             found[job] = schedule
     _check_backup_root(config)
     if not _MASTER.fullmatch(config.spark_master):
-        raise FatalError(
-            ExitCause.usage(f"spark_master: {config.spark_master!r} is not a Spark master")
-        )
+        raise FatalError.usage(f"spark_master: {config.spark_master!r} is not a Spark master")
     if not _HEAP.fullmatch(config.spark_memory):
-        raise FatalError(
-            ExitCause.usage(
-                f"spark_memory: {config.spark_memory!r} must be a size such as 512m or 4g"
-            )
+        raise FatalError.usage(
+            f"spark_memory: {config.spark_memory!r} must be a size such as 512m or 4g"
         )
     return found

@@ -35,7 +35,7 @@ class RouterProcess(Service[RouterConfig]):
         try:
             shards = parse_shards(config.ingest_shards)
         except ValueError as error:
-            raise FatalError(ExitCause.usage(str(error))) from error
+            raise FatalError.usage(str(error)) from error
         super().__init__(config, config.shard, telemetry, root)
         self.router = Router(
             self.directory,

@@ -70,8 +70,8 @@ class ProcessRelay:
         try:
             self._backend = open_backend(settings.backend, telemetry.meter)
         except ImportError as error:
-            cause = ExitCause.usage(f"queue.backend: {settings.backend} cannot be used: {error}")
-            raise FatalError(cause) from error
+            problem = f"queue.backend: {settings.backend} cannot be used: {error}"
+            raise FatalError.usage(problem) from error
         self.keeps = settings.consistency != "fire-and-forget"
         self._settings = settings
         self._watch = BackendWatch(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.process.config import OwnerConfig
-from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.exits import FatalError
 from libs.serving.process.settings import setting
 from libs.serving.process.store_costs import costs_of
 from libs.storage.database.pace import (
@@ -52,7 +52,7 @@ class CommitConfig(OwnerConfig):
 def check_pace(config: CommitConfig) -> None:
     """Raise FatalError for settings of commits that mean nothing."""
     if wrong := _wrong(config):
-        raise FatalError(ExitCause.usage(wrong))
+        raise FatalError.usage(wrong)
 
 
 def _wrong(config: CommitConfig) -> str:

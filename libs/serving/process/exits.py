@@ -78,6 +78,10 @@ class FatalError(Exception):
         super().__init__(cause.message)
         self.cause = cause
 
+    @classmethod
+    def usage(cls, message: str) -> FatalError:
+        return cls(ExitCause.usage(message))
+
 
 async def first_cause(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
     """The first cause; of several at the same time the one listed first explains the others."""

@@ -26,7 +26,7 @@ def opened_root(url: str, wal_url: str = "") -> Root:
     try:
         return open_root(url, wal_url)
     except (ValueError, StorageError) as error:
-        raise FatalError(ExitCause.usage(str(error))) from error
+        raise FatalError.usage(str(error)) from error
 
 
 async def probe_stores(root: Root) -> None:

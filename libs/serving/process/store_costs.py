@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.exits import FatalError
 from libs.storage.database.addresses import PAID, Address
 from libs.storage.database.statistics import Statistics
 from libs.storage.objects.requests import RequestCounts
@@ -64,6 +64,6 @@ def parse_prices(name: str, text: str, address: Address) -> Prices:
         if kind not in KINDS or not price.replace(".", "", 1).isdecimal():
             known = ", ".join(KINDS)
             why = f"{name}: {part!r} must be a price such as put=5.0, of one of {known}"
-            raise FatalError(ExitCause.usage(why))
+            raise FatalError.usage(why)
         prices[kind] = float(price)
     return prices
