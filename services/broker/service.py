@@ -311,7 +311,7 @@ class BrokerService(Service[BrokerConfig]):
         measure_outbox(self._telemetry, owner.shard.outbox)
         measure_in_flight(self._telemetry, self.broker.delivery.in_flight)
         self._tasks += [asyncio.create_task(work) for work in self.broker.works()]
-        await self.broker.placement.drain.finish(owner.clock.now_ms())
+        await self.broker.placement.drain.finish()
         await self._announce(owner, address, peer_address)
 
     async def _announce(self, owner: ShardOwner, address: str, peer_address: str) -> None:

@@ -20,7 +20,6 @@ from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
-from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
@@ -81,7 +80,7 @@ class IngestProcess(Service[IngestConfig]):
             token = module.token_of(config.s3_events_token, config.s3_events_token_file)
         except InvalidArgument as error:
             problem = f"--s3-events-token-file: {error.description}"
-            raise FatalError(ExitCause.usage(problem)) from error
+            raise FatalError.usage(problem) from error
         s3_events: S3Events = module.S3Events(self.directory, self.channels, token)
         return s3_events
 
@@ -153,8 +152,8 @@ class IngestProcess(Service[IngestConfig]):
         )
         self.database = shard.database
         if self._tasks is not None and shard.drainage.is_draining:
-            raise FatalError(_drains_tasks(config.shard))
-        await shard.drainage.finish(RemovedShards(self._root.objects))
+            raise _drains_tasks(config.shard)
+        await shard.drainage.finish()
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:
@@ -218,8 +217,8 @@ class IngestProcess(Service[IngestConfig]):
             await self._removal.finish()
 
 
-def _drains_tasks(shard: int) -> ExitCause:
-    return ExitCause.usage(
+def _drains_tasks(shard: int) -> FatalError:
+    return FatalError.usage(
         f"ingest shard {shard} is being drained, and takes no publishes as tasks: start it without "
         "the queue settings, or so, and end the drain with `slatemq shard drain --ingest --cancel`"
     )

@@ -18,10 +18,8 @@ from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import IdAllocator, decode_seq_block
-from libs.storage.layout.own_keys import (
-    CLOCK_KEY,
-    ID_BLOCK_KEY,
-)
+from libs.storage.layout.own_keys import CLOCK_KEY, DRAINING_KEY, ID_BLOCK_KEY, LEAVING_KEY
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.records.states import decode_clock
 from services.ingest.config import IngestConfig
@@ -136,7 +134,8 @@ async def open_shard(
         # A process killed between writing and syncing left commits that are served from now on.
         await root.sync()
         pace = pace_of(config, root, database)
-        return await _recover(database, Blobs(root), config, pace, clock)
+        removed_shards = RemovedShards(root.objects)
+        return await _recover(database, Blobs(root), removed_shards, config, pace, clock)
     except BaseException:
         await database.close()
         raise
@@ -145,6 +144,7 @@ async def open_shard(
 async def _recover(
     database: Database,
     blobs: Blobs,
+    removed_shards: RemovedShards,
     config: IngestConfig,
     pace: Pace,
     make_clock: Callable[[int], Clock],
@@ -185,6 +185,8 @@ async def _recover(
         ),
         pace,
     )
+    publisher.is_draining = await database.get(DRAINING_KEY) is not None
+    publisher.is_leaving = await database.get(LEAVING_KEY) is not None
     reader = Reader(database, blobs, metadata_log, cache)
     turns, changes = Turns(), Changes(publisher, metadata_log, reader)
     replacer = Replacer(database, clock, publisher, metadata_log, reader, turns, changes)
@@ -201,5 +203,5 @@ async def _recover(
         metadata_log,
         gaps,
         purge_epoch,
-        await Drain.load(config.shard, database, clock, publisher, metadata_log),
+        Drain(database, clock, publisher, metadata_log, removed_shards),
     )

@@ -46,7 +46,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     ) -> shard_pb2.RemoveShardResponse:
         if request.database != (own := f"broker/{self._shard}"):
             raise InvalidArgument("database", f"must be {own!r}, the one to delete")
-        await self._drain.remove(self._owner.clock.now_ms())
+        await self._drain.remove()
         return shard_pb2.RemoveShardResponse()
 
     async def MoveQueue(  # noqa: N802 - the RPC's name

@@ -65,7 +65,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
     ) -> shard_pb2.RemoveIngestShardResponse:
         if request.database != (own := f"ingest/{self._shard}"):
             raise InvalidArgument("database", f"must be {own!r}, the one to delete")
-        await self._drain.remove(RemovedShards(self._objects), self._others_have)
+        await self._drain.remove(self._others_have)
         return shard_pb2.RemoveIngestShardResponse()
 
     async def _others_have(self) -> Sequence[str]:

@@ -1,29 +1,21 @@
 """A shard that takes no publishes, and is removed once it has nothing.
 
-    serving ──drain──► draining ──the janitor has removed all──► drained ──► leaving ──► removed
-       ▲                  │                                         │
-       └──────cancel──────┴─────────────────────────────────────────┘
-
-Draining is a row of the database: it lasts over restarts, and a process that was replaced cannot
-change it. It takes effect with the commit that has the row: what that commit, or a later one, would
+Draining takes effect with the commit that has its row: what that commit, or a later one, would
 store of publishes is refused, so nothing is accepted behind the answer. Pushes are stored, since a
 broker has numbered them for this shard; brokers choose another one for those that follow.
 
 Before a shard is removed, nothing more is stored, and no broker may have a row that is perhaps
 stored here: a row that a broker numbers for this shard later was never stored, and goes to another
-one. Then it is leaving, which is a row, too, and from which there is no way back. That it is
-removed is an object beside the databases, since its own goes. Every process can write an object, at
-any time, without an answer, too: so leaving is durable before.
+one. Then it is leaving.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from libs.serving.process.removal import check_drained, check_may_stay
+from libs.serving.process.removal import ShardDrain
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import MAX_SEQUENCE, message_id
@@ -40,63 +32,36 @@ COUNTED_ENTRIES_MAX: Final = 256
 """Log entries that are read to count what is left; of more, it is said that there are more."""
 
 
-@dataclass(eq=False)
-class Drain:
-    _shard: int
-    _database: Database
-    _clock: Clock
-    _publisher: Publisher
-    _log: MetadataLog
-    removed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set once the shard is removed: its process ends."""
-    _is_certain: bool = field(init=False)
-    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-
-    def __post_init__(self) -> None:
-        self._is_certain = self._publisher.is_leaving
-
-    @classmethod
-    async def load(
-        cls,
-        shard: int,
+class Drain(ShardDrain):
+    def __init__(
+        self,
         database: Database,
         clock: Clock,
         publisher: Publisher,
         log: MetadataLog,
-    ) -> Drain:
-        publisher.is_draining = await database.get(DRAINING_KEY) is not None
-        publisher.is_leaving = await database.get(LEAVING_KEY) is not None
-        return cls(shard, database, clock, publisher, log)
+        removed_shards: RemovedShards,
+    ) -> None:
+        super().__init__(database, clock, publisher.commits, publisher, removed_shards)
+        self._publisher = publisher
+        self._log = log
 
     @property
     def is_draining(self) -> bool:
         return self._publisher.is_draining
 
-    async def begin(self) -> None:
-        """Take no publishes from now on, durably. Raises as `cancel`."""
-        await self._set(draining=True)
-
-    async def cancel(self) -> None:
-        """Take publishes again, durably.
-
-        Raises FailedPrecondition (SHARD_LEAVING), Unavailable while the shard may be removed, and
-        the errors of the store.
-        """
-        await self._set(draining=False)
-
     async def _set(self, *, draining: bool) -> None:
-        check_may_stay(self._database.name, is_certain=self._is_certain)
+        self._check_may_stay()
         if self._publisher.is_leaving:
             raise Unavailable("the shard is being removed", reason="SHARD_LEAVING")
         if draining != self.is_draining:
             value = encode_draining(self._clock.now_ms()) if draining else None
             self._publisher.put([(DRAINING_KEY, value)])
             self._publisher.is_draining = draining
-        await self._publisher.commits.durable()
+        await self._commits.durable()
 
     async def remaining(self) -> Sequence[str]:
-        """What the shard still has, for people; empty = nothing. Reads at most some entries."""
-        await self._publisher.commits.durable()
+        """As in ShardDrain; reads at most some entries."""
+        await self._commits.durable()
         count = for_ever = entries_count = 0
         async for sequence, value in self._entries(COUNTED_ENTRIES_MAX + 1):
             entries_count += 1
@@ -142,41 +107,6 @@ class Drain:
             )
         return left
 
-    async def remove(
-        self,
-        removed_shards: RemovedShards,
-        others_have: Callable[[], Awaitable[Sequence[str]]],
-    ) -> None:
-        """Remove the shard; `others_have` says what others have for it.
-
-        Raises FailedPrecondition (SHARD_NOT_DRAINED), Unavailable, the errors of the store. After
-        StoreUnavailable the shard takes nothing more, and the call is to be repeated.
-        """
-        async with self._deciding:
-            if not self._is_certain:
-                await self._decide(others_have)
-        await self.finish(removed_shards)
-
-    async def finish(self, removed_shards: RemovedShards) -> None:
-        """Finish a removal that is certain, be it since a former process.
-
-        Does nothing where none is. Raises the errors of the store.
-        """
-        if self._is_certain:
-            await self._publisher.commits.durable()
-            await removed_shards.add(self._database.name, self._clock.now_ms())
-            self.removed.set()
-
-    async def _decide(self, others_have: Callable[[], Awaitable[Sequence[str]]]) -> None:
-        """Make it certain that the shard is removed, with the next commit."""
-        publisher = self._publisher
-        publisher.is_leaving = True
-        try:
-            # What was accepted before is durable then.
-            await publisher.commits.prove_ownership()
-            left = [*await self.remaining(), *await others_have()]
-            check_drained(self._database.name, left, is_draining=self.is_draining)
-            publisher.put([(LEAVING_KEY, encode_leaving(self._clock.now_ms()))])
-            self._is_certain = True
-        finally:
-            publisher.is_leaving = self._is_certain
+    async def _leave(self) -> None:
+        self._publisher.put([(LEAVING_KEY, encode_leaving(self._clock.now_ms()))])
+        self._is_certain = True
