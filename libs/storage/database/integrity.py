@@ -168,7 +168,7 @@ async def _find_loss(
         return 0, await _lost_manifests(objects, wal, database)
     replay_after = int(manifest.replay_after_wal_id)
     needed = _wal_name(max(replay_after - 1, 0))
-    listed = await wal.objects.describe_after(f"{database}/{WAL}", needed)
+    listed = await wal.objects.describe(f"{database}/{WAL}", needed)
     if not is_restored and (fault := await _lost_wal(objects, wal, database, replay_after, listed)):
         return 0, DamagedStore(f"{fault.path}: {fault.wrong}: {_RESTORE}. {_GO_ON}")
     numbers = _numbers_after(replay_after, listed)

@@ -203,17 +203,11 @@ class Objects:
         """The paths of all objects below the folder `prefix`, sorted."""
         return [info.path for info in await self.describe(prefix)]
 
-    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
-        """All objects below the folder `prefix`, sorted by path."""
-        return await self._describe(prefix)
-
-    async def describe_after(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
-        """The objects below the folder `prefix` whose names sort after `after`, sorted by path."""
-        return await self._describe(prefix, offset=f"{prefix}/{after}")
-
-    async def _describe(self, prefix: str, **options: str) -> Sequence[ObjectInfo]:
+    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
+        """All objects below the folder `prefix` whose names sort after `after`, sorted by path."""
+        offset = None if after is None else f"{prefix}/{after}"
         try:
-            pages = [page async for page in self._store.list(prefix, **options)]
+            pages = [page async for page in self._store.list(prefix, offset=offset)]
         except (BaseError, OSError) as error:
             raise self._unavailable("listing", prefix, error) from error
         return sorted(

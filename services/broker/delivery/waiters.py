@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.broker.core.leases import Claimed
@@ -282,37 +283,23 @@ class Stream(Waiter):
         return sent
 
 
+@dataclass(slots=True, eq=False)
 class WaiterLine:
-    __slots__ = (
-        "again",
-        "cut",
-        "has_awaiting",
-        "impatient",
-        "late",
-        "line",
-        "passed",
-        "queue",
-        "short",
-        "stuck",
-        "task",
-        "timer",
-        "unavailable",
-    )
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-        self.impatient: dict[Waiter, None] = {}
-        self.late: dict[int, Fetch] = {}  # by ingest shard: fetches that it did not wait for
-        self.passed: set[int] = set()  # ingest shards whose messages the last look passed over
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.again = False
-        self.cut = False  # a claim was cut at the end of a turn: it wants more now
-        self.short = False  # there were messages, but too many of all queues are in flight
-        self.stuck = False  # there were messages at the last look, and none could be claimed
-        self.unavailable: SlateMQError | None = None
-        self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
+    queue: Queue
+    line: OrderedDict[Waiter, None] = field(default_factory=OrderedDict)
+    impatient: dict[Waiter, None] = field(default_factory=dict)
+    late: dict[int, Fetch] = field(default_factory=dict)
+    """By ingest shard: fetches that it did not wait for."""
+    passed: set[int] = field(default_factory=set)
+    """Ingest shards whose messages the last look passed over."""
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    again: bool = False
+    cut: bool = False  # a claim was cut at the end of a turn: it wants more now
+    short: bool = False  # there were messages, but too many of all queues are in flight
+    stuck: bool = False  # there were messages at the last look, and none could be claimed
+    unavailable: SlateMQError | None = None
+    has_awaiting: bool = False  # a waiter has a note of ingests that messages wait for
 
     def enter(self, waiter: Waiter) -> None:
         waiter.since_s = time.monotonic()

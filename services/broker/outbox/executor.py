@@ -37,10 +37,9 @@ from services.broker.outbox.pusher import (
     Pusher,
     PushLimits,
 )
-from services.broker.requests.leases import denied_queues
 from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
-from services.broker.requests.tokens import parse_token
+from services.broker.requests.tokens import denied_queues, parse_token
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
 from slatemq.v1 import consumer_pb2

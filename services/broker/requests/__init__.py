@@ -4,6 +4,5 @@ In reading order; a file imports only files above it:
 
 `limits` Checks that several of the broker's calls share
 `queues` Queues between protobuf and settings: validation, defaults, and the public form
-`tokens` Lease tokens as consumers see them: the broker shard, then the lease
-`leases` Whether the caller may finish or extend leases
+`tokens` Lease tokens as consumers see them, and who may use them
 """

@@ -1,4 +1,4 @@
-"""Lease tokens as consumers see them: the broker shard, then the lease.
+"""Lease tokens as consumers see them, and who may use them.
 
 <shard, hex>-<lease, 16 hex digits>        e.g. 0-0123456789abcdef
 """
@@ -9,7 +9,9 @@ import re
 import struct
 from collections.abc import Sequence
 
-from slatemq.errors import InvalidArgument
+from libs.access.current import require
+from services.broker.core.lease_table import LeaseTable
+from slatemq.errors import InvalidArgument, PermissionDenied
 
 _TOKEN = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{16})")
 
@@ -52,3 +54,18 @@ def parse_tokens(texts: Sequence[str], shard: int) -> Sequence[int] | None:
     if len(digits) != 8 * count or lines[width - 1 :: width] != "\n" * count:
         return None
     return struct.unpack(f">{count}Q", digits)
+
+
+def denied_queues(leases: LeaseTable, tokens: Sequence[int]) -> dict[str, PermissionDenied]:
+    """The queues of running leases from which the caller may not consume, each with the error.
+
+    A lease token is not to be guessed, but it can be passed on, and outlives a change of the
+    policy.
+    """
+    denied = {}
+    for queue_id in leases.queue_ids(tokens):
+        try:
+            require("consume", queue_id)
+        except PermissionDenied as error:
+            denied[queue_id] = error
+    return denied

@@ -32,7 +32,6 @@ from services.broker.delivery.responses import (
 from services.broker.delivery.streams import Streams
 from services.broker.delivery.waiters import OneClaim, packed_shards
 from services.broker.outbox.executor import Executor
-from services.broker.requests.leases import denied_queues
 from services.broker.requests.limits import (
     KNOWN_AWAITED_MAX,
     REASON_BYTES_MAX,
@@ -42,7 +41,7 @@ from services.broker.requests.limits import (
     within_count,
 )
 from services.broker.requests.queues import checked_id
-from services.broker.requests.tokens import parse_token, parse_tokens
+from services.broker.requests.tokens import denied_queues, parse_token, parse_tokens
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.rpc_status import to_status
 from slatemq.errors import (

@@ -27,7 +27,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiters import paused
-from services.broker.requests.limits import inspectable, not_negative
+from services.broker.requests.limits import inspectable, not_negative, within
 from services.broker.requests.queues import (
     BEING_CREATED,
     SETTINGS,
@@ -350,13 +350,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
-        after = request.after_revision
-        if not 0 <= after <= self._owner.durable_revision:
-            raise InvalidArgument(
-                "after_revision",
-                f"must be 0..{self._owner.durable_revision}, not {after}",
-                reason="OUT_OF_RANGE",
-            )
+        durable = self._owner.durable_revision
+        after = within("after_revision", request.after_revision, 0, durable)
         if len(self._watchers) >= WATCHERS_MAX:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         wake = asyncio.Event()

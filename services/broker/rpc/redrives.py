@@ -146,17 +146,13 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def CancelRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.CancelRedriveRequest, context: Any
     ) -> entry_pb2.CancelRedriveResponse:
-        number = await self._set(request.redrive_id, RedriveState.CANCELLED)
-        redrive = self._redrive(number)
-        await self._owner.durable()
+        redrive = await self._set(request.redrive_id, RedriveState.CANCELLED)
         return entry_pb2.CancelRedriveResponse(redrive=redrive)
 
     async def ResumeRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ResumeRedriveRequest, context: Any
     ) -> entry_pb2.ResumeRedriveResponse:
-        number = await self._set(request.redrive_id, RedriveState.RUNNING)
-        redrive = self._redrive(number)
-        await self._owner.durable()
+        redrive = await self._set(request.redrive_id, RedriveState.RUNNING)
         self._runner.wake()
         return entry_pb2.ResumeRedriveResponse(redrive=redrive)
 
@@ -166,7 +162,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         await self._settler.settle(request)
         return entry_pb2.SettleDeadLettersResponse()
 
-    async def _set(self, redrive_id: str, state: RedriveState) -> int:
+    async def _set(self, redrive_id: str, state: RedriveState) -> entry_pb2.Redrive:
         number = await self._number(redrive_id, "inspect", "edit")
         redrive = self._redrive(number)
         require("edit", redrive.queue_id)
@@ -193,7 +189,9 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             redrives.put(number, record._replace(state=state, ended_at_ms=ended_ms, error=""))
 
         await self._owner.run(change)
-        return number
+        redrive = self._redrive(number)
+        await self._owner.durable()
+        return redrive
 
     async def _number(self, redrive_id: str, *verbs: Verb) -> int:
         """Its number; raises NotFound once it is proven that there is none.

@@ -187,10 +187,10 @@ class Replacer:
             return False
         try:
             payload = decode_payload(stored)  # each upload has a name of its own
-            return (
-                isinstance(payload, PayloadUri)
-                and await self._reader.read_blob(payload, message.payload_bytes) == wanted.payload
-            )
+            if not isinstance(payload, PayloadUri):
+                return False
+            read = self._reader.blob_reads.read
+            return await read(payload, message.payload_bytes) == wanted.payload
         except (CorruptRecord, DamagedObject) as error:
             log.error("message %d, which an edit did not fit, is damaged: %s", message_id, error)
             return False

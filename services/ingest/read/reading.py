@@ -67,7 +67,7 @@ class Reader:
     ) -> None:
         self._database = database
         self._blobs = blobs
-        self._blob_reads = BlobReads(blobs)
+        self.blob_reads = BlobReads(blobs)
         self._log = log
         self.cache = cache
         self._entries = EntryCache(ENTRIES_BYTES_MAX)
@@ -230,7 +230,7 @@ class Reader:
         return result
 
     async def close(self) -> None:
-        await self._blob_reads.close()
+        await self.blob_reads.close()
 
     def changed(self, message_ids: Sequence[int], sequences: Iterable[int]) -> None:
         """The commit is durable: these messages, of these entries, have changed or are gone."""
@@ -413,7 +413,7 @@ class Reader:
         remaining = iter(blobs.items())
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
             reads = {
-                one: asyncio.create_task(self.read_blob(record, metadata[one].payload_bytes))
+                one: asyncio.create_task(self.blob_reads.read(record, metadata[one].payload_bytes))
                 for one, record in some
             }
             try:
@@ -434,10 +434,6 @@ class Reader:
                     found[message_id] = payload
             if slow:
                 slow.update(one for one, _ in remaining)
-
-    async def read_blob(self, record: PayloadUri, size_bytes: int) -> bytes | None:
-        """The payload of an object; None when the object is gone. Raises DamagedObject."""
-        return await self._blob_reads.read(record, size_bytes)
 
 
 def _shared(metadata: MessageMetadata) -> tuple[Mapping[str, str], int, int, int]:

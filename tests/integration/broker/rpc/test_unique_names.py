@@ -57,9 +57,9 @@ class SteppedObjects(Objects):
         await self._pass(path)
         await super().delete(path)
 
-    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
+    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
         await self._pass(prefix + "/")
-        return await super().describe(prefix)
+        return await super().describe(prefix, after)
 
 
 class Broker:

@@ -398,8 +398,8 @@ async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_w
 class FleetingObjects(Objects):
     """Removes a body as soon as it was listed."""
 
-    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
-        found = await super().describe(prefix)
+    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
+        found = await super().describe(prefix, after)
         for info in found:
             if info.path.endswith("/applied"):
                 await self.delete(info.path)

@@ -124,13 +124,13 @@ async def test_an_owner_that_begins_a_database_meanwhile_is_not_taken_for_a_loss
     real = root.objects.describe
     begun = False
 
-    async def begin(prefix: str) -> Sequence[ObjectInfo]:
+    async def begin(prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
         nonlocal begun
         if prefix == NAME and not begun:
             begun = True
             await commit(open_root(tmp_path.as_uri()))
             await announce(root)
-        return await real(prefix)
+        return await real(prefix, after)
 
     root.objects.describe = begin  # type: ignore[method-assign]
     await commit(root)
