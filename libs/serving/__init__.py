@@ -4,6 +4,7 @@ In reading order; a file imports only files above it:
 
 `limits`     message sizes, keepalive, backoff, each with its reason
 `peers`      other processes: the topology, channels, calls
+`live_series` metrics whose series come and go: of queues, of routes
 `telemetry`  traces and metrics, W3C context in headers
 `recording`  the SDK behind it, loaded where something is recorded
 `process`    settings, logs, memory, health, the shard that a process owns, its end

@@ -13,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opentelemetry.metrics import Meter, Observation
-
+from libs.serving.live_series import Point
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import FatalError
 from libs.serving.process.healthprobe import tls_files
@@ -22,6 +21,7 @@ from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import flag_of, variable_of
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
+from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls, certificate_files, https_context
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq.errors import InvalidArgument
@@ -148,26 +148,24 @@ def revoked_certificates(
     return revoked
 
 
-def measure_usage(usage: Usage, meter: Meter) -> None:
+def measure_usage(usage: Usage, telemetry: Telemetry) -> None:
     """Give metrics of what principals take, and of what is refused to them."""
 
-    def observed(counts: Counter[tuple[str, str]]) -> list[Observation]:
-        return [
-            Observation(count, {"slatemq.access.limit": limit, "slatemq.access.entry": entry})
-            for (limit, entry), count in list(counts.items())
-        ]
+    def points(counts: Counter[tuple[str, str]]) -> Iterator[Point]:
+        for (limit, entry), count in list(counts.items()):
+            yield count, {"slatemq.access.limit": limit, "slatemq.access.entry": entry}
 
-    meter.create_observable_counter(
+    telemetry.create_live_counter(
         "slatemq.access.refused.calls",
-        callbacks=[lambda _: observed(usage.refused)],
-        unit="{call}",
-        description="Calls refused because their principal has reached a limit of the policy",
+        lambda: points(usage.refused),
+        "{call}",
+        "Calls refused because their principal has reached a limit of the policy",
     )
-    meter.create_observable_gauge(
+    telemetry.create_live_gauge(
         "slatemq.access.open.calls",
-        callbacks=[lambda _: observed(usage.open)],
-        unit="{call}",
-        description="Streams and claims that are open, of all principals of an entry together",
+        lambda: points(usage.open),
+        "{call}",
+        "Streams and claims that are open, of all principals of an entry together",
     )
 
 

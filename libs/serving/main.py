@@ -87,7 +87,7 @@ async def _serve(
     if watchdog is not None:
         watchdog.count = recorder.record_slow_step
     try:
-        render = exposition.render if exposition is not None else None
+        render = None if exposition is None else partial(exposition.render, recorder.series)
         refuse_exposure(config)  # before it writes anything
         root = opened_root(config.root, config.wal_store)
         config = await _joined(config, root)

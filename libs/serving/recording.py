@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    MetricExportResult,
+    MetricReader,
+    MetricsData,
+    NumberDataPoint,
+    PeriodicExportingMetricReader,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status
 from opentelemetry.util.types import AttributeValue
 
-from libs.serving.telemetry import Telemetry
+from libs.serving.live_series import LiveSeries, Point
+from libs.serving.telemetry import SCOPE_NAME, Telemetry
 from slatemq._secrets import redacted
+
+POINTS_MAX: Final = 4_000
+"""Values of metrics in a request: of 500 bytes each with a queue's name of 255 characters, and a
+collector takes 4 MB."""
 
 
 def exporting(
@@ -31,16 +52,17 @@ def exporting(
     if not otlp_endpoint:
         return Telemetry(None, _meters(service, instance, readers))
     insecure = not otlp_endpoint.startswith("https://")
-    return recording(
+    metrics = _MetricExporter(otlp_endpoint, insecure=insecure)
+    telemetry = recording(
         service,
         instance,
         BatchSpanProcessor(OTLPSpanExporter(endpoint=otlp_endpoint, insecure=insecure)),
-        PeriodicExportingMetricReader(
-            OTLPMetricExporter(endpoint=otlp_endpoint, insecure=insecure)
-        ),
+        PeriodicExportingMetricReader(metrics),
         *readers,
         sample_percent=sample_percent,
     )
+    metrics.series = telemetry.series
+    return telemetry
 
 
 def recording(
@@ -71,6 +93,55 @@ def _resource(service: str, instance: str) -> Resource:
     )
     # Last, since an operator knows better: OTEL_RESOURCE_ATTRIBUTES.
     return own.merge(OTELResourceDetector().detect())
+
+
+class _MetricExporter(OTLPMetricExporter):
+    """Sends the live series, too, in requests that a collector takes.
+
+    Attributes:
+        series: What is sent after what the instruments have.
+    """
+
+    def __init__(self, endpoint: str, *, insecure: bool) -> None:
+        super().__init__(endpoint, insecure, max_export_batch_size=POINTS_MAX)
+        self.series: Sequence[LiveSeries] = ()
+        self._began_ns = time.time_ns()
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        result = super().export(metrics_data, timeout_millis, **kwargs)
+        resource = metrics_data.resource_metrics[0]
+        for metrics in self._live_metrics():
+            if result is MetricExportResult.FAILURE:
+                break  # Each of the others would wait as long.
+            scope = ScopeMetrics(InstrumentationScope(SCOPE_NAME), metrics, "")
+            part = MetricsData([replace(resource, scope_metrics=[scope])])
+            result = super().export(part, timeout_millis, **kwargs)
+        return result
+
+    def _live_metrics(self) -> Iterator[list[Metric]]:
+        """What the live series are now, by requests."""
+        metrics: list[Metric] = []
+        room = POINTS_MAX
+        for one in self.series:
+            points = one.points()
+            while taken := list(islice(points, room)):
+                metrics.append(self._metric(one, taken))
+                room -= len(taken)
+                if not room:
+                    yield metrics
+                    metrics, room = [], POINTS_MAX
+        if metrics:
+            yield metrics
+
+    def _metric(self, one: LiveSeries, points: Iterable[Point]) -> Metric:
+        now_ns = time.time_ns()
+        found = [NumberDataPoint(labels, self._began_ns, now_ns, value) for value, labels in points]
+        data = (
+            Sum(found, AggregationTemporality.CUMULATIVE, True) if one.is_counter else Gauge(found)
+        )
+        return Metric(one.name, one.description, one.unit, data)
 
 
 class _Redacting(SpanProcessor):

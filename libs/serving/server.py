@@ -168,7 +168,7 @@ class RunningService:
         )
         self._protection = protection_of(config, Auditor(service.publish_act))
         if self._protection.callers is not None:
-            measure_usage(self._protection.callers.usage, telemetry.meter)
+            measure_usage(self._protection.callers.usage, telemetry)
         guard = CallGuard(
             self.gate,
             telemetry,

@@ -10,7 +10,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,6 +28,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.serving import limits
+from libs.serving.live_series import LiveSeries, Point
 from slatemq._rpc.metadata_channels import CallMetadata
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ class Telemetry:
         tracer: For spans of the service's own.
         meter: For instruments of the service's own.
         call_duration: Of calls served, in ms.
+        series: What is measured without instruments: see `live_series`.
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class Telemetry:
         self.traces = tracers is not None
         self._tracers = tracers
         self._meters = meters
+        self.series: list[LiveSeries] = []
         self.tracer: trace.Tracer = (
             tracers.get_tracer(SCOPE_NAME) if tracers else trace.NoOpTracer()
         )
@@ -76,6 +87,18 @@ class Telemetry:
             unit="{step}",
             description="Steps of the event loop that took the processor longer than slow_step_ms",
         )
+
+    def create_live_gauge(
+        self, name: str, read: Callable[[], Iterable[Point]], unit: str, description: str
+    ) -> None:
+        """Measure what comes and goes: `read` returns what there is; it is called in a thread."""
+        self.series.append(LiveSeries(name, read, unit, description, is_counter=False))
+
+    def create_live_counter(
+        self, name: str, read: Callable[[], Iterable[Point]], unit: str, description: str
+    ) -> None:
+        """Like `create_live_gauge`, for what counts since the start."""
+        self.series.append(LiveSeries(name, read, unit, description, is_counter=True))
 
     def record_slow_step(self, name: str) -> None:
         """Count a slow step of the event loop, by the name of what it ran."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from libs.serving.live_series import Point
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
 from services.broker.core.lists.outbox import Outbox
 from services.broker.core.queue import Queue
@@ -18,15 +19,12 @@ STATE = "slatemq.message.state"
 
 def measure(telemetry: Telemetry, shard: Shard) -> None:
     """Registers what each queue holds and what became of its attempts; read when it is sent."""
-    meter = telemetry.meter
 
     def gauge(name: str, read: Read, unit: str, description: str) -> None:
-        callbacks = [_of_queues(shard, read)]
-        meter.create_observable_gauge(name, callbacks, unit, description)
+        telemetry.create_live_gauge(name, _of_queues(shard, read), unit, description)
 
     def counter(name: str, read: Read, unit: str, description: str) -> None:
-        callbacks = [_of_queues(shard, read)]
-        meter.create_observable_counter(name, callbacks, unit, description)
+        telemetry.create_live_counter(name, _of_queues(shard, read), unit, description)
 
     gauge("slatemq.queue.messages", _by_state, "{message}", "Messages of a queue by state")
     gauge(
@@ -95,24 +93,23 @@ def claim_waits(telemetry: Telemetry) -> Callable[[float], None]:
     ).record
 
 
-Labels = dict[str, str | int]
-Read = Callable[[Queue], Iterable[tuple[float, Labels]]]
+Read = Callable[[Queue], Iterable[Point]]
 
 
-def _of_queues(shard: Shard, read: Read) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
+def _of_queues(shard: Shard, read: Read) -> Callable[[], Iterable[Point]]:
+    def points() -> Iterable[Point]:
         for queue_id, queue in list(shard.queues.items()):
             try:
                 read_now = list(read(queue))
             except (RuntimeError, LookupError):
                 continue  # This is another thread, and the queue changed: read it the next time.
             for value, labels in read_now:
-                yield Observation(value, {MESSAGING_DESTINATION_NAME: queue_id, **labels})
+                yield value, {MESSAGING_DESTINATION_NAME: queue_id, **labels}
 
-    return observe
+    return points
 
 
-def _by_state(queue: Queue) -> Iterable[tuple[float, Labels]]:
+def _by_state(queue: Queue) -> Iterable[Point]:
     waiting = queue.waiting.counts(_wall_ms())
     yield waiting.available, {STATE: "available"}
     yield waiting.delayed, {STATE: "delayed"}
@@ -122,7 +119,7 @@ def _by_state(queue: Queue) -> Iterable[tuple[float, Labels]]:
     yield queue.archived.count, {STATE: "archived"}
 
 
-def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:
+def _by_priority(queue: Queue) -> Iterable[Point]:
     for priority, available, delayed in queue.waiting.counts(_wall_ms()).by_priority:
         for state, count in (("available", available), ("delayed", delayed)):
             if count:

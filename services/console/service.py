@@ -7,8 +7,9 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -98,7 +99,8 @@ async def _serve(
     http: HttpServer | None = None
     if exposition is not None:
         try:
-            http, facts["http_address"] = await _http_port(config, exposition, tls)
+            render = partial(exposition.render, recorder.series)
+            http, facts["http_address"] = await _http_port(config, render, tls)
         except OSError as error:
             log.error("cannot listen on %s:%d: %s", host, config.http_port, error.strerror or error)
             return EXIT_FAILED
@@ -138,13 +140,13 @@ def server_of(config: ConsoleConfig, app: ASGIApp, tls: ssl.SSLContext | None) -
 
 
 async def _http_port(
-    config: ConsoleConfig, exposition: Exposition, tls: ssl.SSLContext | None
+    config: ConsoleConfig, render: Callable[[], bytes], tls: ssl.SSLContext | None
 ) -> tuple[HttpServer, str]:
     """The port of health and metrics, and its address. Raises OSError."""
     health = Health(())
     await health.serving()
     server: HttpServer = import_module("libs.serving.http.server").HttpServer(
-        health, exposition.render, HttpParts(), tls
+        health, render, HttpParts(), tls
     )
     return server, await server.start(config.host, config.http_port)
 

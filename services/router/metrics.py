@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import Counter, Observation
 
 from libs.serving import telemetry as conventions
+from libs.serving.live_series import Point
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry, extract
 from services.router.pieces import Piece
 from services.router.routing import Columns
@@ -36,80 +39,101 @@ class RouteLag(NamedTuple):
 Lags = Callable[[], Iterable[RouteLag]]
 
 
+@dataclass(slots=True)
+class _Counts:
+    """What came of the messages of one route, since the start."""
+
+    routed: int = 0
+    judged: int = 0
+    unmatched: int = 0
+    refused: int = 0
+    backfilled: int = 0
+
+
 class Metrics:
-    def __init__(self, telemetry: Telemetry, lags: Lags) -> None:
-        """Make the instruments; `lags` is asked whenever they are collected."""
-        meter = telemetry.meter
+    def __init__(self, telemetry: Telemetry, lags: Lags, is_known: Callable[[str], bool]) -> None:
+        """Make the metrics; `lags` names all routes, and `is_known` whether a queue still exists.
+
+        Both are called in a thread.
+        """
         self._enabled = telemetry.enabled
-
-        def counter(name: str, description: str, unit: str = "{message}") -> Counter:
-            return meter.create_counter(name, unit=unit, description=description)
-
-        self._routed = counter(
-            "slatemq.router.routed.messages",
-            description="Matches assigned to queues; a message counts once per queue it reached",
-        )
-        self._judged = counter(
-            "slatemq.router.judged.messages",
-            description="Messages judged for a broker shard, and assigned or passed over",
-        )
-        self._unmatched = counter(
-            "slatemq.router.unmatched.messages",
-            description="Of those judged, the ones that reached no queue of the broker shard",
-        )
-        self._refused = counter(
-            "slatemq.router.refused.ranges",
-            unit="{range}",
-            description="Ranges that a broker refused, to be judged again or dropped",
-        )
-        self._backfilled = counter(
-            "slatemq.router.backfilled.messages",
-            description="Matches brought into queues that start before their creation",
-        )
-        self._fallbacks = counter(
-            "slatemq.router.priority.fallbacks",
-            description="Messages that got a queue's fallback priority, since its priority gave an "
-            "error or no integer",
-        )
-        meter.create_observable_gauge(
-            "slatemq.router.pending.messages",
-            callbacks=[
-                lambda _: [Observation(one.pending_count, _where(one)) for one in lags()],
-            ],
-            unit="{message}",
-            description="Messages read from a log and not yet assigned to a broker shard",
-        )
-        meter.create_observable_gauge(
-            "slatemq.router.lag",
-            callbacks=[lambda _: [Observation(self._lag_s(one), _where(one)) for one in lags()]],
-            unit="s",
-            description="How long the first message waits that is not assigned to a broker shard",
-        )
+        self._lags = lags
+        self._is_known = is_known
+        self._counts: dict[tuple[int, int], _Counts] = {}  # by ingest and broker shard
+        self._fallbacks: Counter[str] = Counter()  # by queue
         self._moved_s: dict[tuple[int, int], float] = {}  # when each route last did all, or some
-        self._answered: set[tuple[int, int]] = set()
+        self._measure_routes(telemetry)
+        telemetry.create_live_counter(
+            "slatemq.router.priority.fallbacks",
+            self._fallbacks_of_queues,
+            "{message}",
+            "Messages that got a queue's fallback priority, since its priority gave an error or no "
+            "integer",
+        )
+
+    def _measure_routes(self, telemetry: Telemetry) -> None:
+        def counter(
+            name: str, read: Callable[[_Counts], int], description: str, unit: str = "{message}"
+        ) -> None:
+            telemetry.create_live_counter(name, partial(self._counted, read), unit, description)
+
+        counter(
+            "slatemq.router.routed.messages",
+            lambda counts: counts.routed,
+            "Matches assigned to queues; a message counts once per queue it reached",
+        )
+        counter(
+            "slatemq.router.judged.messages",
+            lambda counts: counts.judged,
+            "Messages judged for a broker shard, and assigned or passed over",
+        )
+        counter(
+            "slatemq.router.unmatched.messages",
+            lambda counts: counts.unmatched,
+            "Of those judged, the ones that reached no queue of the broker shard",
+        )
+        counter(
+            "slatemq.router.refused.ranges",
+            lambda counts: counts.refused,
+            "Ranges that a broker refused, to be judged again or dropped",
+            "{range}",
+        )
+        counter(
+            "slatemq.router.backfilled.messages",
+            lambda counts: counts.backfilled,
+            "Matches brought into queues that start before their creation",
+        )
+        telemetry.create_live_gauge(
+            "slatemq.router.pending.messages",
+            lambda: ((one.pending_count, _where(one)) for one in self._lags()),
+            "{message}",
+            "Messages read from a log and not yet assigned to a broker shard",
+        )
+        telemetry.create_live_gauge(
+            "slatemq.router.lag",
+            lambda: ((self._lag_s(one), _where(one)) for one in self._lags()),
+            "s",
+            "How long the first message waits that is not assigned to a broker shard",
+        )
 
     def answered(self, broker: int, ingest: int, piece: Piece, *, applied: bool) -> None:
         if not self._enabled:
             return
-        where = {"slatemq.broker.shard": broker, "slatemq.ingest.shard": ingest}
+        counts = self._counts.setdefault((ingest, broker), _Counts())
         if not applied:
-            self._refused.add(1, where)
+            counts.refused += 1
             return
-        if (ingest, broker) not in self._answered:
-            self._answered.add((ingest, broker))
-            self._refused.add(0, where)  # So that there is a number before the first one.
         self._moved_s[ingest, broker] = time.monotonic()
-        self._routed.add(piece.matches_count, where)
-        self._judged.add(piece.messages_count, where)
-        self._unmatched.add(piece.unmatched_count, where)
+        counts.routed += piece.matches_count
+        counts.judged += piece.messages_count
+        counts.unmatched += piece.unmatched_count
         self._assigned(piece.columns)
 
     def backfilled(self, broker: int, ingest: int, columns: Columns) -> None:
         if not self._enabled:
             return
-        count = sum(len(column.message_ids) for column in columns.values())
-        where = {"slatemq.broker.shard": broker, "slatemq.ingest.shard": ingest}
-        self._backfilled.add(count, where)
+        counts = self._counts.setdefault((ingest, broker), _Counts())
+        counts.backfilled += sum(len(column.message_ids) for column in columns.values())
         self._assigned(columns)
 
     def _lag_s(self, route: RouteLag) -> float:
@@ -129,8 +153,20 @@ class Metrics:
     def _assigned(self, columns: Columns) -> None:
         for queue_id, column in columns.items():
             if column.fallbacks_count:
-                queue = {MESSAGING_DESTINATION_NAME: queue_id}
-                self._fallbacks.add(column.fallbacks_count, queue)
+                self._fallbacks[queue_id] += column.fallbacks_count
+
+    def _counted(self, read: Callable[[_Counts], int]) -> Iterator[Point]:
+        for one in self._lags():
+            counts = self._counts.get((one.ingest_shard, one.broker_shard))
+            if counts is not None:
+                yield read(counts), _where(one)
+
+    def _fallbacks_of_queues(self) -> Iterator[Point]:
+        for queue_id, count in list(self._fallbacks.items()):
+            if self._is_known(queue_id):
+                yield count, {MESSAGING_DESTINATION_NAME: queue_id}
+            else:
+                self._fallbacks.pop(queue_id, None)
 
 
 def _where(route: RouteLag) -> dict[str, int]:

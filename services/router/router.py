@@ -78,7 +78,7 @@ class Router:
         self._limits = limits or PieceLimits()
         self._buffer = buffer or Buffer()
         self._budget = ByteBudget(self._buffer.total_bytes_max)
-        self._metrics = Metrics(telemetry, self._lags)
+        self._metrics = Metrics(telemetry, self._lags, self._has_queue)
         self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
         self._number = number
@@ -252,6 +252,9 @@ class Router:
         error = task.exception()
         if error is not None:
             self._broken.set_exception(error)
+
+    def _has_queue(self, queue_id: str) -> bool:
+        return any(queue_id in link.rules.queue_ids for link in list(self.links.values()))
 
     def _lags(self) -> Iterator[RouteLag]:
         for one in self.progress():

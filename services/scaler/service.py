@@ -139,7 +139,8 @@ async def _serve(
     try:
         if exposition is not None:
             module = import_module("libs.serving.http.server")
-            opened: HttpServer = module.HttpServer(health, exposition.render, HttpParts(), http_tls)
+            render = partial(exposition.render, recorder.series)
+            opened: HttpServer = module.HttpServer(health, render, HttpParts(), http_tls)
             facts["http_address"] = await opened.start(config.host, config.http_port)
             http = opened
         await port.start()

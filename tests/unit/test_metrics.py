@@ -15,6 +15,8 @@ INSTRUMENTS = {
         "counter",
         "gauge",
         "histogram",
+        "live_counter",
+        "live_gauge",
         "observable_counter",
         "observable_gauge",
         "observable_up_down_counter",

@@ -41,7 +41,7 @@ class Measures:
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """Values of a metric, by kind and operation where it has them."""
-        text = self.exposition.render().decode()
+        text = self.exposition.render(self.telemetry.series).decode()
         return {
             " ".join(re.findall(r'slatemq_queue_(?:kind|operation)="(\w+)"', labels)): float(value)
             for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)

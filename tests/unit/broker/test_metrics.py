@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
 
-from libs.serving.telemetry import Telemetry
+from libs.serving.http.server import Exposition
+from libs.serving.telemetry import Telemetry, configure
 from services.broker.core.shard import Nack
 from services.broker.metrics import measure
 from tests.unit.broker.core.shards import Rig
@@ -17,26 +15,22 @@ from tests.unit.broker.core.shards import Rig
 Found = dict[str, dict[tuple[object, ...], Any]]
 
 
-def read(reader: InMemoryMetricReader) -> Found:
+def read(telemetry: Telemetry) -> Found:
     """Values by metric and labels, but for the queue's name."""
-    data = reader.get_metrics_data()
-    assert data is not None
     found: Found = {}
-    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        for point in metric.data.data_points:
-            labels = dict(point.attributes or {})
+    for metric in telemetry.series:
+        for value, attributes in metric.points():
+            labels = dict(attributes)
             if labels.pop("messaging.destination.name") != "orders":
                 continue
             values = found.setdefault(metric.name, {})
-            values[tuple(labels[name] for name in sorted(labels))] = point.value  # type: ignore[union-attr]
+            values[tuple(labels[name] for name in sorted(labels))] = value
     return found
 
 
 async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -> None:
-    reader = InMemoryMetricReader()
-    rig = Rig()
-    meters = MeterProvider([reader], shutdown_on_exit=False)
-    measure(Telemetry(TracerProvider(shutdown_on_exit=False), meters), rig.shard)
+    telemetry, rig = Telemetry(), Rig()
+    measure(telemetry, rig.shard)
     rig.create(max_attempts=1)
     await rig.route([1, 2, 3], priority=7)
     later = rig.now_ms + 1_000_000_000_000
@@ -46,7 +40,7 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
     rig.now_ms += 1000
     await rig.expire()
 
-    found = read(reader)
+    found = read(telemetry)
 
     assert found["slatemq.queue.messages"] == {
         ("available",): 1,
@@ -64,15 +58,13 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
     assert found["slatemq.queue.quarantined"] == {(): 0}
     (queue,) = rig.shard.queues.values()
     rig.shard.quarantine(queue, "slow", rig.now_ms)
-    assert read(reader)["slatemq.queue.quarantined"] == {(): 1}
+    assert read(telemetry)["slatemq.queue.quarantined"] == {(): 1}
     assert set(found["slatemq.queue.oldest_claimable.age"]) == {()}
 
 
 async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() -> None:
-    reader = InMemoryMetricReader()
-    rig = Rig()
-    meters = MeterProvider([reader], shutdown_on_exit=False)
-    measure(Telemetry(TracerProvider(shutdown_on_exit=False), meters), rig.shard)
+    telemetry, rig = Telemetry(), Rig()
+    measure(telemetry, rig.shard)
     rig.create(max_attempts=3)
     await rig.route([1, 2, 3], priority=7)
     nacked, _, acked = await rig.claim(3, lease_ms=1000)
@@ -81,7 +73,7 @@ async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() ->
     rig.now_ms += 1000
     await rig.expire()
 
-    found = read(reader)
+    found = read(telemetry)
 
     assert found["slatemq.queue.acked.messages"] == {(): 1}
     assert found["slatemq.queue.redelivered.messages"] == {(): 2}
@@ -99,13 +91,46 @@ class Changing:
 
 @pytest.mark.parametrize("error", [KeyError(7), IndexError(), RuntimeError("changed size")])
 def test_a_queue_that_changes_while_it_is_read_hides_no_other(error: Exception) -> None:
-    reader = InMemoryMetricReader()
-    rig = Rig()
-    meters = MeterProvider([reader], shutdown_on_exit=False)
-    measure(Telemetry(TracerProvider(shutdown_on_exit=False), meters), rig.shard)
+    telemetry, rig = Telemetry(), Rig()
+    measure(telemetry, rig.shard)
     rig.create("changing").waiting = Changing(error)  # type: ignore[assignment]
     rig.create("orders")
 
-    depths = read(reader)["slatemq.queue.messages"]
+    depths = read(telemetry)["slatemq.queue.messages"]
 
     assert depths.keys() >= {("available",), ("delayed",)}
+
+
+def test_each_of_2_500_queues_has_all_its_series() -> None:
+    broker, rig = Scraped(), Rig()
+    measure(broker.telemetry, rig.shard)
+    for number in range(2_500):
+        rig.create(f"queue-{number}")
+
+    assert len(broker.series("slatemq_queue_messages")) == 6 * 2_500
+    assert len(broker.series("slatemq_queue_acked_messages_total")) == 2_500
+
+
+def test_of_400_queues_made_and_deleted_in_turn_the_one_there_is_has_series_and_no_other() -> None:
+    broker, rig = Scraped(), Rig()
+    measure(broker.telemetry, rig.shard)
+    for number in range(400):
+        queue = rig.create(f"queue-{number}")
+
+        series = broker.series("slatemq_queue_messages")
+
+        assert [f'"queue-{number}"' in one for one in series] == [True] * 6
+        rig.shard.delete_queue(queue)
+    assert broker.series("slatemq_queue_messages") == []
+
+
+class Scraped:
+    """Telemetry as `GET /metrics` shows it."""
+
+    def __init__(self) -> None:
+        self._exposition = Exposition()
+        self.telemetry = configure("broker", "host/broker-0", readers=[self._exposition.reader])
+
+    def series(self, name: str) -> list[str]:
+        text = self._exposition.render(self.telemetry.series).decode()
+        return [line for line in text.splitlines() if line.startswith(f"{name}{{")]

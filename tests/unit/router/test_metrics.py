@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.filters import Allowance
-from libs.serving.recording import recording
-from libs.serving.telemetry import MESSAGING_DESTINATION_NAME
+from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry, configure
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics, RouteLag
 from services.router.pieces import Piece
 from services.router.routing import BrokerRules, QueueRule
 
 
-def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() -> None:
-    reader = InMemoryMetricReader()
-    spans = SimpleSpanProcessor(InMemorySpanExporter())
-    metrics = Metrics(recording("router", "router-0", spans, reader), lambda: ())
+def test_priorities_that_failed_are_counted_by_queue_from_their_assignment_to_its_deletion() -> (
+    None
+):
+    telemetry = _recorded()
+    known = {"a", "b"}
+    metrics = Metrics(telemetry, lambda: (), known.__contains__)
     rules = BrokerRules(Allowance(now_ns=lambda: 0))
     rules.change([QueueRule("a", "true", 'int(headers["p"])'), QueueRule("b", "true", "3")])
     piece = Piece(0, 1, 0)
@@ -27,22 +26,25 @@ def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() ->
     metrics.answered(0, 0, piece, applied=False)
     metrics.answered(0, 0, piece, applied=True)
 
-    assert _points(reader, "slatemq.router.priority.fallbacks") == {"a": 2}
+    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {"a": 2}
+    known.remove("a")
+    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {}
+    known.add("a")  # It was forgotten: a queue that is created again begins at 0.
+    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {}
 
 
 def test_the_lag_is_the_age_of_the_oldest_message_or_since_the_route_moved() -> None:
-    reader = InMemoryMetricReader()
-    spans = SimpleSpanProcessor(InMemorySpanExporter())
+    telemetry = _recorded()
     long_ago_ms = 1_000
     routes = [
         RouteLag(0, 0, 5, long_ago_ms, True),
         RouteLag(0, 1, 0, None, True),
         RouteLag(0, 2, 0, None, False),
     ]
-    Metrics(recording("router", "router-0", spans, reader), lambda: routes)
+    Metrics(telemetry, lambda: routes, lambda _: True)
 
-    _points(reader, "slatemq.router.lag", "slatemq.broker.shard")
-    lags = _points(reader, "slatemq.router.lag", "slatemq.broker.shard")
+    _points(telemetry, "slatemq.router.lag", "slatemq.broker.shard")
+    lags = _points(telemetry, "slatemq.router.lag", "slatemq.broker.shard")
 
     assert lags[0] > 1e9
     assert 0 < lags[1] < 1e9
@@ -50,28 +52,42 @@ def test_the_lag_is_the_age_of_the_oldest_message_or_since_the_route_moved() -> 
 
 
 def test_a_route_that_was_looked_at_before_it_was_answered_shows_that_it_refused_nothing() -> None:
-    reader = InMemoryMetricReader()
-    spans = SimpleSpanProcessor(InMemorySpanExporter())
+    telemetry = _recorded()
     routes = [RouteLag(0, 7, 0, None, True)]
-    metrics = Metrics(recording("router", "router-0", spans, reader), lambda: routes)
-    assert _points(reader, "slatemq.router.lag", "slatemq.broker.shard").keys() == {7}
+    metrics = Metrics(telemetry, lambda: routes, lambda _: True)
+    assert _points(telemetry, "slatemq.router.lag", "slatemq.broker.shard").keys() == {7}
 
     metrics.answered(7, 0, Piece(0, 1, 0), applied=True)
 
-    assert _points(reader, "slatemq.router.refused.ranges", "slatemq.broker.shard") == {7: 0}
+    assert _points(telemetry, "slatemq.router.refused.ranges", "slatemq.broker.shard") == {7: 0}
+
+
+def test_each_of_2_500_routes_has_series_until_a_shard_is_removed() -> None:
+    telemetry = _recorded()
+    routes = [RouteLag(ingest, 0, 0, None, False) for ingest in range(2_500)]
+    metrics = Metrics(telemetry, lambda: routes, lambda _: True)
+    for ingest in range(2_500):
+        metrics.answered(0, ingest, Piece(0, 1, 0), applied=True)
+
+    for name in ("pending.messages", "judged.messages"):
+        found = _points(telemetry, f"slatemq.router.{name}", "slatemq.ingest.shard")
+        assert len(found) == 2_500
+    del routes[1:]
+    for name in ("pending.messages", "judged.messages"):
+        found = _points(telemetry, f"slatemq.router.{name}", "slatemq.ingest.shard")
+        assert found == {0: 0}
 
 
 def _points(
-    reader: InMemoryMetricReader, name: str, label: str = MESSAGING_DESTINATION_NAME
+    telemetry: Telemetry, name: str, label: str = MESSAGING_DESTINATION_NAME
 ) -> dict[object, int | float]:
-    data = reader.get_metrics_data()
-    assert data is not None
-    found: dict[object, int | float] = {}
-    for resource in data.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                for point in metric.data.data_points if metric.name == name else ():
-                    assert isinstance(point, NumberDataPoint)
-                    assert point.attributes is not None
-                    found[point.attributes[label]] = point.value
-    return found
+    return {
+        attributes[label]: value
+        for metric in telemetry.series
+        for value, attributes in (metric.points() if metric.name == name else ())
+    }
+
+
+def _recorded() -> Telemetry:
+    """Telemetry that has a reader, without which nothing is counted."""
+    return configure("router", "router-0", readers=[InMemoryMetricReader()])
