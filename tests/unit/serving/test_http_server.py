@@ -28,6 +28,7 @@ from libs.serving.tls import https_context
 from slatemq import _file_status
 from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.errors import InvalidArgument, Unavailable
+from tests.integration.waiting import eventually
 
 BYTES_MAX = 1_000
 
@@ -379,6 +380,48 @@ async def test_metrics_are_rendered_once_for_all_who_ask_together(
     finally:
         await server.stop()
     assert rendered == [1]
+
+
+def opened(server: HttpServer) -> list[asyncio.WriteTransport]:
+    """The server's ends of its connections."""
+    running = server._runner.server
+    assert running is not None
+    return [one.transport for one in running.connections if one.transport is not None]
+
+
+async def test_what_a_client_of_metrics_does_not_read_stays_out_of_its_connection() -> None:
+    size = 40_000_000
+    server = HttpServer(Health([]), lambda: b"x" * size, HttpParts())
+    host, port = (await server.start("127.0.0.1", 0)).split(":")
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1_000)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        (connection,) = opened(server)
+
+        assert f"Content-Length: {size}".encode() in head
+        assert connection.get_write_buffer_size() < size / 10
+        assert len(await reader.read()) == size
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_a_client_that_does_not_read_the_metrics_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "SEND_S", 0.01)
+    size = 40_000_000
+    server = HttpServer(Health([]), lambda: b"x" * size, HttpParts())
+    host, port = (await server.start("127.0.0.1", 0)).split(":")
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1_000)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: not opened(server))
+        writer.close()
+    finally:
+        await server.stop()
 
 
 async def test_a_request_that_is_no_http_is_logged_as_one_line_of_the_kind_that_is_held_back(
