@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from libs.serving import telemetry
 from libs.serving.access import refuse_exposure
 from libs.serving.process.config import OwnerConfig, ServingConfig, load
-from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError, exit_with
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED, ExitCause, FatalError, exit_with
 from libs.serving.process.instance import Instance, join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.shards import opened_root
@@ -91,13 +91,14 @@ async def _serve(
         refuse_exposure(config)  # before it writes anything
         root = opened_root(config.root, config.wal_store)
         config = await _joined(config, root)
-        return await run_service(build(config, recorder, root), config, recorder, render)
+        cause = await run_service(build(config, recorder, root), config, recorder, render)
     except FatalError as error:
-        level = logging.ERROR if error.cause.code else logging.INFO
-        logging.getLogger(__name__).log(level, "%s", error.cause.message)
-        return error.cause
-    finally:
+        cause = error.cause
+        level = logging.ERROR if cause.code else logging.INFO
+        logging.getLogger(__name__).log(level, "%s", cause.message)
+    if cause.code == EXIT_CLEAN:  # Otherwise another process waits for this one to end.
         await asyncio.to_thread(recorder.shutdown)
+    return cause
 
 
 async def _join(config: ServingConfig, root: Root) -> Instance:

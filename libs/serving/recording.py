@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.exporter import logger as exporter_log
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
@@ -93,6 +95,18 @@ def _resource(service: str, instance: str) -> Resource:
     )
     # Last, since an operator knows better: OTEL_RESOURCE_ATTRIBUTES.
     return own.merge(OTELResourceDetector().detect())
+
+
+class _Failures(logging.Filter):
+    """Makes warnings, most of which are held back, of exports that a collector did not take."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.ERROR:
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return exporter_log.isEnabledFor(record.levelno)
+
+
+exporter_log.addFilter(_Failures())
 
 
 class _MetricExporter(OTLPMetricExporter):

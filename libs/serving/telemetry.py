@@ -7,8 +7,10 @@ wrapped, so that the cost is none.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import (
     AsyncIterator,
@@ -21,7 +23,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, aclosing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
@@ -36,7 +38,12 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger(__name__)
+
 SCOPE_NAME = "slatemq"
+
+SHUTDOWN_S: Final = 1.0
+"""How long the end of a process waits for its collector, and with it the successor of its shard."""
 
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_OPERATION_NAME = "messaging.operation.name"
@@ -113,11 +120,19 @@ class Telemetry:
         return _carried if self.traces else None
 
     def shutdown(self) -> None:
-        """Export what is left, and stop. Waits for the exporter: call it off the event loop."""
-        if self._tracers is not None:
-            self._tracers.shutdown()
-        if self._meters is not None:
-            self._meters.shutdown()
+        """Export what is left, in SHUTDOWN_S at most, and stop; call it off the event loop.
+
+        What has not ended then does not hold up the end of the process.
+        """
+        providers = [one for one in (self._tracers, self._meters) if one is not None]
+        ends = [threading.Thread(target=one.shutdown, daemon=True) for one in providers]
+        for end in ends:
+            end.start()
+        until_s = time.monotonic() + SHUTDOWN_S
+        for end in ends:
+            end.join(max(0.0, until_s - time.monotonic()))
+        if any(end.is_alive() for end in ends):
+            log.warning("the last spans and metrics are lost: the collector did not take them")
 
     def traced(
         self, method: str, behavior: Callable[[Any, Any], Awaitable[Any]]

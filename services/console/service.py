@@ -116,7 +116,7 @@ async def _serve(
             await http.stop()
         await app.state.console.watches.close()
         await app.state.console.clients.close()
-        await asyncio.to_thread(recorder.shutdown)
+    await asyncio.to_thread(recorder.shutdown)
     log.info("stopped")
     return EXIT_CLEAN
 

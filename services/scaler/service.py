@@ -158,7 +158,7 @@ async def _serve(
         await port.stop(config.drain_ms / 1000)
         if http is not None:
             await http.stop()
-        await asyncio.to_thread(recorder.shutdown)
+    await asyncio.to_thread(recorder.shutdown)
     log.info("stopped")
     return EXIT_CLEAN
 
