@@ -242,7 +242,9 @@ class ObjectStore:
     async def head_async(self, path: str) -> Mapping[str, Any]:
         return await self._asked(lambda: _meta(path, self._found(path)))
 
-    async def put_async(self, path: str, data: bytes, mode: Any = None) -> Mapping[str, Any]:
+    async def put_async(
+        self, path: str, data: bytes, mode: Any = None, chunk_size: int = 0
+    ) -> Mapping[str, Any]:
         def put() -> Mapping[str, Any]:
             known = self._objects.get(path)
             if mode == "create" and known is not None:
@@ -271,9 +273,12 @@ class ObjectStore:
 
     async def list_with_delimiter_async(self, prefix: str) -> Mapping[str, Any]:
         found = await self._asked(lambda: self._below(prefix, ""))
-        rests = [meta["path"][len(prefix) + 1 :] for meta in found]
+        rests = {meta["path"][len(prefix) + 1 :]: meta for meta in found}
         folders = {rest.partition("/")[0] for rest in rests if "/" in rest}
-        return {"common_prefixes": [f"{prefix}/{name}" for name in sorted(folders)]}
+        return {
+            "common_prefixes": [f"{prefix}/{name}" for name in sorted(folders)],
+            "objects": [meta for rest, meta in rests.items() if "/" not in rest],
+        }
 
     def _below(self, prefix: str, offset: str) -> Page:
         begin = f"{prefix}/"

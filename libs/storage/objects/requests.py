@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 from obstore.store import ObjectStore
@@ -21,12 +22,21 @@ _ANSWERS = (
 )
 
 
+PAGE_OBJECTS: Final = 1_000
+"""Objects in the answer to a request that lists, of S3 and of Google; Azure's has up to 5,000."""
+
+PART_BYTES: Final = 5 << 20
+"""What is larger is put in parts of this size, the least that S3 takes: by one request for each,
+one before them and one after."""
+
+
 @dataclass
 class RequestCounts:
     """Requests since the start, by kind (get, head, list, put, delete).
 
     Attributes:
-        requests: All of them; a listing counts once for each page.
+        requests: All of them, as stores charge for them: a listing by its pages, a large object by
+            its parts.
         errors: Those that ended in an error; that an object is absent, there already or another
             one is an answer, not an error.
         written_bytes: Bytes put.
@@ -60,31 +70,39 @@ class CountedStore:
         return await self._count("head", self.store.head_async(path))
 
     async def put_async(self, path: str, data: bytes, **options: Any) -> Any:
-        written = await self._count("put", self.store.put_async(path, data, **options))
+        # What is put on a condition is put whole.
+        is_whole = "mode" in options or len(data) <= PART_BYTES
+        request = self.store.put_async(path, data, chunk_size=PART_BYTES, **options)
+        written = await self._count("put", request, 1 if is_whole else _parts(len(data)) + 2)
         self._counts.written_bytes += len(data)
         return written
 
     async def put_pieces(self, path: str, pieces: AsyncIterator[Any], size_bytes: int) -> None:
-        """Put an object that arrives in pieces, and has this size; counts as one request."""
-        await self._count("put", self.store.put_async(path, pieces))
+        """Put an object that arrives in pieces, and has this size."""
+        request = self.store.put_async(path, pieces, chunk_size=PART_BYTES)
+        await self._count("put", request, _parts(size_bytes) + 2)
         self._counts.written_bytes += size_bytes
 
     async def delete_async(self, path: str) -> None:
         await self._count("delete", self.store.delete_async(path))
 
     async def list_with_delimiter_async(self, prefix: str) -> Any:
-        return await self._count("list", self.store.list_with_delimiter_async(prefix))
+        found = await self._count("list", self.store.list_with_delimiter_async(prefix))
+        count = len(found["objects"]) + len(found["common_prefixes"])
+        self._counts.requests["list"] += max(0, (count - 1) // PAGE_OBJECTS)
+        return found
 
     async def list(self, prefix: str, **options: Any) -> AsyncIterator[Sequence[Any]]:
-        pages = aiter(self.store.list(prefix, **options))
-        while True:
-            page = await self._count("list", anext(pages, None))
-            if page is None:
-                return
+        pages = aiter(self.store.list(prefix, chunk_size=PAGE_OBJECTS, **options))
+        page = await self._count("list", anext(pages, None))
+        while page is not None:
             yield page
+            # The answer before said whether there is another page: the end takes no request.
+            page = await self._count("list", anext(pages, None), 0)
+            self._counts.requests["list"] += page is not None
 
-    async def _count(self, kind: str, request: Awaitable[T]) -> T:
-        self._counts.requests[kind] += 1
+    async def _count(self, kind: str, request: Awaitable[T], requests_count: int = 1) -> T:
+        self._counts.requests[kind] += requests_count
         try:
             return await request
         except _ANSWERS:
@@ -92,3 +110,7 @@ class CountedStore:
         except Exception:
             self._counts.errors[kind] += 1
             raise
+
+
+def _parts(size_bytes: int) -> int:
+    return math.ceil(size_bytes / PART_BYTES)
