@@ -95,6 +95,7 @@ class JanitorProcess(Service[JanitorConfig]):
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
             self._measures.ended,
+            objects.counts.add,
         )
         shared = config.instance
         ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ PART_BYTES: Final = 5 << 20
 one before them and one after."""
 
 
+_ADDING: Final = threading.Lock()
+"""Jobs of the janitor ask stores in several threads, each with a client of its own."""
+
+
 @dataclass
 class RequestCounts:
     """Requests since the start, by kind (get, head, list, put, delete).
@@ -48,22 +53,44 @@ class RequestCounts:
     written_bytes: int = 0
     read_bytes: int = 0
 
+    def add(self, more: RequestCounts) -> None:
+        """Count these, too."""
+        with _ADDING:
+            self.requests.update(more.requests)
+            self.errors.update(more.errors)
+            self.written_bytes += more.written_bytes
+            self.read_bytes += more.read_bytes
+
+    def since(self, earlier: RequestCounts) -> RequestCounts:
+        """What came after these were the counts."""
+        with _ADDING:
+            return RequestCounts(
+                self.requests - earlier.requests,
+                self.errors - earlier.errors,
+                self.written_bytes - earlier.written_bytes,
+                self.read_bytes - earlier.read_bytes,
+            )
+
+
+OF_PROCESS: Final = RequestCounts()
+"""Those of all clients of this process together."""
+
 
 class CountedStore:
     """The calls of a store that `Objects` makes, each counted."""
 
     def __init__(self, store: ObjectStore, counts: RequestCounts) -> None:
         self.store = store
-        self._counts = counts
+        self._counts = (counts, OF_PROCESS)
 
     async def get_async(self, path: str) -> Any:
         found = await self._count("get", self.store.get_async(path))
-        self._counts.read_bytes += found.meta["size"]
+        self._add(RequestCounts(read_bytes=found.meta["size"]))
         return found
 
     async def get_range_async(self, path: str, start: int, end: int) -> bytes:
         found = await self._count("get", self.store.get_range_async(path, start=start, end=end))
-        self._counts.read_bytes += end - start
+        self._add(RequestCounts(read_bytes=end - start))
         return bytes(found)
 
     async def head_async(self, path: str) -> Any:
@@ -74,14 +101,14 @@ class CountedStore:
         is_whole = "mode" in options or len(data) <= PART_BYTES
         request = self.store.put_async(path, data, chunk_size=PART_BYTES, **options)
         written = await self._count("put", request, 1 if is_whole else _parts(len(data)) + 2)
-        self._counts.written_bytes += len(data)
+        self._add(RequestCounts(written_bytes=len(data)))
         return written
 
     async def put_pieces(self, path: str, pieces: AsyncIterator[Any], size_bytes: int) -> None:
         """Put an object that arrives in pieces, and has this size."""
         request = self.store.put_async(path, pieces, chunk_size=PART_BYTES)
         await self._count("put", request, _parts(size_bytes) + 2)
-        self._counts.written_bytes += size_bytes
+        self._add(RequestCounts(written_bytes=size_bytes))
 
     async def delete_async(self, path: str) -> None:
         await self._count("delete", self.store.delete_async(path))
@@ -89,7 +116,7 @@ class CountedStore:
     async def list_with_delimiter_async(self, prefix: str) -> Any:
         found = await self._count("list", self.store.list_with_delimiter_async(prefix))
         count = len(found["objects"]) + len(found["common_prefixes"])
-        self._counts.requests["list"] += max(0, (count - 1) // PAGE_OBJECTS)
+        self._add(RequestCounts(Counter(list=max(0, (count - 1) // PAGE_OBJECTS))))
         return found
 
     async def list(self, prefix: str, **options: Any) -> AsyncIterator[Sequence[Any]]:
@@ -99,17 +126,22 @@ class CountedStore:
             yield page
             # The answer before said whether there is another page: the end takes no request.
             page = await self._count("list", anext(pages, None), 0)
-            self._counts.requests["list"] += page is not None
+            if page is not None:
+                self._add(RequestCounts(Counter(list=1)))
 
     async def _count(self, kind: str, request: Awaitable[T], requests_count: int = 1) -> T:
-        self._counts.requests[kind] += requests_count
+        self._add(RequestCounts(Counter({kind: requests_count})))
         try:
             return await request
         except _ANSWERS:
             raise
         except Exception:
-            self._counts.errors[kind] += 1
+            self._add(RequestCounts(errors=Counter({kind: 1})))
             raise
+
+    def _add(self, more: RequestCounts) -> None:
+        for counts in self._counts:
+            counts.add(more)
 
 
 def _parts(size_bytes: int) -> int:

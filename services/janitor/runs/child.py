@@ -3,7 +3,7 @@
 ::
 
     janitor ──stdin──► {"job": …}   cancel   (end of file: the janitor is gone)
-            ◄─stdout── {"progress": …}   {"snapshot": …}   {"end": "done", …}
+            ◄─stdout── {"progress": …}   {"requests": …}   {"snapshot": …}   {"end": "done", …}
 
 The child leads a process group of its own, with its JVM in it; killing the group ends both. A JVM
 that has lost its child ends by its own stdin, and removes its files: only what does not end in time

@@ -16,6 +16,7 @@ from opentelemetry.context import Context, get_current
 
 from libs.serving.peers.calls import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.objects.requests import RequestCounts
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs.child import Child
 from services.janitor.runs.history import (
@@ -95,7 +96,7 @@ class Runner:
 
     `release` gets the snapshots that are left. `check_job` raises FailedPrecondition where a job
     cannot run. `events` gets each run that has
-    begun or ended, `measure` each that has ended.
+    begun or ended, `measure` each that has ended, `count` what it has asked of stores.
     """
 
     _store: RunStore
@@ -109,6 +110,7 @@ class Runner:
     _tracer: trace.Tracer
     _events: RunEvents
     _measure: Callable[[Run], None]
+    _count: Callable[[RequestCounts], None]
     _process: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: deque[Active] = field(default_factory=deque, init=False)
@@ -368,6 +370,8 @@ class Runner:
             base, one = fields["snapshot"]
             active.update(snapshots=(*active.run.snapshots, (base, one)))
             self._write.set()
+        elif "requests" in fields:
+            self._count(RequestCounts(**fields["requests"]))
 
     # --- The history --------------------------------------------------------
 

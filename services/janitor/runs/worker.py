@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from libs.serving.process import logs
 from libs.serving.process.exits import exit_with
+from libs.storage.objects.requests import OF_PROCESS, RequestCounts
 from services.janitor.jobs.contract import (
     VERIFYING,
     JobCancelled,
@@ -63,7 +64,9 @@ def work(run: RunJob) -> int:
     options = JobOptions(**task["options"])
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
     report_snapshots(lambda name: result.say({"snapshot": [name.database, name.snapshot_id]}))
-    result.say(_end_of(run, task, options, result))
+    end = _end_of(run, task, options, result)
+    result.say_requests()
+    result.say(end)
     return 0
 
 
@@ -104,6 +107,7 @@ class _JanitorPipe:
         self._lock = threading.Lock()
         self._phase = 0
         self._at = float("-inf")
+        self._counted = RequestCounts()
 
     def say(self, fields: Mapping[str, Any]) -> None:
         line = json.dumps(fields).encode() + b"\n"
@@ -120,6 +124,14 @@ class _JanitorPipe:
             return
         self._phase, self._at = progress.phase_number, now
         self.say({"progress": asdict(progress)})
+        self.say_requests()
+
+    def say_requests(self) -> None:
+        """Report what this process has asked of stores since the last time."""
+        with self._lock:
+            new = OF_PROCESS.since(self._counted)
+            self._counted.add(new)
+        self.say({"requests": vars(new)})
 
 
 def _run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResult:

@@ -96,6 +96,7 @@ def runner_of(
         trace.NoOpTracer(),
         RunEvents(),
         measure,
+        lambda counts: None,
     )
 
 

@@ -52,7 +52,7 @@ class Janitor:
         self._begin: Any = create_subprocess if own_jobs else asyncio.create_subprocess_exec
         self.process: Any = None
         self.channel: Any = None
-        self.address = ""
+        self.address = self.http_address = ""
 
     async def start(self) -> None:
         self.temporary.mkdir(exist_ok=True)
@@ -64,7 +64,8 @@ class Janitor:
             )
         await until(lambda: self._ready.exists() or self.process.returncode is not None)
         assert self._ready.exists(), self.log.read_text()
-        self.address = json.loads(self._ready.read_text())["address"]
+        facts = json.loads(self._ready.read_text())
+        self.address, self.http_address = facts["address"], facts.get("http_address", "")
         self.channel = open_channel(self.address, deadline_seconds=WAIT_S)
         async with asyncio.timeout(WAIT_S):
             await self.channel.channel_ready()

@@ -22,7 +22,7 @@ WORKER = (sys.executable, "-m", "tests.integration.janitor.runs.own_worker")
 OWN_JOBS = frozenset(
     {
         *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "states"),
-        *("spark", "spark-stubborn", "traces", "context"),
+        *("spark", "spark-stubborn", "traces", "context", "removes", "removes-and-dies"),
     }
 )
 """What choose a job by standing for a queue; loading own_worker would load Spark."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from libs.serving.peers.channels import inherited
 from libs.serving.process.exits import exit_with
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
@@ -118,6 +120,24 @@ def context(root: str, options: JobOptions, report: Report) -> JobResult:
     return JobResult({}, [context_of_calls()])
 
 
+def removes(root: str, options: JobOptions, report: Report) -> JobResult:
+    """Sends the store a hundred requests that remove, which a janitor by itself does not."""
+    asyncio.run(_remove(root))
+    return JobResult({})
+
+
+def removes_and_dies(root: str, options: JobOptions, report: Report) -> JobResult:
+    asyncio.run(_remove(root))
+    report(Progress("removed", 1, 1))
+    return dies(root, options, report)
+
+
+async def _remove(root: str) -> None:
+    objects = open_root(root).objects
+    for number in range(100):
+        await objects.delete(f"absent/{number}")
+
+
 def context_of_calls() -> str:
     carrier = inherited()
     return dict(carrier())["traceparent"] if carrier is not None else ""
@@ -147,6 +167,8 @@ JOBS: dict[str, Callable[[str, JobOptions, Report], JobResult]] = {
     "spark-stubborn": spark_stubborn,
     "traces": traces,
     "context": context,
+    "removes": removes,
+    "removes-and-dies": removes_and_dies,
 }
 
 

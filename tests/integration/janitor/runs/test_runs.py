@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
@@ -18,7 +19,7 @@ from slatemq.v1 import janitor_pb2, queue_pb2
 from tests.forms import proof
 from tests.integration.broker.rig import refusal, running
 from tests.integration.ingest.server import serving
-from tests.integration.janitor.runs.janitors import QUIET, Run, janitor, until
+from tests.integration.janitor.runs.janitors import QUIET, WAIT_S, Janitor, Run, janitor, until
 from tests.integration.janitor.spark.test_taking import alive
 
 Request = janitor_pb2.RunJobRequest
@@ -61,6 +62,41 @@ async def test_what_a_job_writes_is_named_by_its_run(tmp_path: Path) -> None:
         run = await there.done(await there.run("report", "named"))
 
         assert list(run.artifacts) == [f"reports/{run.run_id}/report.html"]
+
+
+@pytest.mark.parametrize(
+    ("job", "end"), [("removes", Run.STATE_DONE), ("removes-and-dies", Run.STATE_FAILED)]
+)
+async def test_what_a_run_asks_of_the_store_counts_as_the_janitors_own(
+    tmp_path: Path, job: str, end: Run.State.ValueType
+) -> None:
+    async with janitor(tmp_path, *QUIET, "--http-port", "0") as there:
+        assert await removals(there) == 0
+
+        run = await there.done(await there.run("done", job))
+
+        assert run.state == end
+        async with asyncio.timeout(WAIT_S):
+            while (count := await removals(there)) < 100:  # metrics may be a second old
+                await asyncio.sleep(0.1)
+        assert count == 100
+
+
+async def removals(there: Janitor) -> float:
+    """Requests to remove small objects, as the metrics of the janitor have it."""
+    async with (
+        ClientSession(f"http://{there.http_address}") as session,
+        session.get("/metrics") as answer,
+    ):
+        text = await answer.text()
+    (line,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith("slatemq_store_requests_total{")
+        and 'client="objects"' in line
+        and 'request="delete"' in line
+    ]
+    return float(line.rpartition(" ")[2])
 
 
 FAULTS = {
