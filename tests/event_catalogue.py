@@ -35,7 +35,8 @@ delivered more than once, always with the same ID.
 takes other forms of ISO 8601 with a time zone (`+02:00`, no milliseconds), and gives this one |
 | `source` | the node that it happened at |
 | `request_id` | the request that caused it |
-| `data` | what happened, by type; readers pass over members that they do not know |
+| `data` | what happened, by type; readers pass over members that they do not know. A time after \
+the year 9999 stands at its end |
 
 The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON, where `source` is
 percent-encoded:

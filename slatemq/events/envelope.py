@@ -164,8 +164,8 @@ def check_id(field: str, value: str, prefix: str) -> None:
 
 
 def format_timestamp(at_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds, as in 2026-02-22T12:00:00.000Z."""
-    seconds, ms = divmod(at_ms, 1000)
+    """ISO 8601 in UTC with milliseconds, as in 2026-02-22T12:00:00.000Z; at most LAST_DATE_MS."""
+    seconds, ms = divmod(min(at_ms, LAST_DATE_MS), 1000)
     at = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
     return f"{at.isoformat()}.{ms:03d}Z"
 

@@ -260,6 +260,11 @@ def test_a_timestamp_behind_the_year_9999_is_refused_by_field(text: str) -> None
     assert refused.value.field == "event.time"
 
 
+@given(st.integers(253_402_300_800_000, (1 << 63) - 1))
+def test_a_timestamp_after_the_year_9999_stands_at_its_end(at_ms: int) -> None:
+    assert format_timestamp(at_ms) == "9999-12-31T23:59:59.999Z"
+
+
 @given(MILLISECONDS, st.integers(0), st.integers(0))
 def test_the_same_change_has_the_same_id_each_time(at_ms: int, log: int, sequence: int) -> None:
     derived = derive_event_id(at_ms, log, sequence)

@@ -93,6 +93,15 @@ async def test_an_event_shows_what_was_published() -> None:
     assert {event.source for event in result} == {"ingest-0"}
 
 
+async def test_a_message_for_a_time_that_has_no_date_holds_up_no_event() -> None:
+    async with opened() as (shard, events):
+        await publish(shard, PublishRun(payloads=[b""], visible_at_ms=1 << 62))
+        await publish(shard, PublishRun(payloads=[b""]))
+        result = await take(events)
+
+    assert [event.data["visible_at"] for event in result] == ["9999-12-31T23:59:59.999Z", ""]
+
+
 async def test_the_request_of_an_event_is_the_trace_of_its_publish() -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     contexts = (f"00-{trace}-00f067aa0ba902b7-01", "00-short-01")

@@ -194,6 +194,22 @@ async def test_each_change_of_a_message_has_its_event(
     assert [(one.message_id, one.queue_id) for one in ingest.edits] == [(3, "q")]
 
 
+async def test_a_message_is_rescheduled_to_a_time_that_has_no_date(
+    server: EventServer, events_on: dict[str, Any]
+) -> None:
+    clock = ManualClock()
+    async with running(clock=clock, settings=events_on) as rig:
+        await rig.create()
+        await rig.assign([1], visible_at_ms=[clock.now_ms() + MINUTE])
+        (entry,) = await listed(rig, DELAYED)
+        await reschedule(rig, entry.handle, 1 << 62)
+        (entry,) = await listed(rig, DELAYED)
+        assert entry.visible_at_ms == 1 << 62
+        await server.has(2)
+
+    assert server.events[-1].data["visible_at"] == "9999-12-31T23:59:59.999Z"
+
+
 async def test_an_event_is_published_when_its_change_is_durable_and_not_before(
     server: EventServer, events_on: dict[str, Any]
 ) -> None:
