@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -187,6 +188,9 @@ def _rfc_3339(moment: datetime) -> str:
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Answer the question of a command line; returns the exit code."""
     question = parse(argv, environ)
+    # Spark makes moments in the time of this process, where the last may be in the year 10000.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
     if unknown := unknown_variables(environ):
         sys.stderr.write(f"warning: {unknown}\n")
     # It logs each mistake in a query as a page of JSON; we print a line.

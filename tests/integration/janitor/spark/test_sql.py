@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.janitor.spark.sql import parse
+from slatemq.v1 import ingest_pb2
 from tests.forms import proof
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import ROOT, serving
@@ -57,11 +58,15 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
 
     async with serving(data.as_uri()) as ingest, running(data) as rig:
         await rig.create("orders")
-        await ingest.send(b"1", b"2", type="order")
+        headers = {"type": "order"}
+        await ingest.publish(
+            ingest_pb2.PublishRun(payloads=[b"1", b"2"], headers=headers, created_at_ms=1 << 62)
+        )
 
         answered = await sql(
             "SELECT headers, count(*) AS count, (SELECT max(queue) FROM queues) AS queue, "
-            "TIMESTAMP'2026-07-01 12:00:00' AS at FROM messages GROUP BY headers",
+            "TIMESTAMP'2026-07-01 12:00:00' AS at, max(created_at) AS last FROM messages "
+            "GROUP BY headers",
             *("--format", "json"),
         )
         if asked_wrongly:
@@ -80,6 +85,7 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
         "count": 2,
         "queue": "orders",
         "at": "2026-07-01T12:00:00.000Z",
+        "last": "9999-12-31T23:59:59.999Z",
     }
 
 
