@@ -163,7 +163,7 @@ def _seconds(text: str) -> timedelta:
 
 def parse_time(text: str, others: str = "") -> int:
     """Milliseconds since the Unix epoch; `others` names further forms, for the ValueError."""
-    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+    if re.fullmatch(r"\d{1,19}", text, re.ASCII) and int(text) < 1 << 63:
         return int(text)
     also = f", {others}" if others else ""
     try:
@@ -182,8 +182,11 @@ def parse_time(text: str, others: str = "") -> int:
 
 
 def format_time(time_ms: int) -> str:
-    """RFC 3339, UTC."""
-    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    """RFC 3339, UTC; outside the years 1 to 9999 the milliseconds, as `parse_time` reads them."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

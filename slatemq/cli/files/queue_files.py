@@ -23,13 +23,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from slatemq import textqueue
 from slatemq._admin.entry_models import Entry, EntryState
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.windows_lines import expect_none
-from slatemq.cli.parameters import format_time
+from slatemq.cli.parameters import format_time, parse_time
 from slatemq.textqueue import State, render
 
 CONTROL_OF = {
@@ -45,8 +44,6 @@ BASE64_COLUMNS = 76
 
 NOTED = "note: "
 """The prefix of an attempt's outcome that is a note."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SLATEMQ = "slatemq"
 """The variable of the comment at the head of an export, which is not a note."""
@@ -287,9 +284,7 @@ def _moment(known: _Known, name: str) -> int | None:
     found = known.get(name)
     if found is None:
         return None
-    text = found.value
     try:
-        return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
-    except (ValueError, TypeError):
-        why = f"the variable {name} must be a time such as 2026-11-21T08:30:00Z, not {text!r}"
-        raise _Wrong(why, found) from None
+        return parse_time(found.value)
+    except ValueError as error:
+        raise _Wrong(f"the variable {name}: {error}", found) from None

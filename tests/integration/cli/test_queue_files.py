@@ -22,6 +22,7 @@ from tests.integration.cli.queue_file_calls import (
     contents,
     counts,
     dead_letters,
+    edited,
     new_queue,
     objects,
 )
@@ -180,6 +181,35 @@ def test_states_have_their_characters_and_what_people_want_to_know(
     assert cli.run(*again).code == 2
     assert objects(cli, *again, "--force")[0]["exported_count"] == 1
     assert [path.name for path in sorted(tmp_path.glob("*.tq*"))] == ["done.tq", "failed.tq"]
+
+
+def test_a_time_that_has_no_date_is_shown_and_goes_through_a_file_and_back(
+    cli: Cli, tmp_path: Path
+) -> None:
+    # Given a dead letter whose producer took microseconds for milliseconds, and a delayed message
+    created_ms, visible_ms = 1_764_000_000_000_000, (1 << 63) - 1
+    queue = new_queue(cli, max_attempts=1)
+    cli.client.publish(b"x", {"queue": queue}, created_at=created_ms)
+    cli.client.publish(b"late", {"queue": queue}, visible_at=visible_ms)
+    wait_until(lambda: counts(cli, queue) == {"available": 1, "delayed": 1}, 60)
+    (claimed,) = cli.client.claim(queue, wait=60)
+    claimed.nack("no such street")
+
+    # Then commands show both
+    (delayed,) = objects(cli, "message", "ls", queue, "--state", "delayed")
+    assert str(visible_ms) in cli.ok("message", "ls", queue, "--state", "delayed").out.decode()
+    shown = cli.ok("message", "show", delayed["handle"]).out.decode()
+    assert f"delayed until {visible_ms}" in shown
+    edit = edited(cli, queue, tmp_path, f"assert 'created_at={created_ms}' in text")
+    assert (edit.code, "nothing was changed" in edit.err) == (0, True)
+
+    # And it is the same where a file is published
+    file = tmp_path / "letters.tq"
+    cli.ok("export", queue, "--state", "failed", "--out", str(file))
+    cli.ok("import", str(file), "--publish", "--state", "error")
+    wait_until(lambda: counts(cli, queue).get("available") == 1, 60)
+    (published,) = objects(cli, "message", "ls", queue, "--headers")
+    assert published["created_at_ms"] == created_ms
 
 
 def test_an_import_marks_what_it_has_done_and_a_second_one_does_nothing(

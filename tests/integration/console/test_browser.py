@@ -345,24 +345,6 @@ def test_a_wrong_name_confirms_nothing(console: Console) -> None:
     console.take_problems()
 
 
-def test_a_redrive_shows_its_progress_and_is_cancelled_and_resumed(console: Console) -> None:
-    queue = console.dead_letters(40)
-
-    with console.page("ops") as page:
-        page.goto(f"/dead-letters?queue={queue}")
-        page.get_by_text("Redrive all that match…").click()
-        page.get_by_label("Messages per second").fill("1")
-        page.get_by_role("button", name="Begin").click()
-        expect(page.get_by_role("progressbar")).to_be_visible()
-        # Drawn again by itself, once a second.
-        expect(page.locator("#redrives")).to_contain_text("1 moved")
-        page.get_by_role("button", name="Cancel").click()
-        expect(page.locator("#redrives")).to_contain_text("cancelled")
-        page.get_by_role("button", name="Resume").click()
-        expect(page.locator("#redrives")).to_contain_text("running")
-    assert console.take_problems() == []
-
-
 def test_without_a_login_nothing_is_shown_and_a_wrong_token_is_named(console: Console) -> None:
     with console.page() as page:
         for path in ("/", "/queue?queue=q0", "/processes", "/janitor", "/dead-letters?queue=q0"):
@@ -447,6 +429,28 @@ def test_no_request_breaks_a_page(console: Console) -> None:
                     assert answer.status < 500, (path, text, answer.text())
                     assert "default-src 'none'" in answer.headers["content-security-policy"]
     console.take_problems()
+
+
+def test_a_message_with_a_time_that_has_no_date_has_its_pages(console: Console) -> None:
+    queue, created_ms, visible_ms = console.queue(max_attempts=1), 10**15, (1 << 63) - 1
+    console.client.publish(b"x", {"queue": queue}, created_at=created_ms)
+    (claimed,) = console.client.claim(queue, wait=30)
+    claimed.nack()
+    console.client.publish(b"x", {"queue": queue}, visible_at=visible_ms)
+    failed = quote(console.entry(queue, "failed").handle, safe="")
+    delayed = quote(console.entry(queue, "delayed").handle, safe="")
+
+    with console.page("ops") as page:
+        for path, time_ms in (
+            (f"/messages?queue={queue}&state=delayed", visible_ms),
+            (f"/message?handle={delayed}", visible_ms),
+            (f"/message?handle={failed}", created_ms),
+        ):
+            page.goto(path)
+            expect(page.get_by_title(str(time_ms))).to_contain_text("in ")
+        page.goto(f"/dead-letter?handle={failed}")
+        expect(page.get_by_label("Payload")).to_have_value("x")
+    assert console.take_problems() == []
 
 
 def test_a_dead_letter_of_which_the_console_has_no_key_is_not_edited(console: Console) -> None:
@@ -572,20 +576,6 @@ def test_tasks_that_wait_are_listed_with_the_error_of_their_last_attempt(console
         expect(page.get_by_role("heading", name="Waiting to be applied")).to_be_visible()
         expect(waits).to_contain_text("pending")
         assert int(waits.locator("[data-name=attempts]").inner_text()) > 0
-    assert console.take_problems() == []
-
-
-def test_numbers_and_charts_follow_the_instance(console: Console) -> None:
-    queue = console.queue()
-
-    with console.page("ops") as page:
-        page.goto(f"/?find={queue}")
-        expect(page.locator("[data-live-state]")).to_have_text("live")
-        console.message(queue)
-        expect(page.locator("[data-name=available]")).to_have_text("1")
-        expect(page.locator("td.chart polyline")).to_have_count(1)
-        page.get_by_role("button", name="Pause updates").click()
-        expect(page.locator("[data-live-state]")).to_have_text("paused")
     assert console.take_problems() == []
 
 

@@ -2,9 +2,20 @@ import time
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slatemq._admin.queue_models import Backoff, BackoffKind
-from slatemq.cli.parameters import BACKOFF, START, WHEN, FromNow, format_backoff
+from slatemq.cli.parameters import (
+    BACKOFF,
+    START,
+    TIME,
+    WHEN,
+    FromNow,
+    format_backoff,
+    format_time,
+    parse_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,3 +97,31 @@ def test_a_start_is_a_word_a_time_or_so_long_ago() -> None:
     ago = START.convert("-2h", None, None)
     assert 0 <= int(time.time() * 1000) - 7_200_000 - ago < 60_000
     assert START.convert("-49000d", None, None) == 0
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1))
+def test_any_time_is_written_and_one_since_1970_is_read_again(time_ms: int) -> None:
+    text = format_time(time_ms)
+
+    if time_ms >= 0:
+        assert parse_time(text) == time_ms
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+        (253_402_300_800_000, "253402300800000"),
+        ((1 << 63) - 1, "9223372036854775807"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (-(1 << 63), "-9223372036854775808"),
+    ],
+)
+def test_a_time_that_has_no_date_is_written_as_its_number(time_ms: int, text: str) -> None:
+    assert format_time(time_ms) == text
+
+
+def test_a_time_that_no_message_can_have_is_refused() -> None:
+    with pytest.raises(click.BadParameter):
+        TIME.convert(str(1 << 63), None, None)
