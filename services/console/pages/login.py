@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from services.console.measures import REFUSED
-from services.console.rendering import console_of, field_of, render, with_session
+from services.console.rendering import console_of, field_of, render, session_of, with_session
 from services.console.sessions import TOKEN_LENGTH_MAX, Session
 from slatemq.errors import InvalidArgument, Unauthenticated
 
@@ -36,6 +36,9 @@ async def log_in(request: Request) -> Response:
 
 
 async def log_out(request: Request) -> Response:
+    session = session_of(request)
+    if session.token:  # Anyone can begin a session without.
+        console_of(request).seal.end(session)
     return with_session(request, RedirectResponse("/login", 303), Session())
 
 

@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from libs.serving.process.logs import AUDIT_LOGGER
+from services.console import sessions
 from services.console.config import LOOPBACK_NAMES, ConsoleConfig
 from services.console.guard import BODIES_MAX, BODY_BYTES_MAX, FORM_TOKEN, LARGE_BYTES, Guard
 from services.console.service import check
@@ -390,6 +391,37 @@ def test_a_cookie_has_no_secret_that_its_reader_sees_and_ends() -> None:
     ended = SessionSeal(-1)
     assert ended.open(ended.seal(SESSION)) is None
     assert "smq_secret" not in repr(SESSION)
+
+
+def test_a_session_is_no_notice_and_a_notice_is_no_session() -> None:
+    assert SEAL.open_notice(SEAL.seal(SESSION)) == ""
+    assert SEAL.open(SEAL.seal_notice(f"{SESSION.session_id}\n{SESSION.token}")) is None
+    assert SEAL.open_notice(SEAL.seal_notice("Done.")) == "Done."
+
+
+def test_the_cookie_of_who_has_logged_out_proves_nothing() -> None:
+    seal = SessionSeal(600)
+    other = Session("smq_secret")
+    cookies = [seal.seal(SESSION), seal.seal(other)]
+
+    seal.end(SESSION)
+
+    assert [seal.open(one) for one in cookies] == [None, other]
+
+
+def test_who_has_logged_out_is_remembered_for_as_long_as_the_cookie_lasts_and_in_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    too_old = SessionSeal(-2)
+    for _ in range(3):
+        too_old.end(Session("smq_secret"))
+    assert len(too_old._ended) == 1
+
+    monkeypatch.setattr(sessions, "ENDED_MAX", 2)
+    seal, ended = SessionSeal(600), [Session("smq_secret") for _ in range(3)]
+    for one in ended:
+        seal.end(one)
+    assert [seal.open(seal.seal(one)) for one in ended] == [ended[0], None, None]
 
 
 def test_it_is_not_open_to_other_machines_without_tls(caplog: pytest.LogCaptureFixture) -> None:
