@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.console.live import Watch, Watches, depth
+from services.console.live import Watch, Watches, depth, event
 from services.console.rendering import console_of, field_of, fragment, render, session_of
 from slatemq._admin.queue_models import sum_of_counts
 from slatemq._admin.rates import lag_by_broker
+from slatemq.errors import Unauthenticated
 
 QUEUES_SHOWN: Final = 200
 """The queues with the most messages; the filter finds the others."""
@@ -30,9 +31,20 @@ async def stream_overview(request: Request) -> Response:
 
 
 async def live_response(request: Request, draw: Callable[[Watch], str]) -> Response:
-    """An event stream of what is drawn of each sample."""
-    watches = console_of(request).watches
-    return _LiveResponse(watches, await watches.of(session_of(request).token), draw)
+    """An event stream of what is drawn of each sample; at the end of the session it ends, too."""
+    console, session = console_of(request), session_of(request)
+    try:
+        watch = await console.watches.of(session.token)
+    except Unauthenticated as error:
+        # The reader of a stream cannot be sent to the login, but loads its page again.
+        return Response(event("gone", error.message), media_type="text/event-stream")
+
+    def draw_in_session(seen: Watch) -> str:
+        if console.seal.has_ended(session):
+            raise Unauthenticated("you have logged out")
+        return draw(seen)
+
+    return _LiveResponse(console.watches, watch, draw_in_session)
 
 
 class _LiveResponse(StreamingResponse):

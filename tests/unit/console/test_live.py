@@ -17,7 +17,7 @@ from services.console import live
 from services.console.clients import Clients, OpenInstance
 from services.console.live import SAMPLES_KEPT, History, Watch, Watches, event
 from services.console.pages.overview import live_response
-from services.console.sessions import Session
+from services.console.sessions import Session, SessionSeal
 from slatemq import Caller, Counts
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of, sum_of_counts
@@ -146,7 +146,7 @@ async def open_page(watches: Watches, statuses: list[int] | None) -> None:
     async def receive() -> Message:
         return await asyncio.Future()
 
-    console = SimpleNamespace(watches=watches)
+    console = SimpleNamespace(watches=watches, seal=SessionSeal(600))
     app = SimpleNamespace(state=SimpleNamespace(console=console))
     scope = {"type": "http", "app": app, "state": {"session": Session("ops")}}
     response = await live_response(Request(scope), lambda seen: str(names(seen)))
