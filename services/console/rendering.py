@@ -40,6 +40,9 @@ from slatemq.errors import (
 
 NOTICE_COOKIE: Final = "slatemq-notice"
 
+POLLING_ENDS: Final = 286
+"""The status by which htmx asks no more; after any other, and without an answer, it goes on."""
+
 CHART_SLOTS: Final = 15
 """Samples that fill a chart; more of them lie closer."""
 
@@ -163,6 +166,11 @@ def is_part(request: Request) -> bool:
     return request.headers.get("hx-request") == "true"
 
 
+def progress_code(*, goes_on: bool) -> int:
+    """The status of a part for which the page asks again and again, until none is to come."""
+    return 200 if goes_on else POLLING_ENDS
+
+
 def done(request: Request, path: str, notice: str) -> Response:
     """After an action: show a page again, with what has happened."""
     response = RedirectResponse(path, 303)
@@ -236,9 +244,9 @@ async def show_error(request: Request, error: Exception) -> Response:
 
 
 def _to_login(request: Request) -> Response:
+    if is_part(request):
+        page = request.headers.get("hx-current-url", "").partition("://")[2].partition("/")[2]
+        return Response(headers={"HX-Redirect": link("/login", back=f"/{page}")})
     path = request.url.path
     back = f"{path}?{request.url.query}" if request.url.query else path
-    login = link("/login", back=back if request.method == "GET" else "")
-    if is_part(request):
-        return Response(headers={"HX-Redirect": "/login"})
-    return RedirectResponse(login, 303)
+    return RedirectResponse(link("/login", back=back if request.method == "GET" else ""), 303)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -14,7 +14,15 @@ from services.console import formats
 from services.console.clients import gathered
 from services.console.pages.messages import full_entry, is_encrypted, page_of
 from services.console.pages.queues import headers_of, whole_number
-from services.console.rendering import client_of, done, field_of, form_of, link, render
+from services.console.rendering import (
+    client_of,
+    done,
+    field_of,
+    form_of,
+    link,
+    progress_code,
+    render,
+)
 from slatemq._admin.entry_models import EntryState
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter, ReplaceDeadLetter
@@ -37,14 +45,13 @@ async def list_dead_letters(request: Request) -> Response:
     client = await client_of(request)
     queue = await client.get_queue(queue_id)
     page = await page_of(client, queue_id, EntryState.FAILED, field_of(request, "after"))
-    redrives, problem = await _redrives(request, queue_id)
+    shown = await _redrives(request, queue_id)
     return render(
         request,
         "dead_letters.html",
         queue=queue,
         page=page,
-        redrives=redrives,
-        problem=problem,
+        **shown._asdict(),
         request_id=str(uuid4()),
     )
 
@@ -166,11 +173,12 @@ async def start_redrive(request: Request) -> Response:
 
 
 async def show_redrives(request: Request) -> Response:
-    """The table of redrives, which asks for itself again while one runs."""
+    """The table of redrives, for which the page asks again while one runs."""
     queue_id = field_of(request, "queue")
     await (await client_of(request)).get_queue(queue_id)  # raises, where it is gone
-    redrives, problem = await _redrives(request, queue_id)
-    return render(request, "_redrives.html", queue_id=queue_id, redrives=redrives, problem=problem)
+    shown = await _redrives(request, queue_id)
+    code = progress_code(goes_on=shown.goes_on)
+    return render(request, "_redrives.html", code, queue_id=queue_id, **shown._asdict())
 
 
 async def steer_redrive(request: Request) -> Response:
@@ -186,11 +194,26 @@ async def steer_redrive(request: Request) -> Response:
     return done(request, link("/dead-letters", queue=queue_id), notice)
 
 
-async def _redrives(request: Request, queue_id: str) -> tuple[list[Redrive], str]:
-    """The redrives that run and the newest of the others; and why some are missing."""
+class Redrives(NamedTuple):
+    """What a page shows of them.
+
+    Attributes:
+        redrives: Those that run, and the newest of the others.
+        problem: Why some are missing; empty: none is.
+        goes_on: Whether they may soon be others.
+    """
+
+    redrives: list[Redrive]
+    problem: str
+    goes_on: bool
+
+
+async def _redrives(request: Request, queue_id: str) -> Redrives:
     client = await client_of(request)
     found, error = await gathered(client.list_redrives(queue_id))
     if error is not None and error.reason != INCOMPLETE:
         raise error
     found.sort(key=lambda one: (one.state is not RedriveState.RUNNING, -one.created_at_ms))
-    return found[:REDRIVES_SHOWN], error.message if error is not None else ""
+    problem = error.message if error is not None else ""
+    goes_on = bool(problem) or any(one.state is RedriveState.RUNNING for one in found)
+    return Redrives(found[:REDRIVES_SHOWN], problem, goes_on)

@@ -8,7 +8,15 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console.rendering import client_of, done, field_of, link, render
+from services.console.rendering import (
+    client_of,
+    done,
+    field_of,
+    is_part,
+    link,
+    progress_code,
+    render,
+)
 from slatemq._admin.janitor import JobRun
 from slatemq.client import Client
 
@@ -51,8 +59,10 @@ async def show_run(request: Request) -> Response:
     client = await client_of(request)
     run = await client.get_job_run(field_of(request, "run"))
     has_report = any(path.endswith(".html") for path in run.artifacts)
-    name = "_run.html" if request.headers.get("hx-request") else "run.html"
-    return render(request, name, run=run, has_report=has_report)
+    name, code = "run.html", 200
+    if is_part(request):
+        name, code = "_run.html", progress_code(goes_on=not run.ended)
+    return render(request, name, code, run=run, has_report=has_report)
 
 
 async def cancel_run(request: Request) -> Response:

@@ -142,6 +142,10 @@ class Console:
         with page.expect_navigation():
             page.get_by_role("button", name="Log in").click()
 
+    def forget_logins(self) -> None:
+        """The console was restarted: each person logs in again."""
+        self._persons.clear()
+
     def take_problems(self) -> list[str]:
         taken, self.problems = self.problems, []
         return taken
@@ -182,6 +186,12 @@ class Console:
         while self.client.get_queue(queue).counts.failed_count < payloads:
             for one in self.client.claim(queue, 10, wait=30, consumer_id="worker-1"):
                 one.nack(reason="no such customer <b>x</b>")
+        return queue
+
+    def slow_redrive(self) -> str:
+        """A queue whose dead letters are redriven, one each second."""
+        queue = self.dead_letters(60)
+        self.client.start_redrive(queue, rate=1)
         return queue
 
     def quarantined(self) -> str:

@@ -98,6 +98,9 @@ async def test_who_may_not_see_a_message_takes_no_place_of_its_download(
             await messages.download_payload(REQUEST)
 
 
+NO_REDRIVES: dict[str, Any] = {"redrives": [], "problem": "", "goes_on": False}
+
+
 class Sparse:
     """A queue whose first pages are empty; at each of them another broker does not answer."""
 
@@ -131,7 +134,7 @@ async def test_a_page_that_finds_nothing_for_long_ends_where_the_next_one_goes_o
     queue: Any = SimpleNamespace(queue_id="q", counts=SimpleNamespace(failed_count=1))
     frame = {"path": "/", "form_token": "", "is_logged_in": False, "notice": ""}
     shown = fragment(
-        "dead_letters.html", **frame, queue=queue, page=page, redrives=[], problem="", request_id=""
+        "dead_letters.html", **frame, queue=queue, page=page, **NO_REDRIVES, request_id=""
     )
     state = EntryState.FAILED
     listed = fragment(
