@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,7 +28,8 @@ from slatemq.errors import (
 T = TypeVar("T")
 
 CLIENTS_MAX: Final = 64
-"""Persons at once; the one whose last request is oldest makes place."""
+"""Persons at once. Of those who have left, the one whose last request is oldest makes room; where
+none has, one more is refused."""
 
 LOGINS_MAX: Final = 4
 """Logins that are checked at once: a check opens connections."""
@@ -43,34 +46,61 @@ class OpenInstance(Exception):
     """The console can be reached by others, and the instance lets everyone do everything."""
 
 
+@dataclass
+class _Kept:
+    client: Client
+    users_count: int = 0
+    is_protected: bool = False
+
+
 class Clients:
     def __init__(self, config: ConsoleConfig) -> None:
         self._config = config
-        self._clients: OrderedDict[str, Client] = OrderedDict()
-        self._protected: set[str] = set()
+        self._clients: OrderedDict[str, _Kept] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._logins = asyncio.Semaphore(LOGINS_MAX)
         self._logins_waiting_count = 0
 
+    @contextmanager
+    def kept(self, token: str) -> Iterator[None]:
+        """Keep the client with this token, empty: one that proves nothing, while it is used.
+
+        Raises ResourceExhausted where all that may be are in use.
+        """
+        kept = self._clients.get(token)
+        if kept is None:
+            self._make_room()
+            kept = self._clients[token] = _Kept(self._made(token))
+        self._clients.move_to_end(token)
+        kept.users_count += 1
+        try:
+            yield
+        finally:
+            kept.users_count -= 1
+
     async def of(self, token: str) -> Client:
-        """The client with this token; empty: one that proves nothing.
+        """The client with this token, which is kept.
 
         Raises:
             OpenInstance: Anyone on the network would be the operator.
             SlateMQError: That could not be found out.
         """
-        client = self._clients.get(token)
-        if client is None:
-            client = self._clients[token] = self._made(token)
-            while len(self._clients) > CLIENTS_MAX:
-                gone, oldest = self._clients.popitem(last=False)
-                self._protected.discard(gone)
-                self._close(oldest)
-        self._clients.move_to_end(token)
-        if self._config.needs_login and token not in self._protected:
-            await _require_policy(client)
-            self._protected.add(token)
-        return client
+        kept = self._clients[token]
+        if self._config.needs_login and not kept.is_protected:
+            await _require_policy(kept.client)
+            kept.is_protected = True
+        return kept.client
+
+    def _make_room(self) -> None:
+        if len(self._clients) < CLIENTS_MAX:
+            return
+        unused = next((token for token, one in self._clients.items() if not one.users_count), None)
+        if unused is None:
+            raise ResourceExhausted(
+                f"{CLIENTS_MAX} people use this console, and no more can: retry in a minute",
+                reason="TOO_MANY_CLIENTS",
+            )
+        self._close(self._clients.pop(unused).client)
 
     async def check(self, token: str) -> None:
         """Raises SlateMQError unless the instance knows who has this token.
@@ -100,8 +130,8 @@ class Clients:
             self._logins_waiting_count -= 1
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            self._close(client)
+        for kept in self._clients.values():
+            self._close(kept.client)
         self._clients.clear()
         await asyncio.gather(*self._closing)
 

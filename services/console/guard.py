@@ -78,7 +78,10 @@ class Refusal(Exception):
 
 
 class Guard:
-    """An ASGI middleware. Pages find `session`, `form` and `form_token` in the request's state."""
+    """An ASGI middleware. Pages find `session`, `form` and `form_token` in the request's state.
+
+    What they add to its `place`, an exit stack, they hold until the answer is sent.
+    """
 
     def __init__(
         self, app: ASGIApp, seal: SessionSeal, hosts: frozenset[str], *, needs_login: bool = False
@@ -126,7 +129,10 @@ class Guard:
             try:
                 self._check_host(headers)
                 scope.setdefault("state", {}).update(
-                    session=session, form={}, form_token=self._seal.form_token(session)
+                    session=session,
+                    form={},
+                    form_token=self._seal.form_token(session),
+                    place=place,
                 )
                 if scope["method"] == "POST":
                     request = Request(scope, receive)

@@ -18,7 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -97,6 +97,7 @@ class Watch:
     """
 
     def __init__(self, clients: Clients, token: str) -> None:
+        """Keeps the client of the token until it is closed. Raises ResourceExhausted."""
         self.status = Status([], [], [], [])
         self.totals = History()
         self.queues: dict[str, History] = {}
@@ -110,6 +111,11 @@ class Watch:
         self._error: SlateMQError | OpenInstance | None = None
         self._readers_count = 0
         self._left_s = time.monotonic()
+        self._kept = ExitStack()
+        self._kept.enter_context(clients.kept(token))
+
+    def close(self) -> None:
+        self._kept.close()
 
     async def current(self) -> Watch:
         """This one, once it has a sample; waits for no more than one try.
@@ -248,7 +254,9 @@ class Watches:
                 await asyncio.wait([arrival], timeout=pause_s)
             finally:
                 arrival.cancel()
-            self._watches = {token: one for token, one in self._watches.items() if one.is_watched}
+            for token, watch in list(self._watches.items()):
+                if not watch.is_watched:
+                    self._watches.pop(token).close()
 
     async def _sample(self, watches: list[Watch]) -> bool:
         """One sample for each of these; whether any of them has got one."""

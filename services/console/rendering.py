@@ -126,8 +126,10 @@ def session_of(request: Request) -> Session:
 
 
 async def client_of(request: Request) -> Client:
-    """The client with the rights of the person who asks."""
-    return await console_of(request).clients.of(session_of(request).token)
+    """The client with the rights of the person who asks, which is kept until the answer is sent."""
+    clients, token = console_of(request).clients, session_of(request).token
+    request.state.place.enter_context(clients.kept(token))
+    return await clients.of(token)
 
 
 def form_of(request: Request) -> Form:

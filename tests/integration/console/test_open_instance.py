@@ -16,10 +16,11 @@ async def test_no_one_becomes_the_operator_of_an_open_instance_over_the_network(
     insecure = Clients(ConsoleConfig(host="0.0.0.0", endpoint=endpoint, insecure=True))
     try:
         for token in ("", "smq_any"):
-            with pytest.raises(OpenInstance):
+            with exposed.kept(token), pytest.raises(OpenInstance):
                 await exposed.of(token)
         for clients in (on_loopback, insecure):
-            assert (await (await clients.of("")).topology()).brokers
+            with clients.kept(""):
+                assert (await (await clients.of("")).topology()).brokers
     finally:
         for clients in (exposed, on_loopback, insecure):
             await clients.close()

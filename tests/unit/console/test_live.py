@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
@@ -42,6 +42,9 @@ class Instance:
 
     async def of(self, _: str) -> Instance:
         return self
+
+    def kept(self, _: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def get_callers(self) -> dict[int, Caller]:
         return {0: Caller("operator", ["inspect", "operate"], ["*"])}
@@ -84,6 +87,9 @@ class Tenants:
 
     async def of(self, token: str) -> Tenant:
         return Tenant(self, token)
+
+    def kept(self, _: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @property
     def clients(self) -> Clients:
