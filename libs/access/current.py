@@ -51,9 +51,15 @@ def require(verb: Verb, queue: str) -> None:
 
 
 def require_some(verbs: Sequence[Verb], queue: str) -> None:
-    """Raises PermissionDenied unless the caller may do one of these on a queue."""
-    if not may_some(verbs, queue):
-        require(verbs[0], queue)
+    """Raises PermissionDenied, naming all of these, unless the caller may do one on a queue."""
+    caller = current_caller.get()
+    if caller is None or may_some(verbs, queue):
+        return
+    *some, last = verbs
+    raise PermissionDenied(
+        f"no rule permits {caller.principal.name!r} to {', '.join(some)} or {last} {queue!r}",
+        metadata={"queue": queue},
+    )
 
 
 def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str) -> None:
