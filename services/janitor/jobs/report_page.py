@@ -15,7 +15,9 @@ WIDTH: Final = 360
 """About that of a phone: text keeps its size there."""
 
 HEIGHT: Final = 190
-LEFT: Final = 48
+LEFT: Final = 64
+"""The labels of an axis are in it: texts such as 47.7 MiB."""
+
 TOP: Final = 8
 BOTTOM: Final = 20
 ROW: Final = 24
@@ -255,10 +257,10 @@ def _charts(
         ((queue, _waited_ms(some, now)) for queue, some in queues.items()), key=lambda one: -one[1]
     )
     items = [
-        ("Messages a day", bars(days, series(_FLOW), _number)),
+        ("Messages a day", bars(days, series(_FLOW), amount)),
         ("From publishing to the first claim", lines(days, series(_CLAIM), duration)),
         ("From publishing to the ack", lines(days, series(_ACK), duration)),
-        ("Attempts until acked or failed", ranks(attempts, _number)),
+        ("Attempts until acked or failed", ranks(attempts, amount)),
         ("Bytes published a day", bars(days, series((("published_bytes", "bytes"),)), size)),
         (
             "Oldest waiting, by queue",
@@ -292,7 +294,7 @@ def _waited(rows: Iterable[Row], now: datetime) -> str:
     return duration(waited_ms) if waited_ms else "–"
 
 
-def _number(value: float) -> str:
+def amount(value: float) -> str:
     return _scaled(value, 1000, ("", "k", "M", "G"))
 
 
@@ -302,13 +304,21 @@ def size(value: float) -> str:
 
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     unit = 0
-    while value >= step and unit < len(units) - 1:
+    while value >= (step if value % 1 == 0 and not unit else ROUNDED) and unit < len(units) - 1:
         value, unit = value / step, unit + 1
-    return f"{value:.3g}{units[unit]}" if unit or value % 1 else f"{value:.0f}{units[unit]}"
+    return f"{_digits(value)}{units[unit]}"
+
+
+ROUNDED: Final = 999.5
+"""From here on three digits are too few."""
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < ROUNDED else f"{value:.0f}"
 
 
 def duration(ms: float) -> str:
     for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
         if ms >= length:
-            return f"{ms / length:.3g} {unit}"
+            return f"{_digits(ms / length)} {unit}"
     return f"{ms:.0f} ms"

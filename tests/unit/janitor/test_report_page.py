@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, Final
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from services.janitor.jobs.report_page import (
     ATTEMPTS,
     Series,
+    amount,
     bars,
     duration,
     lines,
@@ -100,6 +102,45 @@ def test_charts_stay_within_their_frame(value: int) -> None:
             assert 0 <= float(y) <= float(y) + float(height) <= 191
         for y in re.findall(r'cy="([-\d.]+)"', chart):
             assert 0 <= float(y) <= 191
+
+
+CHARACTER: Final = 7
+"""The most that one of a label takes, on average, in DejaVu Sans, the widest of common fonts."""
+
+
+@pytest.mark.parametrize(
+    ("draw", "record"), [(bars, size), (bars, amount), (lines, duration), (lines, amount)]
+)
+@pytest.mark.parametrize("exponent", range(13))
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_the_labels_of_an_axis_fit_beside_it(
+    draw: Callable[..., str], record: Callable[[float], str], exponent: int, first: int
+) -> None:
+    chart = draw([date(2026, 1, 1)], [Series("a", [first * 10**exponent])], record)
+
+    labels = re.findall(r'<text x="(\d+)"[^>]* text-anchor="end">([^<]+)</text>', chart)
+    assert len(labels) >= 2
+    for right, text in labels:
+        assert len(text) * CHARACTER <= int(right), text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (999.4 * 1024**2, "999 MiB"),
+        (1000 * 1024**2, "0.977 GiB"),
+        (1023 * 1024**2, "0.999 GiB"),
+        (1023, "1023 B"),
+    ],
+)
+def test_a_size_just_below_the_next_unit_has_three_digits(value: float, text: str) -> None:
+    assert size(value) == text
+
+
+def test_counts_have_three_digits() -> None:
+    assert [amount(count) for count in (999, 1500, 999_499, 999_999, 47_700_000)] == [
+        *("999", "1.5k", "999k", "1M", "47.7M"),
+    ]
 
 
 def test_units_are_those_of_people() -> None:
