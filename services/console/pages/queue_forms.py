@@ -19,7 +19,7 @@ from starlette.responses import Response
 from services.console.pages.queues import headers_of, whole_number
 from services.console.rendering import client_of, done, field_of, link, render
 from slatemq._admin.queue_models import Queue, QueueDraft
-from slatemq.cli.parameters import START
+from slatemq.cli.parameters import START, WORDS, Number
 from slatemq.cli.queue_options import DEFAULT_PRIORITY, SETTINGS, Setting
 from slatemq.errors import Aborted, AlreadyExists, InvalidArgument, NotFound
 
@@ -38,10 +38,22 @@ EXPRESSIONS: Final = ("filter", "priority")
 
 BY_NAME: Final[Mapping[str, Setting]] = {one.keyword: one for one in SETTINGS}
 
-PLACED: Final = ("queue_id", "with_queue", "start_from")
+PLACED: Final[Mapping[str, click.ParamType[Any]]] = {
+    "queue_id": WORDS,
+    "start_from": START,
+    "with_queue": WORDS,
+    "shard": Number(min=0),
+    "partitions": Number(min=1),
+    "ordering_header": WORDS,
+}
 """What only a new queue has."""
 
-_FIELD: Final = re.compile(r"(?:queue\.|draft\.)?([a-z_]+?)(?:_ms|_s)?(?:\..*)?")
+_TYPES: Final = {**{name: one.type for name, one in BY_NAME.items()}, **PLACED}
+
+_FIELD: Final = re.compile(r"(?:queue\.partition\.|queue\.|draft\.)?([a-z_]+?)(?:_ms|_s)?(?:\..*)?")
+
+_NAMES: Final = {"with_queue_id": "with_queue", "count": "partitions"}
+"""Where that of the form is another than a broker's."""
 
 _UNITS: Final = {"_ms": ", in milliseconds", "_s": ", in seconds"}
 """In which a broker names the bounds of a field."""
@@ -64,25 +76,18 @@ async def show_new(request: Request) -> Response:
 
 
 async def create(request: Request) -> Response:
-    values = {name: field_of(request, name).strip() for name in (*BY_NAME, *PLACED)}
-    settings, problems = _parsed({name: values[name] for name in BY_NAME if values[name]})
-    start_from, problem = _converted(START, values["start_from"] or "now")
-    if problem:
-        problems["start_from"] = problem
+    values = {name: field_of(request, name).strip() for name in _TYPES}
+    given, problems = _parsed({name: text for name, text in values.items() if text})
     if problems:
         return _form(request, None, Typed(values, problems))
     client = await client_of(request)
     try:
-        queue = await client.create_queue(
-            values["queue_id"],
-            with_queue=values["with_queue"],
-            start_from=start_from,
-            **settings,
-        )
+        queue = await client.create_queue(**{"queue_id": "", **given})
     except AlreadyExists:
         problems["queue_id"] = "A queue of this name exists already: choose another one."
-    except NotFound:
-        problems["with_queue"] = "There is no such queue."
+    except NotFound as error:
+        name = "with_queue" if error.resource_type == "queue" else "shard"
+        problems[name] = f"There is no such {error.resource_type}."
     except InvalidArgument as error:
         problems |= _problem_of(error)
     else:
@@ -171,7 +176,7 @@ def _parsed(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings that these texts state, and what is wrong with the others."""
     settings, problems = {}, {}
     for name, text in texts.items():
-        value, problem = _converted(BY_NAME[name].type, text)
+        value, problem = _converted(_TYPES[name], text)
         if problem:
             problems[name] = problem
         else:
@@ -190,7 +195,7 @@ def _converted(kind: click.ParamType[Any], text: str) -> tuple[Any, str]:
 def _problem_of(error: InvalidArgument) -> dict[str, str]:
     """What a broker or router says of a field, by the name that the form has for it."""
     found = _FIELD.fullmatch(error.field)
-    name = {"with_queue_id": "with_queue"}.get(found[1], found[1]) if found else ""
+    name = _NAMES.get(found[1], found[1]) if found else ""
     if name in PLACED:
         return {name: error.description}
     if name in BY_NAME:

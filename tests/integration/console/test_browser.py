@@ -100,14 +100,16 @@ def create(_: Console, page: Page, queue: str) -> None:
     page.get_by_label("Name").fill(f"{queue}-new")
     page.get_by_label("Filter", exact=True).fill("size > 10")
     page.get_by_label("Failed retention").fill("7d")
+    page.get_by_label("Partitions").fill("1")
+    page.get_by_label("Ordering header").fill("customer")
     page.get_by_role("button", name="Create the queue").click()
 
 
 def is_created(console: Console, queue: str) -> bool:
     found = [one for one in console.client.list_queues() if one.queue_id == f"{queue}-new"]
-    return [(one.filter, one.failed_retention_s, one.lease_ms) for one in found] == [
-        ("size > 10", 7 * 86_400, 30_000)
-    ]
+    settings = [(one.filter, one.failed_retention_s, one.lease_ms) for one in found]
+    places = [(one.partitions_count, one.ordering_header) for one in found]
+    return (settings, places) == ([("size > 10", 7 * 86_400, 30_000)], [(1, "customer")])
 
 
 def edit_settings(_: Console, page: Page, queue: str) -> None:
@@ -402,6 +404,7 @@ def test_no_request_breaks_a_page(console: Console) -> None:
         "headers", "payload_bytes", "rate", "filter", "redrive", "request_id", "states", "handles",
         "queue_id", "with_queue", "start_from", "etag", "job", "token", "lease", "max_attempts",
         "backoff", "confirmation", "action", "into", "priority", "fallback_priority",
+        "shard", "partitions", "ordering_header",
     )  # fmt: skip
     texts = ("\0", "9" * 18, "9" * 5000, "-1e400s", '{"a": "\\ud800"}', "[" * 5000, "٣")
     with console.page("ops") as page:
@@ -611,7 +614,10 @@ def test_a_form_names_what_is_wrong_beside_each_field_and_keeps_what_was_typed(
             expect(page.get_by_label("Filter", exact=True)).to_have_value("size >")
             wrong.fill("")
         # What the broker refuses, one after the other
+        page.get_by_label("Partitions").fill("9")
         for field, problem, repaired in (
+            ("Partitions", "must be at most 1, the number of broker shards", ""),
+            ("Shard", "There is no such broker shard", ""),
             ("Filter", "line 1", "size > 1"),
             ("Name", "exists already", f"{queue}-other"),
         ):
@@ -619,6 +625,7 @@ def test_a_form_names_what_is_wrong_beside_each_field_and_keeps_what_was_typed(
             wrong = page.get_by_label(field, exact=True)
             expect(wrong).to_have_accessible_description(re.compile(problem))
             wrong.fill(repaired)
+            page.get_by_label("Shard", exact=True).fill("7" if field == "Partitions" else "")
         page.get_by_role("button", name="Create the queue").click()
         expect(page.get_by_role("status").first).to_contain_text("was created")
         page.goto(f"/queue/settings?queue={queue}")
