@@ -35,6 +35,7 @@ In reading order; a file imports only files above it:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -52,6 +53,8 @@ NEEDED = ("click", "rich")
 def main() -> NoReturn:
     """The entry point: run the command line of this process, and end it."""
     interrupts.end_with(interrupts.EXIT_INTERRUPTED)
+    # Before gRPC is loaded: it has lines of its own for what is no fault.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # rich is loaded late, for tables: without it, fail here and not after the work is done.
     if any(find_spec(name) is None for name in NEEDED):
         raise SystemExit(

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 START_S = 60.0
@@ -19,11 +19,20 @@ def _command(service: str, *arguments: str) -> list[str]:
 
 
 @asynccontextmanager
-async def running(service: str, folder: Path, *arguments: str) -> AsyncIterator[dict[str, str]]:
-    """Its addresses."""
+async def running(
+    service: str,
+    folder: Path,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    errors: Path | None = None,
+) -> AsyncIterator[dict[str, str]]:
+    """Its addresses; what it says on stderr goes into the file `errors`."""
     ready = folder / "ready"
     command = _command(service, "--ready-file", str(ready), *arguments)
-    process = await asyncio.create_subprocess_exec(*command)
+    with errors.open("w") if errors is not None else nullcontext() as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **(environ or {})}, stderr=stderr
+        )
     try:
         async with asyncio.timeout(START_S):
             while not ready.exists():
