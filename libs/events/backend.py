@@ -276,13 +276,16 @@ class QueueBackend(ABC):
         self._delivering = asyncio.create_task(self._deliver(types, counted))
 
     async def _deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
+        """Deliver until cancelled, through any error."""
         outage = Outage(log, self.NAME)
         while True:
             try:
                 with self._translated():
                     await self._events.deliver(types, handler, outage.end)
             except SlateMQError as error:
+                await outage.wait(error)
+            except Exception as error:  # a fault, of a library say, must not end them unseen
+                log.exception("deliveries by %s fail", self.NAME)
                 await outage.wait(error)
 
     async def acknowledge(self, event_id: str) -> None:
