@@ -18,6 +18,21 @@ from slatemq.events.envelope import Event, encode_event
 TRIM_AFTER = 1_000
 """Acknowledged events after which a consumer removes what every group has finished."""
 
+FIRSTS = """
+local firsts = {}
+if redis.call('EXISTS', KEYS[1]) == 1 then
+    for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+        local name, last_delivered = group[2], group[8]
+        firsts[#firsts + 1] = redis.call('XPENDING', KEYS[1], name)[2] or last_delivered
+    end
+end
+return firsts
+"""
+"""The entry of each group before which it has finished all.
+
+One script: groups acknowledge, and are removed, between two commands.
+"""
+
 
 class _Held(NamedTuple):
     """An event that a handler has got and not acknowledged, and how often it has got it."""
@@ -39,6 +54,7 @@ class EventStream:
         self._dead = dead
         self._add = StreamAppends(client, self._key, ["type", "data"])
         self._transactions = Transactions(client)
+        self._firsts = self._client.register_script(FIRSTS)
         self._held: dict[str, _Held] = {}
         self._finished_count = 0
 
@@ -131,13 +147,7 @@ class EventStream:
 
     async def _trim(self) -> None:
         """Remove what every group has finished; new groups begin at the end anyway."""
-        firsts = []
-        for group in await self._client.xinfo_groups(self._key):
-            first = group["last-delivered-id"]
-            if group["pending"]:
-                summary = await self._client.xpending(self._key, group["name"])
-                first = summary["min"]
-            firsts.append(first)
+        firsts = await self._firsts(keys=[self._key])
         if firsts:
             await self._client.xtrim(self._key, minid=min(firsts, key=_order), approximate=False)
 
