@@ -38,6 +38,13 @@ end
 """
 """Appends entries in order and answers once: redis-py takes 40 µs for each answer of a pipeline."""
 
+FORGET = """
+if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
+"""Removes a consumer that has nothing: what it has would go with it, also what it got just now."""
+
 PAGE: Final = 16
 """Entries of one look at all that wait, which may have bodies of 512 KiB."""
 
@@ -96,6 +103,7 @@ class Group:
         self._group = group
         self._consumer = consumer
         self._transactions = Transactions(client)
+        self._forget_script = self._client.register_script(FORGET)
         self._reclaimed_at = 0.0
         self._is_more_left = False
         self._kept_at = 0.0
@@ -163,7 +171,7 @@ class Group:
         if is_due:
             for row in await self._client.xinfo_consumers(self._key, self._group):
                 if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
-                    await self._client.xgroup_delconsumer(self._key, self._group, row["name"])
+                    await self._forget(row["name"])
             self._reclaimed_at = time.monotonic()
         return rows
 
@@ -195,11 +203,12 @@ class Group:
 
     async def leave(self) -> None:
         """Let others take this consumer's entries immediately; remove it if it has none."""
-        rows = await self._pending(0, self._consumer, OWNED_COUNT)
-        if rows:
+        await self._forget(self._consumer)
+        if rows := await self._pending(0, self._consumer, OWNED_COUNT):
             await self._own_as_idle(rows)
-        else:
-            await self._client.xgroup_delconsumer(self._key, self._group, self._consumer)
+
+    async def _forget(self, consumer: str | bytes) -> None:
+        await self._of_group(self._forget_script(keys=[self._key], args=[self._group, consumer]))
 
     async def _own_as_idle(self, rows: list[Any]) -> None:
         """Own these entries with an idle time of `HOLD_MS`: the next consumer takes them."""

@@ -1,0 +1,50 @@
+"""Which entries consumers of a group in Redis keep, and which others get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.events.deliveries import end_task
+from libs.events.redis.connection import open_client
+from libs.events.redis.streams import Group
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import running
+
+pytestmark = pytest.mark.slow  # A real server.
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Any]:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        async with open_client(server.settings("any")) as opened:
+            yield opened
+
+
+@pytest.mark.parametrize("is_leaving", [True, False])
+async def test_no_entry_goes_with_a_consumer_that_gets_it_as_it_is_removed(
+    client: Any, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
+) -> None:
+    # Given a consumer, which leaves again and again, or which others always take for a dead one
+    monkeypatch.setattr("libs.events.redis.streams.FORGET_CONSUMER_MS", -1)
+    monkeypatch.setattr("libs.events.redis.streams.RECLAIM_S", 0)
+    group, leaving, other = (Group(client, "s", "group", name) for name in ("one", "one", "other"))
+    await group.create("0")
+
+    async def remove() -> None:
+        while True:
+            await (leaving.leave() if is_leaving else other.reclaim())
+
+    # When entries come to it, then it still has each when it has finished it
+    removing = asyncio.create_task(remove())
+    try:
+        for number in range(100):
+            await client.xadd("s", {"number": number})
+            (delivery,) = await group.read()
+            assert await client.xack("s", "group", delivery.entry_id) == 1
+    finally:
+        await end_task(removing)
