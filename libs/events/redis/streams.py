@@ -169,7 +169,7 @@ class Group:
         rows = await self._pending(HOLD_MS, None, count)
         self._is_more_left = bool(rows)
         if is_due:
-            for row in await self._client.xinfo_consumers(self._key, self._group):
+            for row in await self._consumers():
                 if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
                     await self._forget(row["name"])
             self._reclaimed_at = time.monotonic()
@@ -177,7 +177,7 @@ class Group:
 
     async def take_over(self) -> None:
         """Take the entries of all other consumers, which are gone: `reclaim` returns them next."""
-        for row in await self._client.xinfo_consumers(self._key, self._group):
+        for row in await self._consumers():
             if row["name"] == self._consumer.encode():
                 continue
             while rows := await self._pending(0, row["name"], OWNED_COUNT):
@@ -216,8 +216,10 @@ class Group:
 
     async def _own(self, entry_ids: list[bytes], idle_ms: int = 0) -> None:
         """Own these entries, without a delivery that counts."""
-        await self._client.xclaim(
-            self._key, self._group, self._consumer, 0, entry_ids, idle=idle_ms, justid=True
+        await self._of_group(
+            self._client.xclaim(
+                self._key, self._group, self._consumer, 0, entry_ids, idle=idle_ms, justid=True
+            )
         )
 
     async def _claim_first(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
@@ -230,8 +232,8 @@ class Group:
         if not rows:
             return []
         counts = _counts(rows)
-        claimed = await self._client.xclaim(
-            self._key, self._group, self._consumer, idle_ms, list(counts)
+        claimed = await self._of_group(
+            self._client.xclaim(self._key, self._group, self._consumer, idle_ms, list(counts))
         )
         return [Delivery(i, fields, counts[i]) for i, fields in claimed if fields]
 
@@ -243,6 +245,9 @@ class Group:
         )
         return list(await self._of_group(command))
 
+    async def _consumers(self) -> list[Any]:
+        return list(await self._of_group(self._client.xinfo_consumers(self._key, self._group)))
+
     async def _of_group(self, command: Awaitable[Any]) -> Any:
         """The answer; an empty one where the server came back without its data.
 
@@ -251,7 +256,7 @@ class Group:
         try:
             return await command
         except exceptions.ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not any(missing in str(error) for missing in ("NOGROUP", "no such key")):
                 raise
             await self.create("0")
             return []

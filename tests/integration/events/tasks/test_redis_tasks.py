@@ -110,6 +110,40 @@ async def test_a_sole_consumer_takes_at_once_what_the_one_before_it_had(
     await successor.close()
 
 
+@pytest.mark.parametrize("is_enqueued_first", [True, False])
+async def test_a_sole_consumer_whose_redis_lost_its_data_before_its_first_read_gets_tasks(
+    server: Server, is_enqueued_first: bool
+) -> None:
+    backend = open_backend("redis", is_sole_consumer=True)
+    settings = server.settings("empty")
+    await backend.connect(settings)
+    async with aioredis.Redis.from_url(settings.url) as client:
+        await client.flushall()
+    task = a_task()
+    if not is_enqueued_first:
+        assert await backend.dequeue_task() is None
+    await backend.enqueue_task(task)
+    assert await dequeued(backend) == task
+    await backend.close()
+
+
+async def test_a_consumer_that_holds_a_task_as_redis_loses_its_data_gets_the_next_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.events.redis.streams.KEEP_S", 0)
+    backend = open_backend("redis")
+    settings = server.settings("holds")
+    await backend.connect(settings)
+    held, next_one = a_task(), a_task()
+    await backend.enqueue_task(held)
+    assert await dequeued(backend) == held
+    async with aioredis.Redis.from_url(settings.url) as client:
+        await client.flushall()
+    await backend.enqueue_task(next_one)
+    assert await dequeued(backend) == next_one
+    await backend.close()
+
+
 async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server) -> None:
     settings = server.settings("bodies")
     body = "A" * (700 << 10)
