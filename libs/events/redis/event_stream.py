@@ -124,9 +124,12 @@ class EventStream:
         await run_handler(handler, event, keep)
 
     async def acknowledge(self, event_id: str) -> None:
-        held = self._held.pop(event_id, None)
-        if held is not None:
-            await self._finish(held.entry_id)
+        held = self._held.get(event_id)
+        if held is None:
+            return
+        await self._finish(held.entry_id)
+        if self._held.get(event_id) is held:  # else a copy of it was delivered meanwhile
+            del self._held[event_id]
 
     async def stop(self) -> None:
         """Give what is not acknowledged to other consumers of the group."""

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
 from libs.events.redis.connection import READ_COUNT, open_client
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.event_stream import EventStream
 from libs.events.settings import RedisSettings
+from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event, encode_event
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
-from tests.integration.events.backends.test_conformance import created
+from tests.integration.events.backends.test_conformance import created, persist
 from tests.integration.events.conftest import EVENTUALLY_S, eventually
 
 pytestmark = pytest.mark.slow  # A real server.
@@ -166,6 +168,31 @@ async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_delive
     # And the second one can still be acknowledged
     await stream.acknowledge(event.id)
     assert await pending() == []
+
+
+async def test_an_event_is_acknowledged_by_the_call_that_repeats_one_in_an_outage(
+    tmp_path: Path,
+) -> None:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        # Given an event that its handler has, and an acknowledgement that was refused
+        backend = open_backend("redis")
+        settings = replace(server.settings("counts"), retry_delay_ms=60_000)
+        await backend.connect(settings)
+        got = Got()
+        await backend.subscribe([], got.handle)
+        event = created("once more")
+        await backend.publish(event)
+        await eventually(lambda: got)
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(Unavailable):
+            await backend.acknowledge(event.id)
+        await asyncio.to_thread(server.start)
+
+        # When it is repeated until it is answered, then the event is finished
+        await persist(lambda: backend.acknowledge(event.id))
+        async with open_client(settings) as client:
+            assert (await client.xpending("counts:events", settings.consumer_group))["pending"] == 0
+        await backend.close()
 
 
 async def test_a_connection_that_is_made_again_counts_as_no_delivery(
