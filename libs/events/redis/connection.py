@@ -30,6 +30,9 @@ BLOCK_MS = 1_000
 HOLD_MS = 30_000
 """How long after a consumer's last sign of life others take its entries."""
 
+KEEP_S = HOLD_MS / 1000 / 3
+"""How often a consumer shows that it is alive, while it has something."""
+
 FORGET_CONSUMER_MS = 3_600_000
 """How long a consumer that has nothing must be silent to be forgotten: longer than any of its
 commands takes, which may still bring it something."""

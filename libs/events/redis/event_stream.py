@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +44,11 @@ class _Held(NamedTuple):
 
 
 class EventStream:
-    """Publishes to the stream, and delivers from it as one consumer of a group."""
+    """Publishes to the stream, and delivers from it as one consumer of a group.
+
+    Events wait for their next attempt here. In Redis they look like those that are being delivered,
+    so that no other consumer takes them while this one is alive.
+    """
 
     def __init__(
         self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
@@ -56,6 +62,8 @@ class EventStream:
         self._transactions = Transactions(client)
         self._firsts = self._client.register_script(FIRSTS)
         self._held: dict[str, _Held] = {}
+        self._delivering: set[bytes] = set()
+        self._due_at: dict[bytes, float] = {}  # of entries that wait for their next attempt
         self._finished_count = 0
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -69,7 +77,7 @@ class EventStream:
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
         # What was read as a connection broke comes before all that is newer.
-        async for lost in self._group.own({held.entry_id for held in self._held.values()}):
+        async for lost in self._group.own(self._due_at):
             await self._deliver_each(lost, types, handler)
         note_up()
         while True:
@@ -77,25 +85,44 @@ class EventStream:
             note_up()
 
     async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
-        delay_ms = self._settings.retry_delay_ms
-        deliveries = await self._group.reclaim_one(max(1, delay_ms))
+        await self._keep()
+        deliveries = await self._take_due() or await self._group.reclaim_one()
         if not deliveries:
-            block_ms = min(BLOCK_MS, delay_ms) if self._held else BLOCK_MS
-            deliveries = await self._group.read(block_ms)
+            deliveries = await self._group.read(self._block_ms())
         await self._deliver_each(deliveries, types, handler)
+
+    async def _take_due(self) -> list[Delivery]:
+        """The event whose next attempt is due first, if it is due."""
+        while self._due_at:
+            entry_id, due_at = next(iter(self._due_at.items()))  # all have the same delay
+            if due_at > time.monotonic():
+                break
+            del self._due_at[entry_id]  # if the claim fails, it is among those that were lost
+            if found := await self._group.claim_again(entry_id):
+                return found
+        return []
+
+    def _block_ms(self) -> int:
+        """How long to wait for a new event: until another attempt is due."""
+        due_at = next(iter(self._due_at.values()), math.inf)
+        return math.ceil(min(BLOCK_MS, (due_at - time.monotonic()) * 1000))
+
+    async def _keep(self) -> None:
+        """Now and then show that this consumer still has what it delivers, or will again."""
+        if self._group.is_keep_due:
+            await self._group.keep({*self._delivering, *self._due_at})
 
     async def _deliver_each(
         self, deliveries: Sequence[Delivery], types: frozenset[str], handler: Handler
     ) -> None:
-        waiting = {delivery.entry_id for delivery in deliveries}
+        self._delivering = {delivery.entry_id for delivery in deliveries}
         for delivery in deliveries:
-            await self._group.keep(waiting)
-            waiting.discard(delivery.entry_id)
-            await self._deliver(delivery, types, handler, waiting)
+            await self._keep()
+            await self._deliver(delivery, types, handler)
+            self._delivering.discard(delivery.entry_id)
 
-    async def _deliver(
-        self, delivery: Delivery, types: frozenset[str], handler: Handler, waiting: set[bytes]
-    ) -> None:
+    async def _deliver(self, delivery: Delivery, types: frozenset[str], handler: Handler) -> None:
+        self._due_at.pop(delivery.entry_id, None)
         if not is_of(types, delivery.fields):
             await self._finish(delivery.entry_id)
             return
@@ -113,21 +140,27 @@ class EventStream:
         if deliveries > self._settings.max_retries + 1:
             await self._bury(delivery.entry_id, encoded, deliveries - 1)
             if held is not None:
-                del self._held[event.id]
+                self._held.pop(event.id, None)  # perhaps it was acknowledged meanwhile
             return
-        self._held[event.id] = _Held(delivery.entry_id, deliveries)
+        held = self._held[event.id] = _Held(delivery.entry_id, deliveries)
 
         async def keep() -> None:
             with translated():
-                await self._group.keep({delivery.entry_id, *waiting})
+                await self._keep()
 
-        await run_handler(handler, event, keep)
+        try:
+            await run_handler(handler, event, keep)
+        finally:
+            if self._held.get(event.id) is held:
+                delay_s = self._settings.retry_delay_ms / 1000
+                self._due_at[delivery.entry_id] = time.monotonic() + delay_s
 
     async def acknowledge(self, event_id: str) -> None:
         held = self._held.get(event_id)
         if held is None:
             return
         await self._finish(held.entry_id)
+        self._due_at.pop(held.entry_id, None)
         if self._held.get(event_id) is held:  # else a copy of it was delivered meanwhile
             del self._held[event_id]
 

@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from redis import asyncio as aioredis
@@ -21,12 +22,11 @@ from libs.events.redis.connection import (
     BLOCK_MS,
     FORGET_CONSUMER_MS,
     HOLD_MS,
+    KEEP_S,
     READ_COUNT,
     RECLAIM_S,
 )
 from libs.events.redis.transactions import Command, Transactions
-
-KEEP_S = HOLD_MS / 1000 / 3
 
 OWNED_COUNT = 1_000
 """Entries whose owner or idle time one command changes."""
@@ -132,12 +132,10 @@ class Group:
 
         These are the entries of reads whose answers were lost, which count as their delivery.
         """
-        after = "-"
-        while rows := await self._pending(0, self._consumer, READ_COUNT, after):
-            after = "(" + rows[-1]["message_id"].decode()
+        async for rows in self._pages(self._consumer, READ_COUNT):
             counts = _counts(row for row in rows if row["message_id"] not in known)
             if counts:
-                await self._own(list(counts))
+                await self._renew(list(counts))
                 yield [
                     Delivery(entry_id, fields, max(1, count - 1))
                     for entry_id, count in counts.items()
@@ -148,15 +146,20 @@ class Group:
         """The entries of dead consumers; `count`: how many entries to look at."""
         return await self._claim(await self._abandoned(count), HOLD_MS)
 
-    async def reclaim_one(self, own_idle_ms: int) -> list[Delivery]:
-        """An entry of this consumer that has been idle for so long, else one of a dead consumer.
+    async def reclaim_one(self) -> list[Delivery]:
+        """An entry of a dead consumer.
 
         One alone: a claim counts as a delivery, and this consumer may die before the next.
         """
-        rows = await self._pending(own_idle_ms, self._consumer, READ_COUNT)
-        if found := await self._claim_first(rows, own_idle_ms):
-            return found
-        return await self._claim_first(await self._abandoned(READ_COUNT), HOLD_MS)
+        for row in await self._abandoned(READ_COUNT):
+            if found := await self._claim([row], HOLD_MS):
+                return found
+        return []
+
+    async def claim_again(self, entry_id: bytes) -> list[Delivery]:
+        """An entry that this consumer has, as its next delivery; none if it has it no more."""
+        rows = await self._pending(0, self._consumer, 1, entry_id.decode())
+        return await self._claim([row for row in rows if row["message_id"] == entry_id], 0)
 
     async def _abandoned(self, count: int) -> list[Any]:
         """Entries of dead consumers, also some that were removed from the stream meanwhile.
@@ -166,7 +169,7 @@ class Group:
         is_due = time.monotonic() - self._reclaimed_at >= RECLAIM_S
         if not (is_due or self._is_more_left):
             return []
-        rows = await self._pending(HOLD_MS, None, count)
+        rows = await self._idle_of_others(count)
         self._is_more_left = bool(rows)
         if is_due:
             for row in await self._consumers():
@@ -175,13 +178,22 @@ class Group:
             self._reclaimed_at = time.monotonic()
         return rows
 
+    async def _idle_of_others(self, count: int) -> list[Any]:
+        """The first entries of others that count as dead.
+
+        This consumer has idle ones, too, after an outage, and keeps them.
+        """
+        async with aclosing(self._pages(None, count, HOLD_MS)) as pages:
+            async for page in pages:
+                if rows := [row for row in page if row["consumer"] != self._consumer.encode()]:
+                    return rows
+        return []
+
     async def take_over(self) -> None:
         """Take the entries of all other consumers, which are gone: `reclaim` returns them next."""
         for row in await self._consumers():
-            if row["name"] == self._consumer.encode():
-                continue
-            while rows := await self._pending(0, row["name"], OWNED_COUNT):
-                await self._own_as_idle(rows)
+            if row["name"] != self._consumer.encode():
+                await self._abandon(row["name"])
 
     @property
     def is_keep_due(self) -> bool:
@@ -192,7 +204,7 @@ class Group:
         """Show that this consumer still has these entries; cheap when called often."""
         if entry_ids and self.is_keep_due:
             self._kept_at = time.monotonic()
-            await self._own(list(entry_ids))
+            await self._renew(list(entry_ids))
 
     def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
         """Acknowledge entries, and remove them from the stream."""
@@ -204,29 +216,30 @@ class Group:
     async def leave(self) -> None:
         """Let others take this consumer's entries immediately; remove it if it has none."""
         await self._forget(self._consumer)
-        if rows := await self._pending(0, self._consumer, OWNED_COUNT):
-            await self._own_as_idle(rows)
+        await self._abandon(self._consumer)
 
     async def _forget(self, consumer: str | bytes) -> None:
         await self._of_group(self._forget_script(keys=[self._key], args=[self._group, consumer]))
 
-    async def _own_as_idle(self, rows: list[Any]) -> None:
-        """Own these entries with an idle time of `HOLD_MS`: the next consumer takes them."""
-        await self._own([row["message_id"] for row in rows], HOLD_MS)
+    async def _abandon(self, consumer: str | bytes) -> None:
+        """Let others take the entries of a consumer immediately."""
+        async for rows in self._pages(consumer, OWNED_COUNT):
+            await self._set_idle(consumer, [row["message_id"] for row in rows], HOLD_MS)
 
-    async def _own(self, entry_ids: list[bytes], idle_ms: int = 0) -> None:
-        """Own these entries, without a delivery that counts."""
+    async def _renew(self, entry_ids: Sequence[bytes]) -> None:
+        """Let no others take these entries of this consumer for a while."""
+        for first in range(0, len(entry_ids), OWNED_COUNT):
+            await self._set_idle(self._consumer, entry_ids[first : first + OWNED_COUNT], 0)
+
+    async def _set_idle(
+        self, consumer: str | bytes, entry_ids: Sequence[bytes], idle_ms: int
+    ) -> None:
+        """Make a consumer the owner of entries, idle for so long; counts as no delivery."""
         await self._of_group(
             self._client.xclaim(
-                self._key, self._group, self._consumer, 0, entry_ids, idle=idle_ms, justid=True
+                self._key, self._group, consumer, 0, entry_ids, idle=idle_ms, justid=True
             )
         )
-
-    async def _claim_first(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
-        for row in rows:
-            if found := await self._claim([row], idle_ms):
-                return found
-        return []
 
     async def _claim(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
         if not rows:
@@ -237,8 +250,17 @@ class Group:
         )
         return [Delivery(i, fields, counts[i]) for i, fields in claimed if fields]
 
+    async def _pages(
+        self, consumer: str | bytes | None, count: int, idle_ms: int = 0
+    ) -> AsyncGenerator[list[Any], None]:
+        """What a consumer has, or all have, in order, `count` entries at a time."""
+        after = "-"
+        while rows := await self._pending(idle_ms, consumer, count, after):
+            after = "(" + rows[-1]["message_id"].decode()
+            yield rows
+
     async def _pending(
-        self, idle_ms: int, consumer: str | None, count: int, first: str = "-"
+        self, idle_ms: int, consumer: str | bytes | None, count: int, first: str = "-"
     ) -> list[Any]:
         command = self._client.xpending_range(
             self._key, self._group, first, "+", count, consumername=consumer, idle=idle_ms or None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
-from libs.events.redis.connection import READ_COUNT, open_client
+from libs.events.redis.connection import HOLD_MS, READ_COUNT, open_client
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.event_stream import EventStream
 from libs.events.settings import RedisSettings
@@ -127,6 +127,7 @@ async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_delive
 ) -> None:
     # Given two copies, neither acknowledged, of an event that may not be delivered again
     monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
+    monkeypatch.setattr("libs.events.redis.streams.RECLAIM_S", 0)
     settings = replace(settings, max_retries=0, retry_delay_ms=60_000)
     stream = await started(client, settings)
     event = created("twice")
@@ -151,10 +152,10 @@ async def test_each_copy_of_an_event_that_was_published_twice_has_its_own_delive
         await client.xclaim(
             "counts:events",
             settings.consumer_group,
-            "reader",
+            "another",
             min_idle_time=0,
             message_ids=[first],
-            idle=settings.retry_delay_ms,
+            idle=HOLD_MS,
             retrycount=2,
             justid=True,
         )
@@ -193,6 +194,41 @@ async def test_an_event_is_acknowledged_by_the_call_that_repeats_one_in_an_outag
         async with open_client(settings) as client:
             assert (await client.xpending("counts:events", settings.consumer_group))["pending"] == 0
         await backend.close()
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+async def test_a_refused_event_waits_for_its_delay_however_long_that_is(
+    settings: RedisSettings, client: Any, monkeypatch: pytest.MonkeyPatch, has_other: bool
+) -> None:
+    # Given a consumer whose handler has refused an event, and perhaps another one of its group
+    monkeypatch.setattr("libs.events.redis.streams.HOLD_MS", 5_000)
+    monkeypatch.setattr("libs.events.redis.streams.KEEP_S", 0.05)
+    monkeypatch.setattr("libs.events.redis.streams.RECLAIM_S", 0)
+    monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 50)
+    settings = replace(settings, retry_delay_ms=86_400_000)
+    refused, left = created("refused"), created("left")
+    stream = await started(client, settings)
+    got = Got()
+    delivering = [asyncio.create_task(stream.deliver(frozenset(), got.handle, lambda: None))]
+    await stream.publish([refused])
+    await eventually(lambda: got)
+    await end_task(delivering.pop())
+
+    # When a dead consumer has got the next one, and that comes to one of them
+    await stream.publish([left])
+    await client.xreadgroup(settings.consumer_group, "dead", {"counts:events": ">"})
+    streams = [stream]
+    if has_other:
+        streams.append(await started(client, settings, "other"))
+    for one in streams:
+        deliver = one.deliver(frozenset(), got.handle, lambda: None)
+        delivering.append(asyncio.create_task(deliver))
+    await eventually(lambda: left in got)
+
+    # Then the one that was refused, which waits for longer, has not come again
+    assert got == [refused, left]
+    for task in delivering:
+        await end_task(task)
 
 
 async def test_a_connection_that_is_made_again_counts_as_no_delivery(

@@ -25,6 +25,27 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
             yield opened
 
 
+async def test_a_consumer_gets_what_a_dead_one_had_behind_any_number_of_its_own(
+    client: Any,
+) -> None:
+    # Given a consumer that has many entries, and a dead one that has one behind them
+    group, dead = (Group(client, "s", "group", name) for name in ("alive", "dead"))
+    await group.create("0")
+    for number in range(25):
+        await client.xadd("s", {"number": number})
+    for _ in range(3):
+        await group.read()
+    await client.xadd("s", {"number": "behind"})
+    (left,) = await dead.read()
+
+    # When both have shown no sign of life for as long as a dead one has
+    for one in (group, dead):
+        await one.leave()
+
+    # Then it gets that one, and none of its own a second time
+    assert [one.entry_id for one in await group.reclaim()] == [left.entry_id]
+
+
 @pytest.mark.parametrize("is_leaving", [True, False])
 async def test_no_entry_goes_with_a_consumer_that_gets_it_as_it_is_removed(
     client: Any, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
