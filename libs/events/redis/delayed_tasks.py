@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,11 +14,13 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from redis import asyncio as aioredis
 
-from libs.events.redis.connection import BLOCK_MS, READ_COUNT
+from libs.events.deliveries import end_task
+from libs.events.redis.connection import BLOCK_MS, KEEP_S, READ_COUNT, translated
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.gathered import Gathered
 from libs.events.redis.streams import PAGE
 from libs.events.redis.transactions import Command, Transactions
+from libs.events.retrying import Outage
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
@@ -30,6 +33,9 @@ from libs.events.tasks import (
     now_ms,
     read_task,
 )
+from slatemq.errors import SlateMQError
+
+log = logging.getLogger(__name__)
 
 D = TypeVar("D")
 
@@ -107,6 +113,26 @@ class DelayedTasks(ABC, Generic[D]):
         self._completions = Gathered(self._finish_all)
         self._promote = self._client.register_script(PROMOTE.format(append=self.APPEND_SCRIPT))
         self._promote_at_ms = 0
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Prepare Redis; from now on this consumer keeps what it has."""
+        await self._prepare()
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Let other consumers take the tasks of this one immediately."""
+        if self._keeping is not None:
+            await end_task(self._keeping)
+        await self._leave()
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Create what is missing in Redis."""
+
+    @abstractmethod
+    async def _leave(self) -> None:
+        """What `stop` does."""
 
     @abstractmethod
     def _append_command(self, encoded: bytes) -> Command:
@@ -117,8 +143,12 @@ class DelayedTasks(ABC, Generic[D]):
         """Append tasks, in order, by one command."""
 
     @abstractmethod
-    async def _keep(self) -> None:
-        """Now and then show that this consumer is alive, and take the tasks of dead ones."""
+    async def _show_alive(self) -> None:
+        """Now and then show that this consumer is alive, and has what it has."""
+
+    @abstractmethod
+    async def _take_over(self) -> None:
+        """Now and then, or once, take the tasks of dead consumers."""
 
     @abstractmethod
     async def _read_some(self) -> None:
@@ -153,7 +183,8 @@ class DelayedTasks(ABC, Generic[D]):
         await self._enqueues.execute(encoded, len(encoded))
 
     async def dequeue(self) -> WriteTask | None:
-        await self._keep()
+        await self._show_alive()
+        await self._take_over()
         if not self._read:
             await self._read_next()
         if not self._read:
@@ -181,6 +212,23 @@ class DelayedTasks(ABC, Generic[D]):
         except BaseException:  # Redis may have executed the read of a cancelled caller, too.
             self._has_lost_answer = True
             raise
+
+    async def _keep(self) -> None:
+        """Show that this consumer is alive also while it works, and dequeues nothing."""
+        outage = Outage(log, "Redis")
+        while True:
+            try:
+                if self._read or any(True for _ in self._held):
+                    with translated():
+                        await self._show_alive()
+            except SlateMQError as error:
+                await outage.wait(error)
+            except Exception as error:  # a fault must not end it unseen
+                log.exception("the tasks of %s are not kept", self._key)
+                await outage.wait(error)
+            else:
+                outage.end()
+                await asyncio.sleep(KEEP_S)
 
     async def complete(self, task_id: str) -> bool:
         delivery = self._held.first(task_id)

@@ -17,13 +17,11 @@ from functools import partial
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from libs.events.redis.connection import FORGET_CONSUMER_MS, HOLD_MS, RECLAIM_S
+from libs.events.redis.connection import FORGET_CONSUMER_MS, HOLD_MS, KEEP_S, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading, pages
 from libs.events.redis.transactions import BEGIN, Command
 from libs.events.settings import RedisSettings
-
-_ALIVE_S = HOLD_MS / 1000 / 3
 
 UNDO = """
 if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 1 then
@@ -108,7 +106,7 @@ class ListTasks(DelayedTasks[bytes]):
         self._reclaimed_at = 0.0
         self._is_to_take_over = reading.is_sole_consumer
 
-    async def connect(self) -> None:
+    async def _prepare(self) -> None:
         """Check the type of the key; lists are created when they are written."""
         await self._client.lpos(self._key, "")
 
@@ -118,10 +116,12 @@ class ListTasks(DelayedTasks[bytes]):
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._client.rpush(self._key, *encoded)
 
-    async def _keep(self) -> None:
-        if time.monotonic() - self._alive_at >= _ALIVE_S:
+    async def _show_alive(self) -> None:
+        if time.monotonic() - self._alive_at >= KEEP_S:
             await self._sign(keys=[self._consumers], args=[self._consumer, 0])
             self._alive_at = time.monotonic()
+
+    async def _take_over(self) -> None:
         if time.monotonic() - self._reclaimed_at >= RECLAIM_S:
             await self._recover()
             # Where it takes over: of all others, whatever the clock of Redis says.
@@ -172,7 +172,7 @@ class ListTasks(DelayedTasks[bytes]):
     async def _count(self) -> int:
         return int(await self._count_all(keys=[self._consumers, self._key]))
 
-    async def stop(self) -> None:
+    async def _leave(self) -> None:
         """Move the tasks of this consumer back to the queue.
 
         It counts as silent: what a command that is under way still brings it goes back, too.

@@ -31,7 +31,7 @@ class StreamTasks(DelayedTasks[Delivery]):
         self._add = StreamAppends(client, self._key, ["task"])
         self._is_to_take_over = reading.is_sole_consumer
 
-    async def connect(self) -> None:
+    async def _prepare(self) -> None:
         """Create the group; it gets every task that is in the stream."""
         await self._group.create("0")
 
@@ -41,9 +41,11 @@ class StreamTasks(DelayedTasks[Delivery]):
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._add.append([(task,) for task in encoded])
 
-    async def _keep(self) -> None:
+    async def _show_alive(self) -> None:
         if self._group.is_keep_due:
             await self._group.keep(self._entry_ids())
+
+    async def _take_over(self) -> None:
         if self._is_to_take_over:
             await self._group.take_over()
             self._is_to_take_over = False
@@ -82,6 +84,5 @@ class StreamTasks(DelayedTasks[Delivery]):
     async def _count(self) -> int:
         return int(await self._client.xlen(self._key))
 
-    async def stop(self) -> None:
-        """Let other consumers take the tasks of this one immediately."""
+    async def _leave(self) -> None:
         await self._group.leave()

@@ -130,7 +130,8 @@ async def test_a_sole_consumer_whose_redis_lost_its_data_before_its_first_read_g
 async def test_a_consumer_that_holds_a_task_as_redis_loses_its_data_gets_the_next_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libs.events.redis.streams.KEEP_S", 0)
+    for module in ("streams", "list_tasks"):
+        monkeypatch.setattr(f"libs.events.redis.{module}.KEEP_S", 0)
     backend = open_backend("redis")
     settings = server.settings("holds")
     await backend.connect(settings)
@@ -142,6 +143,41 @@ async def test_a_consumer_that_holds_a_task_as_redis_loses_its_data_gets_the_nex
     await backend.enqueue_task(next_one)
     assert await dequeued(backend) == next_one
     await backend.close()
+
+
+async def test_a_task_stays_with_its_consumer_however_long_that_works_on_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a consumer that works on a task, and one that dies later with another one
+    monkeypatch.setattr("libs.events.redis.delayed_tasks.KEEP_S", 0.05)
+    for module in ("streams", "list_tasks"):
+        monkeypatch.setattr(f"libs.events.redis.{module}.HOLD_MS", 5_000)
+        monkeypatch.setattr(f"libs.events.redis.{module}.KEEP_S", 0.05)
+        monkeypatch.setattr(f"libs.events.redis.{module}.RECLAIM_S", 0)
+    before = asyncio.all_tasks()
+    working, killed, other = backends = [RedisBackend() for _ in range(3)]
+    for backend in backends:
+        await backend.connect(server.settings("works"))
+    held, left = (a_task(task_id=make_task_id(number)) for number in range(2))
+    await working.enqueue_task(held)
+    assert await dequeued(working) == held
+    await working.enqueue_task(left)
+    assert await dequeued(killed) == left
+    await killed.disconnect()
+
+    # When a third one has waited for so long that it gets what the dead one had
+    assert await dequeued(other) == left
+    await other.complete_task(left.task_id)
+
+    # Then the first one still has its task, until it leaves
+    assert await other.dequeue_task() is None
+    await working.close()
+    assert await dequeued(other) == held
+
+    # And of those that are closed, nothing goes on
+    for backend in backends:
+        await backend.close()
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server) -> None:
