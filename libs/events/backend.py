@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 from opentelemetry.metrics import NoOpMeter
@@ -133,6 +134,7 @@ class QueueBackend(ABC):
         self._delivering: asyncio.Task[None] | None = None
         self._delivered: dict[str, Event] = {}
         self._dequeued: dict[str, WriteTask] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # --- Life cycle ---------------------------------------------------------
 
@@ -322,8 +324,9 @@ class QueueBackend(ABC):
 
     async def complete_task(self, task_id: str) -> None:
         """Remove a task that was dequeued. Completing again does nothing."""
-        with self._translated():
-            await self._tasks.complete(task_id)
+        async with self._turn_of(task_id):
+            with self._translated():
+                await self._tasks.complete(task_id)
         task = self._dequeued.pop(task_id, None)
         if task is not None:
             self.measures.note_consumed(TASK, task.created_at)
@@ -335,11 +338,16 @@ class QueueBackend(ABC):
         retries are left. Returns False where its delivery was lost meanwhile: then it comes again
         as it was, though it may be a dead letter, too.
         """
-        with self._translated():
-            has_ended = await self._tasks.fail(task_id, cut_error(error))
+        async with self._turn_of(task_id):
+            with self._translated():
+                has_ended = await self._tasks.fail(task_id, cut_error(error))
         if self._dequeued.pop(task_id, None) is not None:
             self.measures.note_failed(TASK, "consume")
         return has_ended
+
+    def _turn_of(self, task_id: str) -> asyncio.Lock:
+        """Held while a task ends: a second call at that time would end the same delivery twice."""
+        return self._turns.setdefault(task_id, asyncio.Lock())
 
     async def retry_failed_tasks(self, moving: Moving = nullcontext) -> int:
         """Move every task of the dead-letter place back, as if new; returns how many.

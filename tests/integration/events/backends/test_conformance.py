@@ -306,6 +306,23 @@ async def test_a_task_whose_delivery_was_lost_has_not_failed_and_comes_again(rig
     assert await consumer.dequeue_task() is None
 
 
+async def test_a_task_whose_end_is_called_for_twice_at_a_time_ends_once(rig: Rig) -> None:
+    producer, consumer = await rig.backend(), await rig.backend()
+    good, poison = a_task(), a_task(task_id=make_task_id(1), max_retries=0)
+    for task in (good, poison):
+        await producer.enqueue_task(task)
+        assert await next_task(consumer) == task
+
+    # When two calls complete a task, and two count the last attempt of another one
+    await asyncio.gather(*(consumer.complete_task(good.task_id) for _ in range(2)))
+    ends = [consumer.fail_task(poison.task_id, "refused") for _ in range(2)]
+    assert sorted(await asyncio.gather(*ends)) == [False, True]
+
+    # Then one is gone, and the other one is a dead letter, once
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 1))
+    assert await consumer.dequeue_task() is None
+
+
 async def test_what_is_not_a_task_is_a_dead_letter_and_long_errors_are_cut(rig: Rig) -> None:
     # Given what other programs have sent, also with an error that quotes more than a header holds,
     # and a task behind it
