@@ -35,9 +35,11 @@ class Events:
 
     async def acknowledge(self, event_id: str) -> None:
         message = self._held.get(event_id)
-        if message is not None:
-            await finish(message.ack())
-            self._held.pop(event_id, None)
+        if message is None:
+            return
+        await finish(message.ack())
+        if self._held.get(event_id) is message:  # else it was delivered again meanwhile
+            del self._held[event_id]
 
     async def stop(self) -> None:
         await release([*self._held.values()])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError
 
 from libs.events.deliveries import end_task
 from libs.events.redis.connection import open_client
@@ -44,6 +45,29 @@ async def test_a_consumer_gets_what_a_dead_one_had_behind_any_number_of_its_own(
 
     # Then it gets that one, and none of its own a second time
     assert [one.entry_id for one in await group.reclaim()] == [left.entry_id]
+
+
+async def test_what_could_not_be_kept_in_an_outage_is_kept_by_the_next_call(
+    tmp_path: Path,
+) -> None:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        async with open_client(server.settings("any")) as opened:
+            client: Any = opened
+            # Given a consumer that could not show that it still has an entry
+            group = Group(client, "s", "group", "one")
+            await group.create("0")
+            entry_id = await client.xadd("s", {"number": 1})
+            await group.read()
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(ConnectionError):
+                await group.keep([entry_id])
+            await asyncio.to_thread(server.start)
+
+            # When Redis is back, and an hour has passed for it, then that entry is kept
+            await client.xclaim("s", "group", "one", 0, [entry_id], idle=3_600_000, justid=True)
+            await group.keep([entry_id])
+            (pending,) = await client.xpending_range("s", "group", "-", "+", 1)
+            assert pending["time_since_delivered"] < 3_600_000
 
 
 @pytest.mark.parametrize("is_leaving", [True, False])
