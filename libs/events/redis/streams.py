@@ -203,8 +203,8 @@ class Group:
     async def keep(self, entry_ids: Collection[bytes]) -> None:
         """Show that this consumer still has these entries; cheap when called often."""
         if entry_ids and self.is_keep_due:
-            self._kept_at = time.monotonic()
             await self._renew(list(entry_ids))
+            self._kept_at = time.monotonic()
 
     def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
         """Acknowledge entries, and remove them from the stream."""

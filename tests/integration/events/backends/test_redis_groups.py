@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError
+from redis import exceptions
 
 from libs.events.deliveries import end_task
 from libs.events.redis.connection import open_client
@@ -59,7 +59,7 @@ async def test_what_could_not_be_kept_in_an_outage_is_kept_by_the_next_call(
             entry_id = await client.xadd("s", {"number": 1})
             await group.read()
             await asyncio.to_thread(server.kill)
-            with pytest.raises(ConnectionError):
+            with pytest.raises(exceptions.ConnectionError):
                 await group.keep([entry_id])
             await asyncio.to_thread(server.start)
 
