@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from libs.storage.layout.ids import SeqBlock, message_id, sequence_of, shard_of
 from libs.storage.layout.keys import LAST_NUMBER, RecordType, key_head, log_range, payload_range
-from libs.storage.layout.own_keys import task_key
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.catalogue import KINDS
 from libs.storage.records.event_records import EventCounterRecord
@@ -27,7 +26,7 @@ from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.states import RequestIdRecord
-from libs.storage.records.task_records import AppliedTask, WaitingTask, decode_task_record
+from libs.storage.records.task_records import AppliedTask, WaitingTask
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
@@ -40,6 +39,10 @@ _REST: Final = (
     KeyRange(pack_range().end, b"\xff"),
 )
 """Everything but payloads, log and packs."""
+
+REQUESTS_MAX: Final = 100_000
+"""Request IDs of tasks that are compared with their tasks, some 400 bytes each; a task is kept for
+a week, and a read of each at its own place would take days."""
 
 _LOST_ENTRY: Final = (
     "a message's rows come and go in one commit, so its log entry is lost: restore the ingest's "
@@ -106,6 +109,32 @@ class _Payloads:
         return self._next
 
 
+class AppliedRequests:
+    """The tasks that were applied for each request ID; of very many a sample, by their digests."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[bytes, set[bytes]] = {}
+        self._shift = 32
+        """Digests whose first 32 bits are 0 behind this shift are in the sample."""
+
+    def add(self, digest: bytes, ulid: bytes) -> None:
+        """Note a task; an empty digest is of no request ID."""
+        if not digest or not self._is_in_sample(digest):
+            return
+        self._tasks.setdefault(digest, set()).add(ulid)
+        while len(self._tasks) > REQUESTS_MAX:
+            self._shift -= 1
+            kept = filter(self._is_in_sample, self._tasks)
+            self._tasks = {one: self._tasks[one] for one in kept}
+
+    def fits(self, digest: bytes, ulid: bytes) -> bool:
+        """Whether this task was applied for this request ID, as far as is known."""
+        return not self._is_in_sample(digest) or ulid in self._tasks.get(digest, ())
+
+    def _is_in_sample(self, digest: bytes) -> bool:
+        return int.from_bytes(digest[:4], "big") >> self._shift == 0
+
+
 @dataclass
 class IngestCheck:
     """Verifies one ingest's database; `named` are the objects that its records name."""
@@ -118,6 +147,7 @@ class IngestCheck:
     _block: SeqBlock | None = field(default=None, init=False)
     _named_ids: dict[str, int] = field(default_factory=dict, init=False)
     """By the kind of record, the last message that one names."""
+    _applied: AppliedRequests = field(default_factory=AppliedRequests, init=False)
 
     def __post_init__(self) -> None:
         self.contents = IngestContents(self.walk.name, self.walk.shard)
@@ -144,8 +174,6 @@ class IngestCheck:
             async for row in self.walk.rows(span):
                 if row.kind is KINDS[RecordType.EVENTS]:
                     events.take(row.parsed, row.value, row.key)
-                elif row.kind is KINDS[RecordType.TASK_REQUEST]:
-                    await self._check_request(row)
                 else:
                     self._take(row, events)
         events.check()
@@ -176,16 +204,20 @@ class IngestCheck:
                 self._take_named(row, value.message_id)
             case RecordType.TASK if isinstance(value, AppliedTask):
                 self._take_published(row, value)
+                self._applied.add(value.request, row.parsed)
+            case RecordType.TASK_REQUEST:
+                self._check_request(row)
             case RecordType.TASK if isinstance(value, WaitingTask) and not value.has_failed:
                 self.contents.waiting_tasks.add(row.parsed)
 
-    async def _check_request(self, row: ReadRow) -> None:
-        """The record of a task that it names has its digest: both are written in one commit."""
+    def _check_request(self, row: ReadRow) -> None:
+        """The task that it names was applied for it: both rows are of one commit.
+
+        Tasks come before requests.
+        """
         if self.walk.name in self._findings.unreadable:
             return  # The task may be among what cannot be read.
-        stored = await self.walk.reader.get(task_key(row.value.ulid))
-        task = None if stored is None else decode_task_record(stored)
-        if not isinstance(task, AppliedTask) or task.request != row.parsed:
+        if not self._applied.fits(row.parsed, row.value.ulid):
             wrong = f"task {task_id_of(row.value.ulid)} was not applied for this request ID"
             self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
 

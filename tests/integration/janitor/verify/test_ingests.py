@@ -35,6 +35,7 @@ from libs.storage.records.task_records import (
     encode_task_record,
     encode_task_request,
 )
+from services.janitor.verify import ingests
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._admin.task_ids import TaskIds, parse_task_id
@@ -139,6 +140,31 @@ async def test_a_request_names_a_task_that_was_applied_for_it(root: Root) -> Non
     assert await wrong_with(root) == wrong
     await write(root, "ingest/0", (task_request_key(bytes(16)), None), (TASK_KEY, None))
     assert await wrong_with(root) == wrong
+
+
+async def test_of_very_many_requests_a_sample_is_compared(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingests, "REQUESTS_MAX", 10)
+    # Given more requests than are compared, one of which names a task that was not applied
+    rows: list[Row] = []
+    for number in range(40):
+        digest = bytes([number * 6]) + bytes(15)
+        ulid = number.to_bytes(16, "big")
+        applied = AppliedTask(1, LAST, 1, 1, request=digest)
+        request = encode_task_request(TaskRequestRecord(ulid, bytes(16)))
+        rows += [(task_key(ulid), encode_task_record(applied)), (task_request_key(digest), request)]
+    await write(root, "ingest/0", *rows)
+    assert await wrong_with(root) == []
+
+    # Then it is found where it is among those with low digests, and no right one is reported
+    wrong = encode_task_request(TaskRequestRecord(bytes(16), bytes(16)))
+    await write(root, "ingest/0", (task_request_key(bytes([6]) + bytes(15)), wrong))
+    assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", "task request")]
+    right = encode_task_request(TaskRequestRecord((1).to_bytes(16, "big"), bytes(16)))
+    await write(root, "ingest/0", (task_request_key(bytes([6]) + bytes(15)), right))
+    await write(root, "ingest/0", (task_request_key(bytes([234]) + bytes(15)), wrong))
+    assert await wrong_with(root) == []
 
 
 class Applies(StoppedDatabases):
