@@ -39,7 +39,7 @@ READ_S: Final = 10.0
 """How long a request's body may take to arrive; then 408."""
 
 SEND_S: Final = 10.0
-"""How long metrics may take to be read, as Prometheus waits: each that reads holds its own text."""
+"""How long a piece of the metrics may take to be read: each that reads holds its own text."""
 
 PIECE_BYTES: Final = 1 << 16
 """With 10,000 queues the text is 17 MB, and its encryption in one step takes 80 ms."""
@@ -254,10 +254,10 @@ class _Refusal(asyncio.Protocol):
 
 
 async def _send(answer: web.StreamResponse, request: web.Request, text: bytes) -> None:
-    """Send the text in pieces, as it is read; end the connection where that takes too long."""
+    """Send the text in pieces, as it is read; end the connection where one is not."""
     try:
-        async with asyncio.timeout(SEND_S):
-            for start in range(0, len(text), PIECE_BYTES):
+        for start in range(0, len(text), PIECE_BYTES):
+            async with asyncio.timeout(SEND_S):
                 await answer.write(text[start : start + PIECE_BYTES])
     except (TimeoutError, ConnectionError):
         if request.transport is not None:
