@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -19,13 +19,20 @@ LOOK_MS: Final = 200
 
 
 class _Partition:
-    """A partition: `next` is the offset behind the newest record that was delivered."""
+    """A partition of which records were delivered.
 
-    __slots__ = ("next", "open")
+    Attributes:
+        open: The offsets of those that are not finished.
+        next: The offset behind the newest one.
+        lost: Offsets of records that were not finished as the topic was lost.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("lost", "next", "open")
+
+    def __init__(self, lost: Iterable[int] = ()) -> None:
         self.open: set[int] = set()
         self.next = 0
+        self.lost = set(lost)
 
     @property
     def position(self) -> int:
@@ -50,13 +57,13 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
     def begin(self, partition: TopicPartition, offset: int) -> None:
         """A record was delivered.
 
-        None comes twice: one that was finished before is of a topic that was created again, of
+        None comes twice: one that was delivered before is of a topic that was created again, of
         which nothing is finished.
         """
         known = self._partitions.setdefault(partition, _Partition())
-        if offset < known.next and offset not in known.open:
+        if offset < known.next:
             log.warning("%s begins again at offset %d", partition, offset)
-            known = self._partitions[partition] = _Partition()
+            known = self._partitions[partition] = _Partition(known.open | known.lost)
         known.open.add(offset)
         known.next = max(known.next, offset + 1)
 
@@ -68,10 +75,17 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
     def finish(self, partition: TopicPartition, offset: int) -> bool:
         """A record is finished; finishing it again does nothing.
 
-        Returns False for one whose partition went to another consumer: it comes again, there.
+        Returns False for one whose partition went to another consumer: it comes again, there. And
+        where the topic was created again, once for each record of before: which of two it is about
+        does not matter, since both offsets are finished after the second end.
         """
         known = self._partitions.get(partition)
-        if known is None or known.next <= offset:  # it may have come back since
+        if known is None:
+            return False
+        if offset in known.lost:
+            known.lost.remove(offset)
+            return False
+        if known.next <= offset:  # it may have come back since
             return False
         known.open.discard(offset)
         return True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import msgspec
 import pytest
 from aiokafka import TopicPartition, errors
 
 from libs.events.kafka.connection import ERROR
+from libs.events.kafka.tasks import Tasks
 from libs.events.tasks import ERROR_BYTES_MAX, UnreadableTask, WriteTask, encode_task
 from tests.unit.events.kafka_in_memory import RECORD_BYTES_MAX, Broker, tasks_of
 
@@ -249,3 +251,38 @@ async def test_a_topic_that_was_created_again_is_finished_and_counted_from_its_b
         # Then these are its offsets
         assert broker.committed["g.tasks", TASKS] == 1
         assert await tasks.counts() == (1, 0)
+
+
+async def test_the_end_of_a_task_of_a_lost_topic_is_none_of_the_task_in_its_place() -> None:
+    # Given tasks that are worked on as their topic is replaced, and others in their places
+    broker = Broker()
+    async with tasks_of(broker) as tasks:
+        await tasks.prepare()
+        old = [task().task_id[:-1] + digit for digit in "AB"]
+        new = [task().task_id[:-1] + digit for digit in "CD"]
+        for task_id in old:
+            await tasks.enqueue(msgspec.structs.replace(task(), task_id=task_id))
+        assert [(await dequeued(tasks)).task_id for _ in old] == old
+        broker.remove("t.tasks")
+        broker.committed.clear()
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await tasks.enqueue(task())
+        tasks._consumer.seek(TASKS, 0)  # what a client does whose position is behind the end
+        for task_id in new:
+            await tasks.enqueue(msgspec.structs.replace(task(), task_id=task_id))
+        assert (await dequeued(tasks)).task_id == new[0]
+
+        # When the old ones end, then the new ones are given out, and finished by their own ends
+        for task_id in old:
+            await tasks.complete(task_id)
+        assert broker.committed.get(("g.tasks", TASKS), 0) == 0
+        assert (await dequeued(tasks)).task_id == new[1]
+        for task_id in new:
+            await tasks.complete(task_id)
+        assert broker.committed["g.tasks", TASKS] == 2
+
+
+async def dequeued(tasks: Tasks) -> WriteTask:
+    found = await tasks.dequeue()
+    assert found is not None
+    return found
