@@ -19,6 +19,7 @@ class Events:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._held: dict[str, slatemq.Received] = {}
+        self._seen_ms = now_ms()  # when the queue was there last
 
     async def publish(self, events: Sequence[Event]) -> None:
         prefix = self._queues.settings.queue_prefix
@@ -32,6 +33,7 @@ class Events:
     async def start(self, types: frozenset[str]) -> None:
         """Create the queue of the group, or change the types that it gets."""
         await self._queues.ensure_queue(self._queues.events, EVENTS_HEADER, types)
+        self._seen_ms = now_ms()
 
     async def acknowledge(self, event_id: str) -> None:
         message = self._held.get(event_id)
@@ -52,9 +54,12 @@ class Events:
             async with consumer as messages:
                 async for message in messages:
                     note_up()
+                    self._seen_ms = now_ms()  # it may be deleted while the handler works
                     await self._deliver_one(message, types, handler)
         except NotFound:
-            await self._queues.create_again(self._queues.events, EVENTS_HEADER, types, now_ms())
+            events = self._queues.events
+            await self._queues.create_again(events, EVENTS_HEADER, types, self._seen_ms)
+            self._seen_ms = now_ms()
 
     async def _deliver_one(
         self, message: slatemq.Received, types: frozenset[str], handler: Handler
