@@ -265,9 +265,9 @@ class ObjectStore:
         await self._asked(delete)
 
     async def list(
-        self, prefix: str, offset: str = "", chunk_size: int = 50
+        self, prefix: str, offset: str | None = None, chunk_size: int = 50
     ) -> AsyncIterator[Page]:
-        found = await self._asked(lambda: self._below(prefix, offset))
+        found = await self._asked(lambda: self._below(prefix, offset or ""))
         for begin in range(0, len(found), chunk_size):
             yield found[begin : begin + chunk_size]
 
