@@ -185,32 +185,30 @@ def outbox_range(ingest_shard: int, first_number: int, last_number: int = LAST_N
     return through(outbox_key(ingest_shard, first_number), outbox_key(ingest_shard, last_number))
 
 
-def task_key(ulid: bytes) -> bytes:
-    """ValueError unless the ULID has 16 bytes."""
-    if len(ulid) != ULID_BYTES:
-        raise ValueError(f"a ULID has {ULID_BYTES} bytes, not {len(ulid)}")
-    return key_head(RecordType.TASK) + ulid
+def _bytes_keys(
+    record: str, record_type: RecordType, name: str, size: int
+) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+    """The builder, which raises ValueError for any other size, and the parser of keys of bytes."""
+    head = key_head(record_type)
+
+    def build(given: bytes) -> bytes:
+        if len(given) != size:
+            raise ValueError(f"a {name} has {size} bytes, not {len(given)}")
+        return head + given
+
+    def parse(key: bytes) -> bytes:
+        reader = open_key(record, record_type, key)
+        found = reader.take(name, size)
+        reader.finish()
+        return found
+
+    return build, parse
 
 
-def parse_task_key(key: bytes) -> bytes:
-    reader = open_key("task key", RecordType.TASK, key)
-    ulid = reader.take("ULID", ULID_BYTES)
-    reader.finish()
-    return ulid
-
-
-def task_request_key(digest: bytes) -> bytes:
-    """ValueError unless the digest has 16 bytes."""
-    if len(digest) != REQUEST_DIGEST_BYTES:
-        raise ValueError(f"a digest has {REQUEST_DIGEST_BYTES} bytes, not {len(digest)}")
-    return key_head(RecordType.TASK_REQUEST) + digest
-
-
-def parse_task_request_key(key: bytes) -> bytes:
-    reader = open_key("task request key", RecordType.TASK_REQUEST, key)
-    digest = reader.take("digest", REQUEST_DIGEST_BYTES)
-    reader.finish()
-    return digest
+task_key, parse_task_key = _bytes_keys("task key", RecordType.TASK, "ULID", ULID_BYTES)
+task_request_key, parse_task_request_key = _bytes_keys(
+    "task request key", RecordType.TASK_REQUEST, "digest", REQUEST_DIGEST_BYTES
+)
 
 
 def task_range(after: bytes = b"") -> KeyRange:
