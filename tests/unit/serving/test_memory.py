@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.process.memory import STEP_MIN, collect_in_steps, memory_limit_bytes
+from libs.serving.process.memory import (
+    MIDDLE_EVERY,
+    MIDDLE_MAX,
+    STEP_MIN,
+    collect_in_steps,
+    memory_limit_bytes,
+)
 
 # Threads that allocate and live at the same time get an arena each, unless there is a bound.
 PROGRAM = """
@@ -98,6 +104,40 @@ async def test_what_calls_leave_is_collected_before_it_is_much() -> None:
     finally:
         collecting.cancel()
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("kept_count", "is_looked_at"), [(0, True), (2 * MIDDLE_MAX, False)])
+async def test_many_objects_that_are_in_use_are_not_walked_in_a_step(
+    kept_count: int, is_looked_at: bool
+) -> None:
+    looks: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            looks.append(info["generation"])
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1_000_000)
+    kept = [Cycle() for _ in range(kept_count)]
+    gc.collect(0)
+    gc.callbacks.append(note)
+    collecting = asyncio.create_task(collect_in_steps(every_s=0.001))
+    try:
+        async with asyncio.timeout(60):
+            while len(looks) < 3 * MIDDLE_EVERY:
+                looks_count = len(looks)
+                young = [Cycle() for _ in range(STEP_MIN)]
+                while len(looks) == looks_count:
+                    await asyncio.sleep(0.001)
+                del young
+    finally:
+        collecting.cancel()
+        gc.callbacks.remove(note)
+        gc.set_threshold(*before)
+    assert (1 in looks) == is_looked_at
+    assert 2 not in looks
+    assert len(kept) == kept_count
 
 
 PIECES = """
