@@ -24,7 +24,7 @@ import slatemq
 from slatemq.errors import SlateMQError
 from tests.faults.recorded import REFUSED, RecordedClient, key_of, recorded_client
 from tests.judge.facts import Facts
-from tests.judge.histories import read
+from tests.judge.histories import OK, read
 from tests.judge.rules import Judge
 
 log = logging.getLogger(__name__)
@@ -384,4 +384,6 @@ def judged(file: Path) -> list[str]:
     facts = Facts(operations)
     deliveries = sum(map(len, facts.deliveries.values()))
     print(f"judged {file}: {len(operations)} operations, {deliveries} deliveries", flush=True)
+    if not any(one.f == "publish" and one.outcome == OK for one in operations) or not deliveries:
+        return [f"{file} has no publish that was answered, or no delivery: nothing was judged"]
     return [str(fault) for fault in Judge(facts).faults()]

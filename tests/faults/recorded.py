@@ -110,6 +110,7 @@ class RecordedClient:
             result["messages"] = [
                 {
                     "key": key_of(one.payload),
+                    "headers": dict(one.headers),
                     "id": one.message_id,
                     "attempt": one.attempts_count,
                     "token": one.lease_token,
@@ -217,12 +218,14 @@ class RecordedClient:
         with self._operation("clock", {"ahead_ms": ahead_ms}):
             pass
 
-    async def drain(self, queue: str) -> list[int]:
-        """Note that the queue is empty but for its dead letters, which are returned."""
+    async def drain(self, queue: str) -> None:
+        """Note that the queue is empty but for its dead letters."""
         with self._operation("drain", {"queue": queue}) as result:
             listed = self.client.list_entries(queue, "failed")
-            result["dead"] = [entry.message_id async for entry in listed]
-        return list(result["dead"])
+            result["dead"] = [
+                {"id": one.message_id, "attempt": one.attempts_count, "reason": one.reason}
+                async for one in listed
+            ]
 
     async def _claimed_once(
         self, queue: str, count: int, wait_s: float, lease_s: float

@@ -42,6 +42,7 @@ class Delivery:
     Attributes:
         starts_ms, deadline_ms: Its lease by the clock of the broker.
         has_room: Its claim asked for more messages than it got.
+        headers: None where the client did not write them down.
     """
 
     queue: str
@@ -54,6 +55,7 @@ class Delivery:
     began: int
     ended: int
     has_room: bool = False
+    headers: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -90,6 +92,15 @@ class Filter:
 
 
 @dataclass
+class Dead:
+    """A dead letter that was left at the end, and what its broker says of its last attempt."""
+
+    message_id: int
+    attempt: int
+    reason: str
+
+
+@dataclass
 class Queue:
     """What clients did to a queue."""
 
@@ -106,7 +117,7 @@ class Queue:
     moves: list[Operation] = field(default_factory=list)
     unknown_claims: list[Operation] = field(default_factory=list)
     drained_at: int = 0
-    dead: set[int] = field(default_factory=set)
+    dead: dict[int, Dead] = field(default_factory=dict)
 
 
 class Facts:
@@ -166,6 +177,7 @@ class Facts:
                 one.began,
                 one.ended,
                 len(messages) < one.value.get("max", 1),
+                message.get("headers"),
             )
             self.deliveries[name, delivery.message_id].append(delivery)
             self.ids[delivery.key].add(delivery.message_id)
@@ -263,7 +275,8 @@ class Facts:
         if one.outcome == OK:
             queue = self.queue(one.value["queue"])
             queue.drained_at = one.began
-            queue.dead = set(one.result.get("dead", ()))
+            for dead in one.result.get("dead", ()):
+                queue.dead[dead["id"]] = Dead(dead["id"], dead["attempt"], dead["reason"])
 
     def _clock(self, one: Operation) -> None:
         self.ahead_ms = max(self.ahead_ms, one.value["ahead_ms"])

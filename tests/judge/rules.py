@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.judge.facts import Copy, Delivery, Facts, Queue, Sent
+from tests.judge.facts import Copy, Dead, Delivery, Facts, Queue, Sent
 from tests.judge.filters import Filters
 from tests.judge.histories import FAIL, INFO, NEVER, OK, Operation
 
@@ -27,6 +27,9 @@ OVERDUE_NS: Final = 30_000 * NS
 
 LOG_BITS: Final = 48
 """Of a message ID, those that count within the log of one ingest; docs/reference/encodings.md."""
+
+UNREADABLE: Final = ("payload gone", "payload damaged")
+"""Reasons of dead letters that are lost: docs/how-to/dead-letters.md."""
 
 YES, NO, MAYBE = "yes", "no", "maybe"
 
@@ -103,6 +106,35 @@ class Judge:
                     yield f"{queue} delivered {key}, which was refused"
                 elif min(one.ended for one in each) < min(one.began for one in sent):
                     yield f"{queue} delivered {key} before it was sent"
+
+    def content(self) -> Iterator[str]:
+        """A message comes with the headers that it was sent with."""
+        for (queue, message_id), each in self.facts.deliveries.items():
+            for one in each:
+                sent = [dict(known.headers) for known in self.facts.sent.get(one.key, ())]
+                if sent and one.headers is not None and dict(one.headers) not in sent:
+                    yield f"{queue} delivered {message_id} ({one.key}) with {dict(one.headers)}"
+
+    def dead(self) -> Iterator[str]:
+        """A dead letter was failed by its consumer, or had all its attempts; it can be read."""
+        for queue in self.facts.queues.values():
+            for one in queue.dead.values():
+                text = f"{queue.name} has the dead letter {one.message_id} of attempt {one.attempt}"
+                if one.reason in UNREADABLE:
+                    if not self._may_be_over(one.message_id):
+                        yield f"{text}, which cannot be read: {one.reason}"
+                elif not self._may_be_dead(queue, self._last_generation(queue, one)):
+                    yield f"{text}, which had attempts left: {one.reason}"
+
+    def _last_generation(self, queue: Queue, dead: Dead) -> Sequence[Delivery]:
+        copy = queue.name, dead.message_id
+        return self.generations(copy)[-1] if copy in self.facts.deliveries else ()
+
+    def _may_be_over(self, message_id: int) -> bool:
+        """Whether the retention of a message may have ended."""
+        keys = {key for key, ids in self.facts.ids.items() if message_id in ids}
+        sent = [one for key in keys for one in self.facts.sent.get(key, ())]
+        return any(one.retention_ms for one in sent)
 
     def stored_once(self) -> Iterator[str]:
         """One publish is one message, in all queues: a task that is repeated is applied once."""
@@ -375,7 +407,7 @@ class Judge:
         """Whether a message may have left a queue although no consumer finished it."""
         return bool(
             queue.purges
-            or queue.dead - self._known_ids  # It may be one of them.
+            or queue.dead.keys() - self._known_ids  # It may be one of them.
             or any(one.retention_ms for one in self.facts.sent.get(key, ()))
         )
 
@@ -423,7 +455,7 @@ class Judge:
             generations = self.generations(copy)
             moved[copy[0]] += len(generations) - 1
             for earlier, later in itertools.pairwise(generations):
-                if not self._may_be_dead(self.facts.queue(copy[0]), earlier, later[0]):
+                if not self._may_be_dead(self.facts.queue(copy[0]), earlier, later[0].ended):
                     yield f"{copy} begins again after attempt {earlier[-1].attempt}, not dead"
             if len(generations) > 1 and not self.facts.queue(copy[0]).redrives:
                 yield f"{copy} came again as attempt 1, and {copy[0]} was never redriven"
@@ -466,13 +498,14 @@ class Judge:
             generations[-1].append(one)
         return generations
 
-    def _may_be_dead(self, queue: Queue, each: Sequence[Delivery], later: Delivery) -> bool:
-        """Whether a message may have been dead before it began again with the later delivery."""
-        last = each[-1]
-        if any(use.kind == "fail" and use.outcome != FAIL for use in self.facts.uses[last.token]):
+    def _may_be_dead(self, queue: Queue, each: Sequence[Delivery], until: int = NEVER) -> bool:
+        """Whether a message may have been dead by then, after these deliveries."""
+        uses = self.facts.uses[each[-1].token] if each else ()
+        if any(use.kind == "fail" and use.outcome != FAIL for use in uses):
             return True
-        unseen = _unknown_claims(queue, last.began, later.ended)
-        return bool(queue.max_attempts) and last.attempt + unseen >= queue.max_attempts
+        number, since = (each[-1].attempt, each[-1].began) if each else (0, 0)
+        unseen = _unknown_claims(queue, since, until)
+        return bool(queue.max_attempts) and number + unseen >= queue.max_attempts
 
 
 def _unknown_claims(queue: Queue, since: int, until: int) -> int:
@@ -501,6 +534,8 @@ RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {
     "unsent": Judge.unsent,
     "stored-once": Judge.stored_once,
     "routing": Judge.routing,
+    "content": Judge.content,
+    "dead": Judge.dead,
     "attempts": Judge.attempts,
     "leases": Judge.leases,
     "after-ack": Judge.after_ack,
