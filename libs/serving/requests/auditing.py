@@ -26,6 +26,26 @@ _CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 _log = logging.getLogger(AUDIT_LOGGER)
 
 
+class PendingAct:
+    """An act whose call has not ended.
+
+    gRPC says of a call that its caller has cancelled only that it has ended. So what has become of
+    the act is noted where its handler ends, and where nothing is, the act may have taken effect.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self) -> None:
+        self.outcome = "CANCELLED"
+
+    def handled(self, error: BaseException | None) -> None:
+        """Note that its handler has returned, or raised this error."""
+        if error is None:
+            self.outcome = "OK"
+        elif isinstance(error, SlateMQError):
+            self.outcome = grpc_code(to_status(error)).name
+
+
 class Auditor:
     """Records the acts of one process.
 
@@ -51,12 +71,14 @@ class Auditor:
         details: tuple[str, ...],
         principal: Principal | None,
         refusal: SlateMQError | None = None,
-    ) -> None:
+    ) -> PendingAct:
         """Record the act of a call when it ends; `principal` is None where it was not proven.
 
-        A refusal is what the act ends with, even if its caller ends the call first.
+        A refusal is what the act ends with, even if its caller ends the call first. Of what is let
+        in, the handler's end must be noted before the call ends.
         """
         refused = "" if refusal is None else grpc_code(to_status(refusal)).name
+        pending = PendingAct()
         # Now: once a call has ended, reading its connection can end the process (grpcio 1.85).
         peer, request_id = context.peer(), _trace_id(context)
 
@@ -69,13 +91,14 @@ class Auditor:
                     subjects,
                     details,
                     peer,
-                    refused or _outcome(context),
+                    refused or _code(context) or pending.outcome,
                     request_id,
                 )
             )
 
         callback: Any = ended
         context.add_done_callback(callback)
+        return pending
 
     def record(self, act: Act) -> None:
         """Record an act, unless it is one refusal of many."""
@@ -98,13 +121,14 @@ class Auditor:
         self._publish(act)
 
 
-def _outcome(context: Context) -> str:
-    """The name of a call's code, which gRPC has as a number or as its enum."""
-    if context.cancelled():
-        return "CANCELLED"
+def _code(context: Context) -> str:
+    """The name of the code that a call was ended with, which gRPC has as a number or as its enum.
+
+    Empty where its handler has returned, or the caller has cancelled it.
+    """
     code: Any = context.code()
     if not code:
-        return "OK"
+        return ""
     return _CODES[code] if isinstance(code, int) else str(code.name)
 
 

@@ -36,7 +36,7 @@ from libs.access.current import current_caller
 from libs.access.methods import MethodAccess, access_of
 from libs.access.principals import ANONYMOUS, Principal
 from libs.serving.limits import PROBE_PREFIXES
-from libs.serving.requests.auditing import Auditor
+from libs.serving.requests.auditing import Auditor, PendingAct
 from libs.serving.tls import expires_at_s, identities, is_old
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
@@ -56,8 +56,8 @@ class Visit:
     def __enter__(self) -> Visit:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Give back what the call took of its caller's limits."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Give back what the call took of its caller's limits, and note how its handler ended."""
 
     async def judge(self, request: Any) -> None:
         """Let a request be served; as `Judge.enter` for who calls, since a token may have ended.
@@ -331,16 +331,18 @@ class _ByPolicy:
         place = None if self._place is None else caller.quota.place(self._place)
         return _JudgedVisit(self, context, certified, identity, place)
 
-    def check(self, context: Context, identity: Identity, request: Any) -> None:
-        """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
+    def check(self, context: Context, identity: Identity, request: Any) -> PendingAct | None:
+        """Let the caller make this call; returns the act that it is, if it is one.
+
+        Raises PermissionDenied or Unauthenticated unless the caller may make it.
+        """
         try:
             identity.caller.check(self._access, request)
         except SlateMQError as error:
             if self.is_audited:
                 self.record(context, identity, request, error)
             raise
-        if self.is_audited:
-            self.record(context, identity, request)
+        return self.record(context, identity, request) if self.is_audited else None
 
     def named(self, request: Any) -> tuple[str, ...]:
         """The queues that a stream is about, by its first request, or a call that may wait."""
@@ -357,7 +359,7 @@ class _ByPolicy:
         identity: Identity | None,
         request: Any,
         refusal: SlateMQError | None = None,
-    ) -> None:
+    ) -> PendingAct:
         """Record an act; `request` is None where it was not read."""
         principal = None if identity is None else identity.caller.principal
         subjects: tuple[str, ...] = ()
@@ -365,11 +367,11 @@ class _ByPolicy:
         if request is not None:
             subjects = subjects_of(self._access.queues(request))
             details = subjects_of(self._access.details(request))
-        self._auditor.watch(context, self._method, subjects, details, principal, refusal)
+        return self._auditor.watch(context, self._method, subjects, details, principal, refusal)
 
 
 class _JudgedVisit(_CertifiedVisit):
-    __slots__ = ("_identity", "_judge", "_place", "_queues")
+    __slots__ = ("_act", "_identity", "_judge", "_place", "_queues")
 
     def __init__(
         self,
@@ -383,6 +385,7 @@ class _JudgedVisit(_CertifiedVisit):
         self._judge = judge
         self._identity = identity
         self._place = place
+        self._act: PendingAct | None = None
         self._queues: tuple[str, ...] | None = None
 
     def __enter__(self) -> Visit:
@@ -390,13 +393,15 @@ class _JudgedVisit(_CertifiedVisit):
             self._place.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._act is not None:
+            self._act.handled(error)
         if self._place is not None:
             self._place.__exit__(None, None, None)
 
     async def judge(self, request: Any) -> None:
         await self._judge_again()
-        self._judge.check(self._context, self._identity, request)
+        self._act = self._judge.check(self._context, self._identity, request)
         if self._queues is None:
             self._queues = self._judge.named(request)
 

@@ -166,7 +166,6 @@ def call_with(authorization: str, tls: bytes = b"TLSv1.3", certificate: bytes = 
         auth_context=lambda: {"ssl_tls_version": [tls], "x509_pem_cert": [certificate]},
         add_done_callback=callbacks.append,
         peer=lambda: "ipv4:127.0.0.1:1",
-        cancelled=lambda: False,
         code=lambda: 0,
         time_remaining=lambda: None,
     )

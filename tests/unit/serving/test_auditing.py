@@ -66,9 +66,9 @@ def test_each_act_of_who_may_do_it_is_recorded(
 class Call:
     """Of its connection nothing may be read once it has ended."""
 
-    def __init__(self, *, is_cancelled: bool = False) -> None:
+    def __init__(self, code: int = 0) -> None:
         self.has_ended = False
-        self._is_cancelled = is_cancelled
+        self._code = code
         self._callbacks: list[Callable[[Any], None]] = []
 
     def peer(self) -> str:
@@ -82,11 +82,8 @@ class Call:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)
 
-    def cancelled(self) -> bool:
-        return self._is_cancelled
-
     def code(self) -> int:
-        return 5
+        return self._code
 
     def end(self) -> None:
         self.has_ended = True
@@ -98,7 +95,7 @@ def test_where_a_call_came_from_is_read_while_it_lasts(
     auditor: Auditor, published: list[Act]
 ) -> None:
     """Read at its end, it crashed processes of which hostile clients had closed the connections."""
-    call: Any = Call()
+    call: Any = Call(5)
     auditor.watch(call, PURGE, ("orders",), (), None)
 
     call.end()
@@ -119,7 +116,7 @@ def test_callers_that_cancel_what_is_refused_are_held_back_as_others(
     auditor: Auditor, published: list[Act], principal: Principal | None, refusal: SlateMQError
 ) -> None:
     for _ in range(100):
-        call: Any = Call(is_cancelled=True)
+        call: Any = Call()  # gRPC has no code of a call that its caller has cancelled.
         auditor.watch(call, PURGE, (), (), principal, refusal)
         call.end()
 
