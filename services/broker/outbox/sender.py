@@ -238,6 +238,7 @@ class _Line:
             self._outbox.sent(self._ingest_shard, len(values), sum(map(len, values)))
 
         await self._owner.run(move)
+        self._outbox.halts.pop(self._ingest_shard, None)  # Why it stood still went with the ingest.
         log.info(
             "ingest %d was removed: %d pushes go to %d", self._ingest_shard, len(values), other
         )

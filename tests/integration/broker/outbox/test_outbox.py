@@ -335,3 +335,20 @@ async def test_what_waits_for_an_ingest_that_was_removed_goes_to_another_one_onc
         await execute(rig, push(payload=b"after"))
         await eventually(lambda: pushes.payloads(0) == [*wanted, b"after"])
     assert pushes.payloads(1) == [b"before"]
+
+
+async def test_an_outbox_is_halted_no_more_once_its_ingest_was_removed() -> None:
+    disk, clock, pushes = Disk(), ManualClock(), Pushes(ingest_shard=1)
+    async with running(memory_root(disk), clock, disk=disk, pushes=pushes) as rig:
+        outbox = rig.owner.shard.outbox
+        await rig.create()
+        # Given an ingest with pushes that this broker never made
+        pushes.numbers[0, 1] = 9
+        await execute(rig, push(payload=b"x"))
+        await eventually(lambda: 1 in outbox.halts)
+
+        # When that ingest is given up
+        pushes.removed, pushes.ingest_shard = {1}, 0
+
+        await eventually(lambda: pushes.payloads(0) == [b"x"])
+        await eventually(lambda: not outbox.halts)
