@@ -38,6 +38,9 @@ class RouteLag(NamedTuple):
 
 Lags = Callable[[], Iterable[RouteLag]]
 
+FALLBACK_QUEUES_MAX: Final = 100_000
+"""Queues whose fallbacks are remembered although no broker known has them: perhaps they move."""
+
 
 @dataclass(slots=True)
 class _Counts:
@@ -153,7 +156,13 @@ class Metrics:
     def _assigned(self, columns: Columns) -> None:
         for queue_id, column in columns.items():
             if column.fallbacks_count:
+                if len(self._fallbacks) >= FALLBACK_QUEUES_MAX and queue_id not in self._fallbacks:
+                    self._forget_unknown()
                 self._fallbacks[queue_id] += column.fallbacks_count
+
+    def _forget_unknown(self) -> None:
+        for queue_id in [one for one in self._fallbacks if not self._is_known(one)]:
+            del self._fallbacks[queue_id]
 
     def _counted(self, read: Callable[[_Counts], int]) -> Iterator[Point]:
         for one in self._lags():
@@ -163,10 +172,9 @@ class Metrics:
 
     def _fallbacks_of_queues(self) -> Iterator[Point]:
         for queue_id, count in list(self._fallbacks.items()):
+            # One that is not known may be known again, as after a move: its count goes on.
             if self._is_known(queue_id):
                 yield count, {MESSAGING_DESTINATION_NAME: queue_id}
-            else:
-                self._fallbacks.pop(queue_id, None)
 
 
 def _where(route: RouteLag) -> dict[str, int]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.filters import Allowance
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry, configure
+from services.router import metrics as router_metrics
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics, RouteLag
 from services.router.pieces import Piece
-from services.router.routing import BrokerRules, QueueRule
+from services.router.routing import BrokerRules, QueueColumns, QueueRule
 
 
-def test_priorities_that_failed_are_counted_by_queue_from_their_assignment_to_its_deletion() -> (
-    None
-):
+def test_priorities_that_failed_are_counted_by_queue_and_never_count_backwards() -> None:
     telemetry = _recorded()
     known = {"a", "b"}
     metrics = Metrics(telemetry, lambda: (), known.__contains__)
@@ -27,10 +27,27 @@ def test_priorities_that_failed_are_counted_by_queue_from_their_assignment_to_it
     metrics.answered(0, 0, piece, applied=True)
 
     assert _points(telemetry, "slatemq.router.priority.fallbacks") == {"a": 2}
-    known.remove("a")
+    known.remove("a")  # As while it moves, or while its broker is connected to again.
     assert _points(telemetry, "slatemq.router.priority.fallbacks") == {}
-    known.add("a")  # It was forgotten: a queue that is created again begins at 0.
-    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {}
+    known.add("a")
+    metrics.answered(0, 0, piece, applied=True)
+    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {"a": 4}
+
+
+def test_counts_of_queues_that_are_gone_are_forgotten_where_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router_metrics, "FALLBACK_QUEUES_MAX", 2)
+    telemetry, known = _recorded(), {"gone", "kept", "new"}
+    metrics = Metrics(telemetry, lambda: (), known.__contains__)
+    column = QueueColumns()
+    column.fallbacks_count = 1
+    for queue_id in ("gone", "kept", "new"):
+        metrics.backfilled(0, 0, {queue_id: column})
+        known.discard("gone")
+
+    known.add("gone")
+    assert _points(telemetry, "slatemq.router.priority.fallbacks") == {"kept": 1, "new": 1}
 
 
 def test_the_lag_is_the_age_of_the_oldest_message_or_since_the_route_moved() -> None:
