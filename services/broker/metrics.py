@@ -73,6 +73,12 @@ def measure(telemetry: Telemetry, shard: Shard) -> None:
         "Messages put back to be delivered again, after a nack or the end of a lease",
     )
     counter(
+        "slatemq.queue.failed.messages",
+        lambda queue: [(queue.dead_letters_count, {})],
+        "{message}",
+        "Messages that became dead letters",
+    )
+    counter(
         "slatemq.queue.expired.messages",
         lambda queue: [(queue.waiting.expired_count, {})],
         "{message}",

@@ -96,9 +96,10 @@ class Queue:
         """It is about to move to another shard: nothing is claimed any more."""
         self.nacked_count = 0  # since the start, for metrics; so is the next one
         self.ended_leases_count = 0
-        self.claimed_count = 0  # messages since the start; so are the next two
+        self.claimed_count = 0  # messages since the start; so are the next three
         self.acked_count = 0
         self.requeued_count = 0
+        self.dead_letters_count = 0
         self.orders = Orders(state.epoch, state.last_order)
         purges = state.purges or PurgesRecord(state.epoch)
         self.waiting = Available(queue_id, self.orders, purges, state.lanes, self.touch)
@@ -195,7 +196,7 @@ class Queue:
             item.retention_deadline_ms,
             ATTEMPTS_USED_UP,
         )
-        self.failed.add((failed,))
+        self._add_failed(failed)
 
     # --- Leases end ---------------------------------------------------------
 
@@ -241,7 +242,11 @@ class Queue:
             lease.retention_deadline_ms,
             reason,
         )
-        self.failed.add((failed,))
+        self._add_failed(failed)
+
+    def _add_failed(self, message: FailedMessage) -> None:
+        self.dead_letters_count += 1
+        self.failed.add((message,))
 
     def release(self, leases: Sequence[Lease]) -> None:
         """Undoes claims that no consumer has seen.

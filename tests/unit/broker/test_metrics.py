@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
     }
     assert found["slatemq.queue.priority.messages"] == {(7, "available"): 1, (9, "delayed"): 1}
     assert found["slatemq.queue.failed.attempts"] == {("nacked",): 1, ("lease_expired",): 1}
+    assert found["slatemq.queue.failed.messages"] == {(): 2}
     assert found["slatemq.queue.expired.messages"] == {(): 0}
     assert found["slatemq.queue.claimed.messages"] == {(): 2}
     assert found["slatemq.queue.redelivered.messages"] == {(): 0}
@@ -77,6 +79,22 @@ async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() ->
 
     assert found["slatemq.queue.acked.messages"] == {(): 1}
     assert found["slatemq.queue.redelivered.messages"] == {(): 2}
+
+
+async def test_dead_letters_are_counted_whatever_becomes_of_them() -> None:
+    telemetry, rig = Telemetry(), Rig()
+    measure(telemetry, rig.shard)
+    queue = rig.create(max_attempts=2)
+    await rig.route([1])
+    (lease,) = await rig.claim(1)
+    await rig.nack(Nack(lease.token, "no"))
+    # One whose attempts are used up since fewer are allowed fails when it would be claimed
+    queue.settings = replace(queue.settings, max_attempts=1)
+    assert not await rig.claim(1)
+
+    assert read(telemetry)["slatemq.queue.failed.messages"] == {(): 1}
+    queue.failed.purge()
+    assert read(telemetry)["slatemq.queue.failed.messages"] == {(): 1}
 
 
 class Changing:
