@@ -97,14 +97,14 @@ class ProcessRelay:
             "ms since the change of the first of these",
         )
         gauge(
-            "slatemq.queue.lost",
-            lambda begun: begun.source.lost_count + begun.relay.counts.dropped,
-            "Events that were lost: messages purged before, or given up (fire-and-forget)",
-        )
-        gauge(
             "slatemq.queue.refused",
             lambda begun: int(bool(begun.relay.counts.refusal)),
             "1 while the backend refuses a setting, so that no events are published",
+        )
+        telemetry.meter.create_observable_counter(
+            "slatemq.queue.lost",
+            callbacks=[partial(self._observe, lambda begun: begun.lost_count)],
+            description="Events that were lost: messages purged before, or given up",
         )
 
     def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
@@ -210,6 +210,12 @@ class _Begun:
         self.task = asyncio.create_task(relay.run())
         self.looking: asyncio.Task[None] | None = None
         self.now_ms = now_ms
+        self._lost_before = source.lost_count
+
+    @property
+    def lost_count(self) -> int:
+        """Events that were lost since the start; the source counts them from its first one on."""
+        return self.source.lost_count - self._lost_before + self.relay.counts.dropped
 
     @property
     def lag_ms(self) -> int:
