@@ -18,7 +18,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.commit_config import check_pace, pace_of
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.removal import ShardRemoval
+from libs.serving.process.removal import ShardRemoval, measure_draining
 from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
@@ -310,6 +310,7 @@ class BrokerService(Service[BrokerConfig]):
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)
         measure_in_flight(self._telemetry, self.broker.delivery.in_flight)
+        measure_draining(self._telemetry.meter, self.broker.placement.drain)
         self._tasks += [asyncio.create_task(work) for work in self.broker.works()]
         await self.broker.placement.drain.finish()
         await self._announce(owner, address, peer_address)

@@ -14,7 +14,7 @@ from libs.serving.peers.topology import Peer
 from libs.serving.process.commit_config import check_pace
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.removal import ShardRemoval
+from libs.serving.process.removal import ShardRemoval, measure_draining
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -154,6 +154,7 @@ class IngestProcess(Service[IngestConfig]):
         if self._tasks is not None and shard.drainage.is_draining:
             raise _drains_tasks(config.shard)
         await shard.drainage.finish()
+        measure_draining(self._telemetry.meter, shard.drainage)
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:

@@ -177,6 +177,16 @@ class Metrics:
                 yield count, {MESSAGING_DESTINATION_NAME: queue_id}
 
 
+def measure_shards(telemetry: Telemetry, counts: Callable[[], Mapping[str, int]]) -> None:
+    """Registers how many shards of each service there are, by `counts`."""
+    telemetry.create_live_gauge(
+        "slatemq.router.shards",
+        lambda: ((count, {"slatemq.service": service}) for service, count in counts().items()),
+        "{shard}",
+        "Shards of the instance, with a process or without one, but for those that were removed",
+    )
+
+
 def _where(route: RouteLag) -> dict[str, int]:
     return {"slatemq.broker.shard": route.broker_shard, "slatemq.ingest.shard": route.ingest_shard}
 

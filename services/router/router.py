@@ -14,7 +14,7 @@ from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
-from services.router.metrics import Metrics, RouteLag, Tracing
+from services.router.metrics import Metrics, RouteLag, Tracing, measure_shards
 from services.router.pieces import PieceLimits
 from services.router.reserve import is_first
 from services.router.tails import Buffer, Log
@@ -48,6 +48,8 @@ class Router:
     Attributes:
         logs: By ingest shard.
         links: By broker shard.
+        shard_counts: How many shards there are, by their service: serving, down, or without a
+            process, but not removed. Empty until the topology was read.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Router:
         """
         self.logs: dict[int, Log] = {}
         self.links: dict[int, BrokerLink] = {}
+        self.shard_counts: dict[str, int] = {}
         self._linked: dict[int, asyncio.Task[None]] = {}
         self._watching: dict[int, asyncio.Task[None]] = {}
         self._directory = directory
@@ -79,6 +82,7 @@ class Router:
         self._buffer = buffer or Buffer()
         self._budget = ByteBudget(self._buffer.total_bytes_max)
         self._metrics = Metrics(telemetry, self._lags, self._has_queue)
+        measure_shards(telemetry, lambda: self.shard_counts)
         self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
         self._number = number
@@ -162,6 +166,10 @@ class Router:
                 if await self._add(list(topology.ingests), list(topology.brokers)):
                     started_at_s = now_s() + self._look_again_ms / 1000
                 self._share(topology.shards("router").keys())
+                self.shard_counts = {
+                    "ingest": len(topology.ingests.keys() | self.logs.keys()),
+                    "broker": len(topology.brokers.keys() | self.links.keys()),
+                }
             await asyncio.sleep(every_ms / 1000)
 
     async def _drop_removed(self, brokers: Collection[int]) -> None:

@@ -11,7 +11,14 @@ from libs.serving.process.memory import memory_limit_bytes, resident_bytes
 
 
 def measure_process(meter: Meter) -> None:
-    """Registers what the process takes of its machine."""
+    """Registers what the process takes of its machine, and since when it runs."""
+    began_s = time.monotonic()
+    meter.create_observable_gauge(
+        "process.uptime",
+        callbacks=[lambda _: [Observation(time.monotonic() - began_s)]],
+        unit="s",
+        description="Since the start of the process, from which on its counters count",
+    )
     meter.create_observable_up_down_counter(
         "process.memory.usage",
         callbacks=[lambda _: [Observation(resident_bytes())]],

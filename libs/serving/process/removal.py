@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from opentelemetry.metrics import Meter, Observation
+
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.storage.database.clocks import Clock
@@ -67,6 +69,15 @@ class Leaving(Protocol):
     """What stores nothing more of others once `is_leaving` is set."""
 
     is_leaving: bool
+
+
+def measure_draining(meter: Meter, drain: ShardDrain) -> None:
+    """Registers whether the shard drains: its process may end for ever, and its standby before."""
+    meter.create_observable_gauge(
+        "slatemq.shard.draining",
+        callbacks=[lambda _: [Observation(int(drain.is_draining))]],
+        description="1 while the shard takes nothing new, since it is to be removed, else 0",
+    )
 
 
 class ShardDrain(ABC):

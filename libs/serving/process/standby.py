@@ -185,6 +185,10 @@ class Standby:
         self._instance_number = instance_number
 
     @property
+    def shard(self) -> int:
+        return self._shard[1]
+
+    @property
     def has_replaced(self) -> bool:
         """Whether it took the shard from an owner that was silent."""
         return self.has_taken and self._found_silent
@@ -273,7 +277,9 @@ def measure_standby(meter: Meter, standby: Callable[[], Standby | None]) -> None
 
     def observe(of: Callable[[Standby], bool]) -> Iterable[Observation]:
         known = standby()
-        return [] if known is None else [Observation(int(of(known)))]
+        if known is None:
+            return []
+        return [Observation(int(of(known)), {"slatemq.shard": known.shard})]
 
     meter.create_observable_gauge(
         "slatemq.standby.waiting",

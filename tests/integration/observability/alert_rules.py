@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,21 @@ class Fault(NamedTuple):
         quiet: Until when the alert does not fire.
         firing: When it fires.
         alerts_count: How many of it fire then.
+        ended: When it does not fire any more; empty: the fault goes on.
     """
 
     series: dict[str, str]
     quiet: str
     firing: str
     alerts_count: int = 1
+    ended: str = ""
+
+
+class Calm(NamedTuple):
+    """What is no fault, as series like those of `Fault`: the alert does not fire until `end`."""
+
+    series: dict[str, str]
+    end: str
 
 
 HERE = '{job="slatemq",service="broker",instance="b"}'
@@ -45,11 +55,32 @@ def up(service: str, instance: str, namespace: str = "n") -> str:
     return f"up{{{labels}}}"
 
 
-def waiting(instance: str) -> str:
-    return f'slatemq_standby_waiting{{job="slatemq",instance="{instance}"}}'
+def waiting(instance: str, shard: int = 0, namespace: str = "n") -> str:
+    labels = f'job="slatemq",namespace="{namespace}",service="broker",instance="{instance}"'
+    return f'slatemq_standby_waiting{{{labels},slatemq_shard="{shard}"}}'
+
+
+def draining(instance: str) -> str:
+    labels = f'job="slatemq",namespace="n",service="broker",instance="{instance}"'
+    return f"slatemq_shard_draining{{{labels}}}"
+
+
+def shards(namespace: str = "n") -> str:
+    """What a router says of the brokers."""
+    return f'slatemq_router_shards{{namespace="{namespace}",slatemq_service="broker"}}'
 
 
 LAG = "slatemq_router_lag_seconds"
+
+B_UP = f"up{HERE}"
+B_UPTIME = f"process_uptime_seconds{HERE}"
+DEAD_LETTERS = HERE.replace("{", "slatemq_queue_failed_messages_total{")
+LOST = HERE.replace("{", "slatemq_queue_lost_total{")
+SLOW_STEPS = HERE.replace("{", "slatemq_loop_slow_steps_total{")
+FAILED_RUNS = HERE.replace("{", f'{RUNS}{{slatemq_run_state="failed",')
+INTERRUPTED_RUNS = HERE.replace("{", f'{RUNS}{{slatemq_run_state="interrupted",')
+OLD = "100000+15x1000"
+"""The uptime of a process that began long ago."""
 
 FAULTS = {
     "SlateMQProcessDown": Fault({f"up{HERE}": "1x8 0x12"}, "3m", "4m"),
@@ -76,15 +107,41 @@ FAULTS = {
     ),
     "SlateMQShardsMissing": Fault(
         {
-            up("broker", "b0"): "1x60",
+            shards(): "2x100",
+            shards("m"): "1x100",
+            up("broker", "b0"): "1x100",
             up("broker", "b1"): "1x8 stale",
-            up("broker", "other", "m"): "1x60",
+            up("broker", "other", "m"): "1x100",
+        },
+        "3m",
+        "5m",
+    ),
+    "SlateMQShardsMissing, until it was given up": Fault(
+        {
+            shards(): "2x40 1x60",
+            up("broker", "b0"): "1x100",
+            up("broker", "b1"): "1x8 stale",
+        },
+        "3m",
+        "5m",
+        ended="11m",
+    ),
+    "SlateMQShardsMissing, since before Prometheus was there": Fault(
+        {shards(): "2x100", up("broker", "b0"): "1x100"}, "1m", "5m"
+    ),
+    "SlateMQShardsMissing, with the last router": Fault(
+        {
+            shards(): "2x8 stale",
+            up("broker", "b0"): "1x100",
+            up("broker", "b1"): "1x8 stale",
         },
         "3m",
         "5m",
     ),
     "SlateMQShardsMissing, beside a shard whose standby took it and is then gone": Fault(
         {
+            shards(): "1x100",
+            shards("m"): "2x100",
             up("broker", "b0"): "1x60",
             up("broker", "b1"): "1x20 stale",
             waiting("b0"): "1x6 0x54",
@@ -107,9 +164,23 @@ FAULTS = {
     ),
     "SlateMQStandbyMissing": Fault(
         {
-            'slatemq_standby_waiting{service="broker",namespace="n",instance="a"}': "0x60",
-            'slatemq_standby_waiting{service="broker",namespace="n",instance="b"}': "1x8 stale",
-            'slatemq_standby_waiting{service="broker",namespace="m",instance="c"}': "1x60",
+            waiting("a"): "0x90",
+            waiting("b"): "1x8 stale",
+            waiting("again"): "_x60 1x30",
+            waiting("other's", namespace="m"): "0x90",
+            waiting("its", namespace="m"): "1x90",
+        },
+        "6m",
+        "8m",
+        ended="16m",
+    ),
+    "SlateMQStandbyMissing, of one shard beside two of another": Fault(
+        {
+            waiting("a0"): "0x90",
+            waiting("b0"): "1x90",
+            waiting("c0"): "1x90",
+            waiting("a1", 1): "0x90",
+            waiting("b1", 1): "1x8 stale",
         },
         "6m",
         "8m",
@@ -122,8 +193,15 @@ FAULTS = {
         "11m",
         "13m",
     ),
-    "SlateMQSlowSteps": Fault(
-        {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
+    "SlateMQSlowSteps": Fault({SLOW_STEPS: "0x8 0+10x4 40x60"}, "2m", "5m", ended="14m"),
+    "SlateMQSlowSteps, of a kind that there was not before": Fault(
+        {B_UP: "1x100", B_UPTIME: OLD, SLOW_STEPS: "_x60 30x60"}, "14m", "16m", ended="26m"
+    ),
+    "SlateMQSlowSteps, before the first scrape": Fault(
+        {B_UP: "_x60 1x60", B_UPTIME: "_x60 10+15x60", SLOW_STEPS: "_x60 30x60"},
+        "14m",
+        "16m",
+        ended="26m",
     ),
     "SlateMQMemoryHigh": Fault(
         {f"process_memory_usage_bytes{HERE}": "1.4e9x8 2e9x60"}, "11m", "13m"
@@ -167,8 +245,21 @@ FAULTS = {
     "SlateMQQueueOld": Fault(
         {"slatemq_queue_oldest_claimable_age_seconds": "0+15x100"}, "20m", "21m"
     ),
-    "SlateMQDeadLetters": Fault(
-        {'slatemq_queue_messages{slatemq_message_state="failed"}': "5x20 7x20"}, "5m", "6m"
+    "SlateMQDeadLetters": Fault({DEAD_LETTERS: "5x20 7x80"}, "5m", "6m", ended="16m"),
+    "SlateMQDeadLetters, of a queue that is new": Fault(
+        {B_UP: "1x200", B_UPTIME: OLD, DEAD_LETTERS: "_x60 3x100"}, "14m", "16m", ended="26m"
+    ),
+    "SlateMQDeadLetters, of a broker that is new": Fault(
+        {B_UP: "_x60 1x100", B_UPTIME: "_x60 9+15x100", DEAD_LETTERS: "_x60 3x100"},
+        "14m",
+        "16m",
+        ended="26m",
+    ),
+    "SlateMQDeadLetters, of a broker that was started again": Fault(
+        {B_UP: "1x200", B_UPTIME: "900+15x59 9+15x100", DEAD_LETTERS: "5x60 1x100"},
+        "14m",
+        "16m",
+        ended="26m",
     ),
     "SlateMQLeasesEnd": Fault(
         {
@@ -234,20 +325,77 @@ FAULTS = {
     "SlateMQPushesWait": Fault({"slatemq_outbox_age_seconds": "0+15x60"}, "5m", "7m"),
     "SlateMQEventsLate": Fault({"slatemq_queue_lag_ms": "0+15000x40"}, "3m", "7m"),
     "SlateMQEventsRefused": Fault({"slatemq_queue_refused": "0x8 1x8"}, "2m", "3m"),
-    "SlateMQEventsLost": Fault({"slatemq_queue_lost": "0x8 3x8"}, "2m", "3m"),
-    "SlateMQJanitorFailed": Fault(
-        {f'{RUNS}{{slatemq_run_state="failed"}}': "0x8 1x8"}, "2m", "3m"
+    "SlateMQEventsLost": Fault({LOST: "0x8 3x400"}, "2m", "3m", ended="1h4m"),
+    "SlateMQEventsLost, before the first scrape": Fault(
+        {B_UP: "_x8 1x400", B_UPTIME: "_x8 9+15x400", LOST: "_x8 3x400"}, "1m", "3m", ended="1h4m"
     ),
+    "SlateMQEventsLost, by a standby as it takes its shard": Fault(
+        {B_UP: "1x1000", B_UPTIME: OLD, LOST: "_x300 3x400"}, "1h14m", "1h16m", ended="2h17m"
+    ),
+    "SlateMQJanitorFailed": Fault({FAILED_RUNS: "0x8 1x400"}, "2m", "3m", ended="1h4m"),
     "SlateMQJanitorFailed, as its successor finds": Fault(
         {
             f'{RUNS}{{slatemq_run_state="interrupted",instance="old"}}': "0x8 stale",
-            f'{RUNS}{{slatemq_run_state="interrupted",instance="new"}}': "_x12 1x60",
-            f'{RUNS}{{slatemq_run_state="done",instance="new"}}': "_x12 1x60",
+            INTERRUPTED_RUNS: "_x12 1x400",
+            INTERRUPTED_RUNS.replace("interrupted", "done"): "_x12 1x400",
+            B_UPTIME: "_x12 9+15x400",
         },
         "2m",
         "4m",
+        ended="1h4m",
     ),
 }  # fmt: skip
+
+REMOVED = {
+    shards(): "2x40 1x400",
+    up("broker", "b0"): "1x440",
+    up("broker", "b1"): "1x40 0x200 stale",
+    draining("b0"): "0x440",
+    draining("b1"): "0x20 1x20 stale",
+}
+"""Of two brokers one is drained and removed; its target stays for a while."""
+
+CALM = {
+    "SlateMQProcessDown, of a shard that was removed": Calm(REMOVED, "1h"),
+    "SlateMQShardsMissing, of a shard that was removed": Calm(REMOVED, "1h40m"),
+    "SlateMQShardsMissing, of a shard whose pod went as it was removed": Calm(
+        REMOVED | {up("broker", "b1"): "1x40 stale"}, "1h40m"
+    ),
+    "SlateMQShardsMissing, while owners are started again": Calm(
+        {shards(): "1x100", up("broker", "b"): "1x10 stale _x5 1x80"}, "25m"
+    ),
+    "SlateMQStandbyMissing, of a shard that drains": Calm(
+        {waiting("b1"): "0x100", draining("b1"): "1x100"}, "20m"
+    ),
+    "SlateMQDeadLetters, behind a gap of Prometheus": Calm(
+        {
+            B_UP: "1x20 _x60 1x200",
+            B_UPTIME: "100000+15x20 _x60 200000+15x200",
+            DEAD_LETTERS: "5x20 _x60 5x200",
+        },
+        "1h",
+    ),
+    "SlateMQDeadLetters, of a series that one scrape lacked": Calm(
+        {B_UP: "1x400", B_UPTIME: OLD, DEAD_LETTERS: "5x60 stale 5x300"}, "1h30m"
+    ),
+    "SlateMQEventsLost, behind a gap of Prometheus": Calm(
+        {
+            B_UP: "1x20 _x260 1x400",
+            B_UPTIME: "100000+15x20 _x260 200000+15x400",
+            LOST: "5x20 _x260 5x400",
+        },
+        "2h15m",
+    ),
+    "SlateMQJanitorFailed, behind a gap of Prometheus": Calm(
+        {
+            B_UP: "1x20 _x260 1x400",
+            B_UPTIME: "100000+15x20 _x260 200000+15x400",
+            FAILED_RUNS: "2x20 _x260 2x400",
+        },
+        "2h15m",
+    ),
+}
+"""No faults, by the alert that might take them for one."""
 
 
 def alert_of(fault: str) -> str:
@@ -287,16 +435,32 @@ def rule_tests() -> dict[str, Any]:
                 "name": name,
                 "interval": f"{INTERVAL_S}s",
                 "input_series": [
-                    {"series": series, "values": values} for series, values in fault.series.items()
+                    {"series": one, "values": values} for one, values in series.items()
                 ],
-                "promql_expr_test": [
-                    _expected(alert_of(name), fault.quiet, count=0),
-                    _expected(alert_of(name), fault.firing, count=fault.alerts_count),
-                ],
+                "promql_expr_test": expected,
             }
-            for name, fault in FAULTS.items()
+            for name, series, expected in (*_faults(), *_calm())
         ],
     }
+
+
+def _faults() -> Iterator[tuple[str, dict[str, str], list[dict[str, Any]]]]:
+    for name, fault in FAULTS.items():
+        alert = alert_of(name)
+        expected = [
+            _expected(alert, fault.quiet, count=0),
+            _expected(alert, fault.firing, count=fault.alerts_count),
+        ]
+        if fault.ended:
+            expected.append(_expected(alert, fault.ended, count=0))
+        yield name, fault.series, expected
+
+
+def _calm() -> Iterator[tuple[str, dict[str, str], list[dict[str, Any]]]]:
+    for name, calm in CALM.items():
+        firing = f'ALERTS{{alertstate="firing",alertname="{alert_of(name)}"}}[{calm.end}]'
+        never = {"expr": f"count_over_time({firing})", "eval_time": calm.end, "exp_samples": []}
+        yield name, calm.series, [never]
 
 
 def _expected(alert: str, at: str, count: int) -> dict[str, Any]:

@@ -23,6 +23,9 @@ LOOK_S = 0.25
 WINDOW = "10s"
 """In place of the windows of the rules and dashboards: ten scrapes."""
 
+WINDOWS = re.compile(r"(?<=\[)(\$__rate_interval|\d+[mhd])(?=\])|(?<= offset )\d+[mhd]")
+YOUNG = re.compile(r"(?<=process_uptime_seconds < )\d+")
+
 BOUNDS = {
     "SlateMQCompactionBehind": (0.75, 0.05),
     "SlateMQEventsLate": (60_000, 3_000),
@@ -161,5 +164,5 @@ def _shortened() -> str:
 
 def shortened(expression: str) -> str:
     """The expression over windows that a short run fills."""
-    expression = re.sub(r"\[(\$__rate_interval|\d+[mhd])\]", f"[{WINDOW}]", expression)
+    expression = YOUNG.sub(WINDOW.removesuffix("s"), WINDOWS.sub(WINDOW, expression))
     return expression.replace("$queue", ".*")

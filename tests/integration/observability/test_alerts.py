@@ -32,7 +32,7 @@ def test_each_alert_is_quiet_and_fires_in_its_fault(tmp_path: Path) -> None:
         [program("promtool"), "test", "rules", str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

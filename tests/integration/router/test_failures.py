@@ -178,11 +178,13 @@ async def test_a_removed_broker_shard_is_routed_to_no_more_and_holds_no_other_up
         await stack.directory.remove("topology/broker-1.json")
         await eventually(lambda: stack.got("here") == published)
         assert 1 in router.links
+        assert router.shard_counts == {"ingest": 1, "broker": 2}
 
         # When it is removed
         objects = open_root(stack.root_url).objects
         await RemovedShards(objects).add("broker/1", now_ms=0)
         await eventually(lambda: 1 not in router.links)
+        await eventually(lambda: router.shard_counts == {"ingest": 1, "broker": 1})
 
         # Then all is routed that is left, without a trace of it
         published += await stack.log.publish([{}])
@@ -210,11 +212,13 @@ async def test_the_log_of_a_removed_ingest_shard_is_read_no_more_and_the_others_
         published += await stack.log.publish([{}])
         await eventually(lambda: sorted(stack.got("all")) == sorted(published))
         assert 1 in router.logs
+        assert router.shard_counts == {"ingest": 2, "broker": 1}
 
         # When it is removed
         objects = open_root(stack.root_url).objects
         await RemovedShards(objects).add("ingest/1", now_ms=0)
         await eventually(lambda: 1 not in router.logs)
+        await eventually(lambda: router.shard_counts == {"ingest": 1, "broker": 1})
 
         # Then the rest is routed as before, once, without a trace of it
         published += await stack.log.publish([{}])

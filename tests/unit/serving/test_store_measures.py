@@ -108,6 +108,7 @@ async def test_what_a_store_is_asked_costs_and_holds_is_measured(tmp_path: Path)
     assert ("slatedb_memtables",) in found["slatemq.memory"]
     assert found["process.memory.usage"][()] > 1 << 20
     assert found["process.cpu.time"][()] > 0
+    assert found["process.uptime"][()] > 0
     assert found["slatemq.cache.lookups"]["payloads", "miss"] == 2
     assert found["slatemq.cache.lookups"]["slatedb_data_block", "hit"] >= 1
     await database.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ import grpc
 import pytest
 
 import slatemq
+from libs.serving.http.server import Exposition
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.exits import ExitCause
+from libs.serving.process.removal import measure_draining
 from libs.serving.server import RunningService, Signals
-from libs.serving.telemetry import Telemetry
+from libs.serving.telemetry import Telemetry, configure
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
@@ -26,6 +29,15 @@ from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Rig, introduce, refusal, running
 from tests.integration.unanswered_removals import unanswered
+
+
+def draining_of(rig: Rig) -> float:
+    """The metric of the broker's drain."""
+    exposition = Exposition()
+    telemetry = configure("broker", "broker-1", readers=[exposition.reader])
+    measure_draining(telemetry.meter, rig.broker.placement.drain)
+    (value,) = re.findall(rb"^slatemq_shard_draining (\S+)", exposition.render(()), re.M)
+    return float(value)
 
 
 @asynccontextmanager
@@ -46,6 +58,7 @@ async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: P
         await client.create_queue("kept")
         drained = await client.drain_shard(1)
         assert (drained.state, drained.remaining) == ("draining", ("1 queue",))
+        assert draining_of(rig) == 1
 
     async with two_brokers(tmp_path) as (_, second, client):
         made = [await client.create_queue(f"q-{number}") for number in range(10)]
@@ -61,6 +74,7 @@ async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: P
 
         # When the drain is cancelled
         assert (await client.drain_shard(1, cancel=True)).state == "serving"
+        assert draining_of(second) == 0
         assert (await client.create_queue("here", shard=1)).broker_shard == 1
 
 
