@@ -10,6 +10,7 @@ import yaml
 from tests.acceptance.compose_project import HTTP_PORTS
 from tests.dashboards import FOLDER, RULE, files, panels
 from tests.integration.observability.alert_rules import (
+    CALM,
     FAULTS,
     RULES,
     alerts,
@@ -18,7 +19,7 @@ from tests.integration.observability.alert_rules import (
 from tests.unit.test_metrics import instruments
 
 METRIC = re.compile(r"\b(?:slatemq|messaging|rpc|process|http)_[a-z_]+")
-NOT_METRICS = re.compile(r"\{[^}]*\}|\b(?:by|on|without|ignoring)\s*\([^)]*\)")
+NOT_METRICS = re.compile(r"\{[^}]*\}|\"[^\"]*\"|\b(?:by|on|without|ignoring)\s*\([^)]*\)")
 
 SUFFIXES = re.compile(r"(_(seconds|milliseconds|bytes))?(_(total|bucket|sum|count))?$")
 
@@ -58,6 +59,7 @@ def test_panels_and_alerts_name_metrics_that_there_are() -> None:
     expressions = [expression for _, panel in panels() for expression in panel["curves"].values()]
     expressions += [rule["expr"] for rule in (*alerts().values(), *recordings())]
     expressions += [series for fault in FAULTS.values() for series in fault.series]
+    expressions += [series for calm in CALM.values() for series in calm.series]
 
     named = set().union(*map(metrics_in, expressions))
 
