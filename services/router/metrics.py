@@ -183,7 +183,7 @@ def measure_shards(telemetry: Telemetry, counts: Callable[[], Mapping[str, int]]
         "slatemq.router.shards",
         lambda: ((count, {"slatemq.service": service}) for service, count in counts().items()),
         "{shard}",
-        "Shards of the instance, with a process or without one, but for those that were removed",
+        "Shards of the topology, with a process or without one: neither removed nor given up",
     )
 
 

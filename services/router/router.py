@@ -48,8 +48,8 @@ class Router:
     Attributes:
         logs: By ingest shard.
         links: By broker shard.
-        shard_counts: How many shards there are, by their service: serving, down, or without a
-            process, but not removed. Empty until the topology was read.
+        shard_counts: How many shards the topology has, by their service: serving, down or without
+            a process, but neither removed nor given up. Empty until it was read.
     """
 
     def __init__(
@@ -167,8 +167,7 @@ class Router:
                     started_at_s = now_s() + self._look_again_ms / 1000
                 self._share(topology.shards("router").keys())
                 self.shard_counts = {
-                    "ingest": len(topology.ingests.keys() | self.logs.keys()),
-                    "broker": len(topology.brokers.keys() | self.links.keys()),
+                    service: len(topology.shards(service)) for service in ("ingest", "broker")
                 }
             await asyncio.sleep(every_ms / 1000)
 

@@ -21,7 +21,7 @@ from tests.integration.observability.alert_rules import (
 STAGING = ("test_prometheus.py", "test_store_alerts.py", "test_certificate_alerts.py")
 STAGED = [Path(__file__).with_name(name) for name in STAGING]
 
-PARTS = ("It means", "Look", "Do", "Never")
+PARTS = ("It means", "Look", "Do", "It ends", "Never")
 
 
 def test_each_alert_is_quiet_and_fires_in_its_fault(tmp_path: Path) -> None:
