@@ -124,11 +124,13 @@ class QueueCalls(Calls):
             tries += 1
             try:
                 with errors_translated():
-                    return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
+                    response = await stub.CreateQueue(request, timeout=timeout)
             except Unavailable as error:
                 if error.reason in NOT_TAKEN:
                     chosen = None  # Nothing was created: try another broker.
                 raise
+            self._locations.note(queue_id, (chosen,))
+            return queue_of(response.queue)
 
         try:
             return await self._peers.call(attempt)

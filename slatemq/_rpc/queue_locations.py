@@ -81,18 +81,18 @@ class QueueLocations:
     async def shards_of(self, queue_id: str, *, fresh: bool = False) -> tuple[int, ...]:
         """The broker shards of a queue, by partition; their brokers may be down.
 
-        What is known may be outdated; `fresh` has the claim of the name read now.
-        Raises NotFound when no shard has it, Unavailable or DeadlineExceeded when no broker
-        answers.
+        What is known may be outdated, unless one of its shards was removed; `fresh` has the claim
+        of the name read now. Raises NotFound when no shard has it, Unavailable or DeadlineExceeded
+        when no broker answers.
         """
         brokers = await self.peers.broker_shards()
         known = self._known.get(queue_id)
         fresh = fresh or queue_id in self._outdated
-        if known is not None and not fresh:
+        if known is not None and not fresh and _are_there(known, brokers):
             return known
         if len(brokers) == 1:
             return (brokers[0],)
-        shards = await self._look_up(queue_id, brokers, fresh=fresh)
+        shards = await self._look_up(queue_id, brokers, fresh=fresh or known is not None)
         self.note(queue_id, shards)
         self._outdated.discard(queue_id)
         return shards
@@ -124,6 +124,19 @@ class QueueLocations:
         return shards[partition]
 
     async def _look_up(self, queue_id: str, brokers: list[int], *, fresh: bool) -> tuple[int, ...]:
+        """As `_ask_place`. What a broker remembers proves neither absence nor a removed shard."""
+        if not fresh:
+            try:
+                shards = await self._ask_place(queue_id, brokers, fresh=False)
+            except NotFound:
+                shards = ()
+            if shards and _are_there(shards, brokers):
+                return shards
+        return await self._ask_place(queue_id, brokers, fresh=True)
+
+    async def _ask_place(
+        self, queue_id: str, brokers: list[int], *, fresh: bool
+    ) -> tuple[int, ...]:
         """What the first of these brokers that answers says; `fresh`: by a claim read now."""
         request = LocateQueueRequest(queue_id=queue_id, fresh=fresh)
 
@@ -441,6 +454,11 @@ class QueueLocations:
                 f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN"
             )
         raise NotFound(resource, name)
+
+
+def _are_there(shards: Sequence[int], brokers: Sequence[int]) -> bool:
+    """Whether the topology has these shards: one that it lacks was removed, or is new."""
+    return set(shards) <= set(brokers)
 
 
 def partition_named(queue_id: str, partition: int) -> tuple[tuple[str, str]]:

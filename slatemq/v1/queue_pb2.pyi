@@ -851,7 +851,7 @@ class LocateQueueRequest(_message.Message):
     queue_id: _builtins.str
     """The queue's ID."""
     fresh: _builtins.bool
-    """Reads the claim now. Otherwise the answer may be a minute old."""
+    """Reads the claim now. Otherwise the answer may be a minute old, and NOT_FOUND a second."""
     def __init__(
         self,
         *,

@@ -191,11 +191,12 @@ class QueueServiceServicer:
         name in the store, so a look-up is one call however many brokers there are, and even while the
         broker that has the queue is down.
 
-        The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND,
-        look once more with `fresh`. Until then keep the answer. Every call about a queue that another
-        shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD and, in its
-        metadata, `broker_shard`: ask that broker, and keep it in place of the answer. Of a partitioned
-        queue both have the shards of all partitions, by index; in the metadata with commas between.
+        The claim may be a moment older or newer than the queue: where that broker or the look-up
+        itself answers NOT_FOUND, or the topology lacks that broker, look once more with `fresh`. Until
+        then keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND
+        whose ErrorInfo has the reason WRONG_SHARD and, in its metadata, `broker_shard`: ask that
+        broker, and keep it in place of the answer. Of a partitioned queue both have the shards of all
+        partitions, by index; in the metadata with commas between.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name),
         PERMISSION_DENIED (the caller may not consume, inspect, edit or administer the queue),

@@ -27,8 +27,8 @@ REMEMBERED_S: Final = 60.0
 """How old an answer may be that is not fresh; a queue moves, or is created elsewhere, rarely."""
 
 ABSENT_S: Final = 1.0
-"""The same for a name that no shard has: it bounds what calls about absent queues cost the store,
-but for those of commands and redrives, which read the claim of their target before they refuse."""
+"""The same for a name that no shard has. It bounds what calls about absent queues cost the store,
+but for clients, commands and redrives, which have the claim read before they say so."""
 
 NAMES_MAX: Final = 10_000
 """Names that are remembered: a megabyte."""
@@ -57,14 +57,13 @@ class Locations:
 
         None if it is free, or if all of them were removed.
 
-        A remembered answer may be a minute old; that a name is free, a second. `fresh` reads the
-        claim. Raises StoreUnavailable where nothing is remembered, CorruptRecord.
+        A remembered answer may be a minute old, unless one of its shards was removed; that a name
+        is free, a second. `fresh` reads the claim. Raises StoreUnavailable where nothing is
+        remembered, CorruptRecord.
         """
         known = self._known.get(queue_id)
-        if known is not None and not fresh:
-            lasts_s = REMEMBERED_S if known.broker_shards else ABSENT_S
-            if self._clock() - known.read_at < lasts_s:
-                return known.broker_shards
+        if known is not None and not fresh and await self._is_valid(known):
+            return known.broker_shards
         if fresh:
             return await self._read(queue_id)
         reading = self._reading.get(queue_id)
@@ -78,6 +77,18 @@ class Locations:
                 raise
             log.warning("where queue %s is cannot be read, taking the last: %s", queue_id, error)
             return known.broker_shards
+
+    async def _is_valid(self, known: _Remembered) -> bool:
+        lasts_s = REMEMBERED_S if known.broker_shards else ABSENT_S
+        if self._clock() - known.read_at >= lasts_s:
+            return False
+        try:
+            for shard in known.broker_shards:
+                if await self._is_removed(shard):
+                    return False
+        except StorageError:
+            return False  # The claim cannot be read either, and the last answer is taken.
+        return True
 
     async def _read(self, queue_id: str) -> tuple[int, ...]:
         read_at = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import slatemq
 from slatemq._rpc import queue_locations
 from slatemq.errors import NotFound
-from slatemq.v1 import consumer_pb2, queue_pb2
-from tests.integration.broker.rig import Rig, refusal, running
+from slatemq.v1 import consumer_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
+from tests.integration.broker.moves.movers import move, shard_of
+from tests.integration.broker.rig import Rig, introduce, refusal, running
 
 SHARDS = 4
 
@@ -35,6 +37,15 @@ async def relocate(rigs: Sequence[Rig], queue_id: str, source: int, target: int)
     """Deletes a queue, and creates it on another shard."""
     await rigs[source].queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id=queue_id))
     await rigs[target].create(queue_id)
+
+
+async def remove(rig: Rig) -> None:
+    """Removes a shard that has nothing."""
+    shards = shard_pb2_grpc.ShardServiceStub(rig.channel)
+    await shards.DrainShard(shard_pb2.DrainShardRequest())
+    database = f"broker/{shard_of(rig)}"
+    await shards.RemoveShard(shard_pb2.RemoveShardRequest(database=database))
+    await rig.ended
 
 
 def remembering(rigs: Sequence[Rig], queue_id: str) -> list[Rig]:
@@ -64,6 +75,27 @@ async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(
         assert len(remembering(rigs, "q")) == 1
 
 
+async def test_a_client_knows_where_the_queue_is_that_it_has_created(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+        created = await client.create_queue("q")
+
+        assert (await client.get_queue("q")).broker_shard == created.broker_shard
+        assert not remembering(rigs, "q")
+
+
+async def test_a_queue_is_found_once_it_exists_though_brokers_remember_that_it_did_not(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+        for rig in rigs:
+            await refusal(located(rig, "q"))
+        await rigs[1].create("q")
+        await rigs[1].assign([1], "q")
+
+        async with client.consume("q") as messages, asyncio.timeout(60):
+            assert (await anext(messages)).message_id == 1
+
+
 async def test_the_refusal_of_a_call_to_the_wrong_shard_names_the_right_one(tmp_path: Path) -> None:
     async with brokers(tmp_path) as rigs:
         await rigs[1].create("q")
@@ -89,6 +121,44 @@ async def test_a_client_follows_a_queue_that_has_changed_its_shard(tmp_path: Pat
         assert (await client.get_queue("q")).broker_shard == 2
         (message,) = await client.claim("q", 1)
         assert message.message_id == 1
+
+
+async def test_a_queue_is_found_though_the_shard_is_removed_on_which_it_was(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as rigs:
+        await introduce(*rigs)
+        async with slatemq.connect(rigs[0].running.address) as client:
+            # Given a client and brokers that remember a queue where it was before a move
+            await rigs[2].create("q")
+            assert (await client.get_queue("q")).broker_shard == 2
+            for rig in rigs:
+                assert await located(rig, "q") == [2]
+            await move(rigs[2], rigs[1])
+            await remove(rigs[2])
+            left = [rigs[0], rigs[1], rigs[3]]
+            await introduce(*left)
+
+            assert (await client.get_queue("q")).broker_shard == 1
+            assert [await located(rig, "q") for rig in left] == [[1]] * 3
+
+
+async def test_a_client_asks_for_a_fresh_answer_where_one_names_a_shard_that_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path) as rigs:
+        # Given brokers that remember a shard which was removed, and have not heard of that
+        await introduce(*rigs)
+        await rigs[2].create("q")
+        for rig in rigs:
+            assert await located(rig, "q") == [2]
+        await move(rigs[2], rigs[1])
+        await remove(rigs[2])
+
+        async with slatemq.connect(rigs[0].running.address) as client:
+            await client._peers.fresh_topology()
+            for rig in (rigs[0], rigs[1], rigs[3]):
+                rig.broker.placement.locations.note("q", (2,), time.monotonic())
+
+            assert (await client.get_queue("q")).broker_shard == 1
 
 
 async def test_a_consumer_and_a_watch_begin_where_the_queue_is_now(tmp_path: Path) -> None:

@@ -103,6 +103,23 @@ async def test_a_name_that_is_claimed_for_removed_shards_alone_is_free(names: Qu
     assert await known.of("q", fresh=True) == ()
 
 
+async def test_an_answer_is_read_again_once_a_shard_of_it_is_removed(names: QueueNames) -> None:
+    removed = set[int]()
+
+    async def is_removed(shard: int) -> bool:
+        return shard in removed
+
+    known = Locations(names, is_removed)
+    assert await names.claim("q", (3, 4), UNCLAIMED)
+    assert await known.of("q") == (3, 4)
+    await move(names, 3, 5)
+    assert await known.of("q") == (3, 4)
+
+    removed.add(4)
+
+    assert await known.of("q") == (3, 5)
+
+
 async def test_the_names_remembered_are_bounded(
     names: QueueNames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
