@@ -2,7 +2,7 @@
 
 Nothing is sent unless an OTLP endpoint is configured, and nothing is measured unless that or an
 HTTP port is. Without both every tracer and instrument is the API's no-op, and calls are not even
-wrapped, so that the cost is none.
+looked at, so that the cost is none.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +57,7 @@ class Telemetry:
         traces: Whether spans are.
         tracer: For spans of the service's own.
         meter: For instruments of the service's own.
-        call_duration: Of calls served, in ms.
+        call_duration: Of calls, served or refused, in ms.
         series: What is measured without instruments: see `live_series`.
     """
 
@@ -86,7 +77,9 @@ class Telemetry:
             meters.get_meter(SCOPE_NAME) if meters else metrics.NoOpMeter(SCOPE_NAME)
         )
         self.call_duration = self.meter.create_histogram(
-            "rpc.server.duration", unit="ms", description="Duration of calls served"
+            "rpc.server.duration",
+            unit="ms",
+            description="Duration of calls, served or refused, by their status",
         )
 
         self._slow_steps = self.meter.create_counter(
@@ -133,104 +126,6 @@ class Telemetry:
             end.join(max(0.0, until_s - time.monotonic()))
         if any(end.is_alive() for end in ends):
             log.warning("the last spans and metrics are lost: the collector did not take them")
-
-    def traced(
-        self, method: str, behavior: Callable[[Any, Any], Awaitable[Any]]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The handler with a server span and its duration around each call."""
-        if not self.enabled:
-            return behavior
-        call = _Method(self, method)
-
-        async def traced(request: Any, context: Any) -> Any:
-            with call.scope(context):
-                return await behavior(request, context)
-
-        return traced
-
-    def traced_stream(
-        self, method: str, behavior: Callable[[Any, Any], AsyncIterator[Any]]
-    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        """Like `traced`, for an async generator."""
-        if not self.enabled:
-            return behavior
-        call = _Method(self, method)
-
-        async def traced(request: Any, context: Any) -> AsyncIterator[Any]:
-            # The span is not made the current one: a generator's frames run in their caller's
-            # context, where a token set before a yield cannot be reset after it.
-            with call.scope(context, current=False):
-                responses: Any = behavior(request, context)
-                async with aclosing(responses):
-                    async for response in responses:
-                        yield response
-                        del response  # It is sent: the next may be hours away.
-
-        return traced
-
-
-class _Method:
-    """What the calls of one method share."""
-
-    def __init__(self, telemetry: Telemetry, method: str) -> None:
-        service, _, name = method.strip("/").rpartition("/")
-        self.name = method.strip("/")
-        self.attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
-        self.tracer = telemetry.tracer
-        self._traces = telemetry.traces
-        self._durations = telemetry.call_duration
-        # By whether the call failed; made once, since calls are many.
-        self._facts = [{**self.attributes, "failed": failed} for failed in (False, True)]
-
-    def scope(self, context: Any, *, current: bool = True) -> AbstractContextManager[None]:
-        """For one call."""
-        return _TracedCall(self, context, current=current) if self._traces else _Call(self)
-
-    def record(self, began_s: float, *, failed: bool) -> None:
-        self._durations.record((time.monotonic() - began_s) * 1000, self._facts[failed])
-
-
-class _Call:
-    """One served call: its duration."""
-
-    __slots__ = ("_began_s", "_method")
-
-    def __init__(self, method: _Method) -> None:
-        self._method = method
-
-    def __enter__(self) -> None:
-        self._began_s = time.monotonic()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._method.record(self._began_s, failed=error is not None)
-
-
-class _TracedCall:
-    """One served call: its duration, and a span under the caller's."""
-
-    def __init__(self, method: _Method, context: Any, *, current: bool) -> None:
-        self._method = method
-        self._span = method.tracer.start_span(
-            method.name,
-            context=extract(dict(context.invocation_metadata() or ())),
-            kind=trace.SpanKind.SERVER,
-            attributes=method.attributes,
-        )
-        self._scope = trace.use_span(self._span, end_on_exit=False) if current else None
-        self._began_s = time.monotonic()
-
-    def __enter__(self) -> None:
-        if self._scope is not None:
-            self._scope.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(kind, error, traceback)
-        elif isinstance(error, Exception):
-            self._span.record_exception(error)
-            self._span.set_status(trace.StatusCode.ERROR, str(error))
-        self._span.end()
-        self._method.record(self._began_s, failed=error is not None)
 
 
 def instance_id(service: str, shard: int | None = None, *, has_standbys: bool = False) -> str:

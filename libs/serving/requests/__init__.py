@@ -8,6 +8,7 @@ In reading order; a file imports only files above it:
 `shape`    Requests that are small on the wire and large in memory; which field is at fault
 `reading`  Requests on their way from the wire to a handler: counted, checked, parsed
 `partitions` The partition that a call is for, as its metadata says
+`calls`    Served calls as spans and durations, refused ones among them
 `auditing` Acts of callers, recorded with their outcome: logged, and as events
 `doors`    The doors of a process: the port for clients, and the port for services
 `guard`    What surrounds every call: admission, errors, and the reading of requests

@@ -6,22 +6,20 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any
 
-import grpc
 import grpc.aio
 from opentelemetry import trace
 
 from libs.access.audit import REFUSALS, Act
 from libs.access.principals import Principal
 from libs.serving.process.logs import AUDIT_LOGGER, Repeats
+from libs.serving.requests.calls import code_name
 from libs.serving.telemetry import extract
 from slatemq._rpc.rpc_status import grpc_code, to_status
 from slatemq.errors import SlateMQError
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 _log = logging.getLogger(AUDIT_LOGGER)
 
@@ -91,7 +89,7 @@ class Auditor:
                     subjects,
                     details,
                     peer,
-                    refused or _code(context) or pending.outcome,
+                    refused or code_name(context) or pending.outcome,
                     request_id,
                 )
             )
@@ -119,17 +117,6 @@ class Auditor:
         else:
             _log.warning("audit", extra=facts)
         self._publish(act)
-
-
-def _code(context: Context) -> str:
-    """The name of the code that a call was ended with, which gRPC has as a number or as its enum.
-
-    Empty where its handler has returned, or the caller has cancelled it.
-    """
-    code: Any = context.code()
-    if not code:
-        return ""
-    return _CODES[code] if isinstance(code, int) else str(code.name)
 
 
 def _trace_id(context: Context) -> str:

@@ -33,6 +33,7 @@ from libs.access.current import hold_back
 from libs.access.principals import LIMIT_REASON
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.requests.calls import UNKNOWN_METHOD, UNRECORDED, Call, MethodCalls, is_known
 from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit, current_visit
 from libs.serving.requests.gate import Entrance, Gate, NewestGate, OpenGate
 from libs.serving.requests.partitions import note_partition
@@ -92,6 +93,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._door: Door = ServiceDoor()
         self._probe_streams = NewestGate(limits.PROBE_STREAMS_MAX)
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._calls: dict[str, MethodCalls] = {}
 
     def of_door(self, door: Door) -> CallGuard:
         """A guard of another port, which shares all bounds with this one, but that of probes."""
@@ -135,14 +137,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
         guarded: Callable[[Any, Context], Any]
         encoding = _encoding
         if inspect.isasyncgenfunction(behavior):
-            behavior = self._telemetry.traced_stream(method, behavior)
             encoding = _unboxing
             if handler.request_streaming:
                 guarded = self._guard_both_streams(method, behavior, codec, gate, judge)
             else:
                 guarded = self._guard_answer_stream(method, behavior, codec, gate, judge)
         elif inspect.iscoroutinefunction(behavior) and not any(is_streaming):
-            behavior = self._telemetry.traced(method, behavior)
             guarded = self._guard_unary(method, behavior, codec, gate, judge)
         elif inspect.iscoroutinefunction(behavior) and not handler.request_streaming:
             guarded = self._guard_writer(method, behavior, codec, gate, judge)
@@ -165,78 +165,86 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _guard_unary(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        reader = self._reader
+        reader, calls = self._reader, self._calls_of(method)
 
         async def guarded(_: Any, context: Context) -> Any:
-            try:
-                with await _visit(gate, judge, context) as visit, gate:
-                    request, held_bytes = await reader.read(context, codec, method)
-                    try:
-                        await visit.judge(request)
-                        if (proof := gate.proof()) is not None:
-                            await proof
-                        return await behavior(request, context)
-                    finally:
-                        del request  # An error would keep it as long as this frame.
-                        if held_bytes:
-                            reader.release(held_bytes)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await self._fail(method, context, error)
+            with calls.begin(context, is_current=True) as call:
+                try:
+                    with await _visit(gate, judge, context) as visit, gate:
+                        request, held_bytes = await reader.read(context, codec, method)
+                        try:
+                            await visit.judge(request)
+                            if (proof := gate.proof()) is not None:
+                                await proof
+                            return await behavior(request, context)
+                        finally:
+                            del request  # An error would keep it as long as this frame.
+                            if held_bytes:
+                                reader.release(held_bytes)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                    await self._fail(method, context, error, call)
 
         return guarded
 
     def _guard_answer_stream(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        reader = self._reader
+        reader, calls = self._reader, self._calls_of(method)
 
         async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                with await _visit(gate, judge, context) as visit, gate:
-                    request, held_bytes = await reader.read(context, codec, method)
-                    try:
-                        await visit.judge(request)
-                        if (proof := gate.proof()) is not None:
-                            await proof
-                        # Closed here and now when the client goes, not when the collector finds it.
-                        async with aclosing(behavior(request, context)) as responses:
-                            async for response in responses:
-                                await visit.renew()
-                                box = [response]
-                                del response
-                                yield box
-                    finally:
-                        del request  # An error would keep it as long as this frame.
-                        if held_bytes:
-                            reader.release(held_bytes)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await self._fail(method, context, error)
+            with calls.begin(context) as call:
+                try:
+                    with await _visit(gate, judge, context) as visit, gate:
+                        request, held_bytes = await reader.read(context, codec, method)
+                        try:
+                            await visit.judge(request)
+                            if (proof := gate.proof()) is not None:
+                                await proof
+                            # Closed here and now when the client goes, not when the collector
+                            # finds it.
+                            async with aclosing(behavior(request, context)) as responses:
+                                async for response in responses:
+                                    await visit.renew()
+                                    box = [response]
+                                    del response
+                                    yield box
+                        finally:
+                            del request  # An error would keep it as long as this frame.
+                            if held_bytes:
+                                reader.release(held_bytes)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                    await self._fail(method, context, error, call)
 
         return guarded
 
     def _guard_both_streams(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        calls = self._calls_of(method)
+
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
-            is_let_in = False
-            try:
-                with await _visit(gate, judge, context) as visit, gate:
-                    is_let_in = True
-                    if (proof := gate.proof()) is not None:
-                        await proof
-                    parsed = self._reader.stream(requests, codec, visit.judge)
-                    async with aclosing(behavior(parsed, context)) as responses:
-                        async for response in responses:
-                            await visit.renew()
-                            box = [response]
-                            del response
-                            yield box
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                if isinstance(error, errors.Unauthenticated) and not is_let_in:
-                    await self._reader.pass_over(requests, partial(_fail, method, context, error))
-                elif _is_of_caller(error):
-                    await self._reader.skip(requests)
-                await self._fail(method, context, error)
+            with calls.begin(context) as call:
+                is_let_in = False
+                try:
+                    with await _visit(gate, judge, context) as visit, gate:
+                        is_let_in = True
+                        if (proof := gate.proof()) is not None:
+                            await proof
+                        parsed = self._reader.stream(requests, codec, visit.judge)
+                        async with aclosing(behavior(parsed, context)) as responses:
+                            async for response in responses:
+                                await visit.renew()
+                                box = [response]
+                                del response
+                                yield box
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                    if isinstance(error, errors.Unauthenticated) and not is_let_in:
+                        await self._reader.pass_over(
+                            requests, partial(_fail, method, context, error)
+                        )
+                    elif _is_of_caller(error):
+                        await self._reader.skip(requests)
+                    await self._fail(method, context, error, call)
 
         return guarded
 
@@ -244,41 +252,53 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], Awaitable[None]]:
         """Guard a handler that writes its responses itself, as health's does."""
+        calls = self._calls_of(method)
 
         async def guarded(_: Any, context: Context) -> None:
-            try:
-                with await _visit(gate, judge, context) as visit, gate:
-                    request, held_bytes = await self._reader.read(context, codec, method)
-                    self._reader.release(held_bytes)
-                    await visit.judge(request)
-                    await behavior(request, context)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await self._fail(method, context, error)
+            with calls.begin(context) as call:
+                try:
+                    with await _visit(gate, judge, context) as visit, gate:
+                        request, held_bytes = await self._reader.read(context, codec, method)
+                        self._reader.release(held_bytes)
+                        await visit.judge(request)
+                        await behavior(request, context)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                    await self._fail(method, context, error, call)
 
         return guarded
 
-    async def _fail(self, method: str, context: Context, error: BaseException) -> None:
+    async def _fail(self, method: str, context: Context, error: BaseException, call: Call) -> None:
         """As `_fail` below, with where to look for what is not here."""
         if self._directed is not None and isinstance(error, errors.NotFound):
             error = await self._directed(error)
-        await _fail(method, context, error)
+        await _fail(method, context, error, call)
+
+    def _calls_of(self, method: str) -> MethodCalls:
+        """What records the calls of a method that there is, or of UNKNOWN_METHOD."""
+        calls = self._calls.get(method)
+        if calls is None:
+            calls = self._calls[method] = MethodCalls(self._telemetry, method)
+        return calls
 
     def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler that refuses: no such method here, or the service is starting."""
+        # Callers name as many methods as they like: only those that there are get a series.
+        calls = self._calls_of(method if is_known(method) else UNKNOWN_METHOD)
 
         async def refused(requests: Any, context: Context) -> None:
-            try:
-                if self._elsewhere.is_ours(method):
-                    with self._gate:
-                        pass
-            except errors.SlateMQError as error:
-                await _fail(method, context, error)
-            else:
-                is_open = self._door.judge_of(method) is None
-                refusal = await self._elsewhere.refusal(method, shows_addresses=is_open)
-                end = partial(_fail, method, context, refusal)
-                await self._reader.pass_over(requests, end)
-                await _fail(method, context, refusal)
+            with calls.begin(context, is_current=True) as call:
+                try:
+                    if self._elsewhere.is_ours(method):
+                        with self._gate:
+                            pass
+                except errors.SlateMQError as error:
+                    await _fail(method, context, error, call)
+                else:
+                    is_open = self._door.judge_of(method) is None
+                    refusal = await self._elsewhere.refusal(method, shows_addresses=is_open)
+                    end = partial(_fail, method, context, refusal)
+                    await self._reader.pass_over(requests, end)
+                    await _fail(method, context, refusal, call)
 
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
         return handler
@@ -321,7 +341,9 @@ def _unboxing(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byte
     return lambda box: encode(box.pop())
 
 
-async def _fail(method: str, context: Context, error: BaseException) -> None:
+async def _fail(
+    method: str, context: Context, error: BaseException, call: Call = UNRECORDED
+) -> None:
     """End the call with the status of the error; a cancelled or aborted call just ends."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
@@ -329,7 +351,9 @@ async def _fail(method: str, context: Context, error: BaseException) -> None:
         raise error
     if isinstance(error, errors.ResourceExhausted):
         await hold_back(error, context.time_remaining())
-    status = status_of(method, error)
+    with call.in_span():
+        status = status_of(method, error)
+    call.failed(error)
     # What the handler held would stay until the next full collection: a cycle of frames and error.
     # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
     error.__traceback__ = None

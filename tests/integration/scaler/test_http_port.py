@@ -38,7 +38,8 @@ async def test_it_measures_its_calls_where_it_has_a_port_for_that(tmp_path: Path
             text = await answer.text()
 
     calls = re.findall(r"^rpc_server_duration_milliseconds_count\{(.*)\} 1\.0$", text, re.M)
-    assert ['rpc_method="IsActive"' in one and 'failed="true"' in one for one in calls] == [True]
+    status = 'rpc_response_status_code="INVALID_ARGUMENT"'
+    assert ['rpc_method="IsActive"' in one and status in one for one in calls] == [True]
     assert re.search(rf'service_instance_id="{socket.gethostname()}/scaler-\d+"', text)
     assert re.search(r"^slatemq_serving 1\.0$", text, re.M)
     assert re.search(r"^process_memory_usage_bytes [1-9]", text, re.M)
