@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, TextIO
 
 from opentelemetry import trace
+from opentelemetry.trace import SpanContext
 
 from slatemq._secrets import redacted
 
@@ -38,7 +39,11 @@ _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 def configure(
-    service: str, level: str = "info", form: str = "text", stream: TextIO | None = None
+    service: str,
+    level: str = "info",
+    form: str = "text",
+    stream: TextIO | None = None,
+    within: SpanContext = trace.INVALID_SPAN_CONTEXT,
 ) -> None:
     """Send all logs of the process to `stream` (stderr); replaces what was configured before.
 
@@ -47,9 +52,11 @@ def configure(
         level: Least severity: debug, info, warning or error; the logger of acts logs all of them.
         form: `text` for people, `json` for collectors.
         stream: Where to write.
+        within: The span of all that the process does, in whichever thread.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(service) if form == "json" else TextLines(service))
+    lines = JsonLines if form == "json" else TextLines
+    handler.setFormatter(lines(service, within))
     handler.addFilter(_is_worth_a_line)
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()
@@ -129,16 +136,26 @@ class _Count:
 
 
 class _Lines(logging.Formatter):
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, within: SpanContext = trace.INVALID_SPAN_CONTEXT) -> None:
         super().__init__()
         self._service = service
+        self._within = within
+
+    def _facts(self, record: logging.LogRecord) -> dict[str, object]:
+        facts = {key: value for key, value in vars(record).items() if key not in _KNOWN}
+        current = trace.get_current_span().get_span_context()
+        span = current if current.is_valid else self._within
+        if span.is_valid:
+            facts["trace_id"] = trace.format_trace_id(span.trace_id)
+            facts["span_id"] = trace.format_span_id(span.span_id)
+        return facts
 
 
 class TextLines(_Lines):
     """Time, level, service and logger, the message, then `key=value` for every fact."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = "".join(f" {key}={_bare(value)}" for key, value in _facts(record).items())
+        facts = "".join(f" {key}={_bare(value)}" for key, value in self._facts(record).items())
         line = (
             f"{_timestamp(record)} {record.levelname} {self._service} {record.name}: "
             f"{record.getMessage()}{facts}"
@@ -152,7 +169,7 @@ class JsonLines(_Lines):
     """One JSON object per line; the facts stand beside time, level, service, logger, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = _facts(record) | {
+        line = self._facts(record) | {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
             "service": self._service,
@@ -162,15 +179,6 @@ class JsonLines(_Lines):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return redacted(json.dumps(line, default=str))
-
-
-def _facts(record: logging.LogRecord) -> dict[str, object]:
-    facts = {key: value for key, value in vars(record).items() if key not in _KNOWN}
-    span = trace.get_current_span().get_span_context()
-    if span.is_valid:
-        facts["trace_id"] = trace.format_trace_id(span.trace_id)
-        facts["span_id"] = trace.format_span_id(span.span_id)
-    return facts
 
 
 def _timestamp(record: logging.LogRecord) -> str:

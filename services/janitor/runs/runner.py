@@ -312,7 +312,15 @@ class Runner:
             self._tasks.create_task(self._do(active))
 
     async def _do(self, active: Active) -> None:
-        """Bring a run to its end, and store that."""
+        """Bring a run to its end, and store that: one span, which the lines about it name."""
+        name, facts = f"janitor {active.run.ask.job}", {"slatemq.run": active.run.run_id}
+        with self._tracer.start_as_current_span(name, active.context, attributes=facts) as span:
+            run = await self._bring_to_end(active)
+            if run.state is State.FAILED:
+                span.set_status(trace.StatusCode.ERROR, run.error)
+            await self._save_end(active, run)
+
+    async def _bring_to_end(self, active: Active) -> Run:
         if active.why is None:
             now_ms = self._now_ms()
             active.update(state=State.RUNNING, started_at_ms=now_ms)
@@ -338,7 +346,7 @@ class Runner:
         extra = {"run": run.run_id, "error": run.error} if run.error else {"run": run.run_id}
         log.log(level, "a run has ended: %s", state, extra=extra)
         self._measure(run)
-        await self._save_end(active, run)
+        return run
 
     async def _have_done(self, active: Active) -> Mapping[str, Any]:
         if active.why is not None:
@@ -346,11 +354,7 @@ class Runner:
         command = self._command_of(active.run.ask.job)
         active.child = Child(command, lambda value: self._hear(active, value))
         try:
-            run = active.run
-            facts = {"slatemq.run": run.run_id}
-            name = f"janitor {run.ask.job}"
-            with self._tracer.start_as_current_span(name, active.context, attributes=facts):
-                end = await active.child.work(self._task_of(run))
+            end = await active.child.work(self._task_of(active.run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
         except Exception as error:  # the history is to say so, and the janitor goes on

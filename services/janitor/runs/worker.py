@@ -17,8 +17,11 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any, BinaryIO, Final
 
+from opentelemetry import trace
+
 from libs.serving.process import logs
 from libs.serving.process.exits import exit_with
+from libs.serving.telemetry import extract
 from libs.storage.objects.requests import OF_PROCESS, RequestCounts
 from services.janitor.jobs.contract import (
     VERIFYING,
@@ -56,7 +59,8 @@ def work(run: RunJob) -> int:
     if not line:
         return 1  # The janitor was gone before it could say what for.
     task = json.loads(line)
-    logs.configure("janitor-spark", task["log_level"], task["log_format"])
+    run_span = trace.get_current_span(extract(task["trace"])).get_span_context()
+    logs.configure("janitor-spark", task["log_level"], task["log_format"], within=run_span)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Spark starts its processes with it.
     os.environ.update({name.upper(): value for name, value in task["trace"].items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,9 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
@@ -77,6 +81,7 @@ def runner_of(
     measure: Callable[[Run], None] = lambda run: None,
     command: Sequence[str] = ("false",),
     now_ms: int = NOW_MS,
+    tracer: trace.Tracer | None = None,
 ) -> Runner:
     """A runner whose runs are processes with this command."""
 
@@ -93,7 +98,7 @@ def runner_of(
         kept,
         lambda: now_ms,
         lambda job: None,
-        trace.NoOpTracer(),
+        tracer or trace.NoOpTracer(),
         RunEvents(),
         measure,
         lambda counts: None,
@@ -106,13 +111,15 @@ def new_store() -> RunStore:
 
 @asynccontextmanager
 async def working(
-    store: RunStore | None = None, command: Sequence[str] = ("false",)
+    store: RunStore | None = None,
+    command: Sequence[str] = ("false",),
+    tracer: trace.Tracer | None = None,
 ) -> AsyncIterator[Runner]:
-    runner = runner_of(store or new_store(), command=command)
-    work = asyncio.create_task(runner.work())
+    made = runner_of(store or new_store(), command=command, tracer=tracer)
+    work = asyncio.create_task(made.work())
     await asyncio.sleep(0)
     try:
-        yield runner
+        yield made
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -122,6 +129,57 @@ async def end_of(runner: Runner, run: Run) -> State:
     async with asyncio.timeout(WAIT_S):
         states = [one.state async for one in runner.watch(run.run_id)]
     return states[-1]
+
+
+@pytest.mark.parametrize(
+    ("end", "is_error"),
+    [
+        ('{"end": "failed", "error": "broker 0 is down"}', True),
+        ("", True),
+        ('{"end": "done"}', False),
+        ('{"end": "cancelled"}', False),
+    ],
+)
+async def test_the_span_of_a_failed_run_is_an_error_which_the_line_of_its_end_names(
+    end: str, is_error: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given what a log line would name as its span
+    named: list[int] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.msg == "a run has ended: %s":
+                named.append(trace.get_current_span().get_span_context().span_id)
+
+    logger, noting, spans = logging.getLogger(Runner.__module__), Noting(), InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    caplog.set_level(logging.INFO)
+    logger.addHandler(noting)
+
+    # When a run ends
+    command = ["sh", "-c", f"read task; echo '{end}'"]
+    async with working(command=command, tracer=provider.get_tracer("janitor")) as there:
+        run = await there.begin(RunRequest("report"), Trigger.REQUEST)
+        state = await end_of(there, run)
+        await _until(spans.get_finished_spans)
+    logger.removeHandler(noting)
+
+    # Then its span says whether it failed, and why
+    (span,) = spans.get_finished_spans()
+    assert span.name == "janitor report"
+    assert (span.status.status_code is trace.StatusCode.ERROR) == is_error
+    assert is_error == (state is State.FAILED)
+    if "broker" in end:
+        assert span.status.description == "broker 0 is down"
+    assert span.context is not None
+    assert named == [span.context.span_id]
+
+
+async def _until(come_about: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not come_about():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from libs.storage.database.roots import open_root
 from services.janitor.jobs.owners import owners_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.forms import proof
-from tests.integration.janitor.runs.janitors import QUIET, Run, janitor
+from tests.integration.janitor.runs.janitors import QUIET, Run, janitor, until
 from tests.integration.router.peers import LogMemory, MemoryIngest
 
 TRACE = {
@@ -87,3 +88,23 @@ async def test_calls_of_a_run_and_of_its_spark_workers_are_in_the_trace_of_the_r
         (of_child, *of_workers), (of_other,) = (run.artifacts for run in runs)
         assert of_workers == [of_child] * (job == "traces")
         assert of_other.split("-")[1] != of_child.split("-")[1]
+
+
+@pytest.mark.slow
+async def test_log_lines_of_a_run_name_its_span_in_the_process_of_its_job_too(
+    tmp_path: Path,
+) -> None:
+    arguments = ("--otlp-endpoint", "http://127.0.0.1:1", "--log-format", "json")
+    async with janitor(tmp_path, *QUIET, *arguments) as there:
+        run = await there.done(await there.run("report", "breaks"))
+        assert run.state == Run.STATE_FAILED
+
+        # The line of the job's process, and that of the janitor, name the same span.
+        await until(lambda: "a run has ended" in there.log.read_text())
+        lines = [json.loads(line) for line in there.log.read_text().splitlines()]
+    (of_child,) = [line for line in lines if line["message"] == "the job failed"]
+    (of_janitor,) = [line for line in lines if line["message"].startswith("a run has ended")]
+    assert of_child["service"] == "janitor-spark"
+    assert re.fullmatch("[0-9a-f]{32}", of_child["trace_id"])
+    assert of_child["trace_id"] == of_janitor["trace_id"]
+    assert of_child["span_id"] == of_janitor["span_id"]
