@@ -15,6 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from contextvars import Context
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -207,7 +208,8 @@ class Dispatcher:
     def _kick(self, waiter_line: WaiterLine) -> None:
         waiter_line.again = True
         if waiter_line.task is None:
-            waiter_line.task = asyncio.create_task(self._serve(waiter_line))
+            # It serves others than the call that happens to start it, which may be an ack.
+            waiter_line.task = asyncio.create_task(self._serve(waiter_line), context=Context())
             waiter_line.task.add_done_callback(lambda task: self._served(waiter_line, task))
 
     def _served(self, waiter_line: WaiterLine, task: asyncio.Task[None]) -> None:
@@ -227,7 +229,8 @@ class Dispatcher:
         while waiter_line.line:
             waiter_line.again = False
             has_turn = self.in_flight.has_turn(waiter_line)
-            has_claimed = await self._step(waiter_line)
+            first = next(iter(waiter_line.line))
+            has_claimed = await self._step(waiter_line, first.context)
             if has_turn:
                 self.in_flight.leave(waiter_line)
             if has_claimed:
@@ -236,8 +239,11 @@ class Dispatcher:
                 self._rest(waiter_line)
                 return
 
-    async def _step(self, waiter_line: WaiterLine) -> bool:
-        """Claims what can be claimed for a line; returns whether that was anything."""
+    async def _step(self, waiter_line: WaiterLine, context: Context) -> bool:
+        """Claims what can be claimed for a line; returns whether that was anything.
+
+        What has to be read for that is read in this context.
+        """
         queue = waiter_line.queue
         waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
         wanted = waiter_line.wanted()
@@ -277,7 +283,7 @@ class Dispatcher:
             async with self._budget.fetching(size_of(here) + expected_bytes) as fetch_bytes:
                 # What another line found out about an ingest while this one waited for its turn.
                 missing = reachable(missing)
-                fetching = self._late.fetching(waiter_line, missing, fetch_bytes)
+                fetching = self._late.fetching(waiter_line, missing, fetch_bytes, context)
                 async with fetching as (in_time, late):
                     fetched.add(_take(in_time, held))
                     if not late:

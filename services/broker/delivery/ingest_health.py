@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Set
+from contextvars import Context
 from functools import partial
 
 from libs.storage.layout.ids import shard_of
@@ -26,7 +27,8 @@ ASKS_A_TURN = 20
 class IngestHealth:
     """Which ingests are down: only a probe asks them, until they answer it.
 
-    The same holds for single messages whose payloads take long to read: others overtake them.
+    The same holds for single messages whose payloads take long to read: others overtake them. Both
+    are asked for in no claim's trace, since they may outlast any.
     """
 
     def __init__(self, payloads: Payloads, on_back: Callable[[int], None]) -> None:
@@ -75,12 +77,14 @@ class IngestHealth:
     def _pass_over(self, shard: int, wait: Callable[[], Awaitable[object]]) -> None:
         if shard not in self._probes:
             self._down_since_s[shard] = asyncio.get_running_loop().time()
-            self._probes[shard] = asyncio.create_task(self._probe(shard, wait))
+            probing = self._probe(shard, wait)
+            self._probes[shard] = asyncio.create_task(probing, context=Context())
 
     def mark_slow(self, message_ids: Set[int]) -> None:
         """Notes that the payloads of these are still being read."""
         for message_id in message_ids - self._slow.keys():
-            self._slow[message_id] = asyncio.create_task(self._wait_for(message_id))
+            waiting = self._wait_for(message_id)
+            self._slow[message_id] = asyncio.create_task(waiting, context=Context())
 
     async def close(self) -> None:
         probes = [*self._probes.values(), *self._slow.values()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from libs.serving.requests.budget import AnswerBudget
@@ -33,13 +34,14 @@ class LateFetches:
 
     @asynccontextmanager
     async def fetching(
-        self, waiter_line: WaiterLine, ids: Sequence[int], max_bytes: int
+        self, waiter_line: WaiterLine, ids: Sequence[int], max_bytes: int, context: Context
     ) -> AsyncIterator[tuple[list[Fetch], list[Fetch]]]:
         """Ask for messages; gives the fetches that have ended in time, and those that are late.
 
-        These go on as the line's, with their part of `max_bytes`.
+        They are calls of this context. Late ones go on as the line's, with their part of
+        `max_bytes`.
         """
-        fetches = self._payloads.begin(ids, max_bytes)
+        fetches = self._payloads.begin(ids, max_bytes, context)
         try:
             if fetches:
                 await asyncio.wait([fetch.task for fetch in fetches], timeout=LATE_S)

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -360,7 +361,7 @@ class Payloads:
     ) -> FetchResult:
         """Read messages into the cache and the pinned ones: the first that fit."""
         fetched = FetchResult()
-        fetches = self.begin(ids, max_bytes)
+        fetches = self.begin(ids, max_bytes, copy_context())
         try:
             await asyncio.gather(*(fetch.task for fetch in fetches))
             for fetch in fetches:
@@ -372,7 +373,7 @@ class Payloads:
                 self.end(fetch)
         return fetched
 
-    def begin(self, ids: Sequence[int], max_bytes: int) -> list[Fetch]:
+    def begin(self, ids: Sequence[int], max_bytes: int, context: Context) -> list[Fetch]:
         """Begin to read messages into the cache, the first that fit: a fetch from each ingest."""
         if not ids:
             return []
@@ -384,7 +385,7 @@ class Payloads:
         fetches = []
         for shard, part in by_shard.items():
             fetch = Fetch(shard, share)
-            fetch.task = asyncio.create_task(self._fetch(fetch, part))
+            fetch.task = asyncio.create_task(self._fetch(fetch, part), context=context)
             self._fetches.add(fetch)
             fetches.append(fetch)
         return fetches

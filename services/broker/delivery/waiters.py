@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence, Set
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,6 +69,7 @@ class Waiter(ABC):
         self.consumer = consumer
         self.lease_ms = lease_ms
         self.patient = patient
+        self.context = copy_context()  # What is read for it is in the trace of its call.
 
     @property
     @abstractmethod

@@ -190,7 +190,9 @@ class Rig:
         pushes: MakeTarget | None = None,
         shard: int = 0,
         settings: Mapping[str, Any] | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        telemetry = telemetry or Telemetry()
         self.root = root
         self.clock = clock
         self.ingest = ingest
@@ -206,14 +208,14 @@ class Rig:
         )
         self.service = BrokerService(
             config,
-            Telemetry(),
+            telemetry,
             root,
             make_clock=self._clock,
             make_ingests=ingest,
             make_target=pushes or Pushes(),
             wall=wall,
         )
-        self.running = RunningService(self.service, config, Telemetry())
+        self.running = RunningService(self.service, config, telemetry)
         self.exit: ExitCause | None = None
         self.ended: asyncio.Task[ExitCause]
 
@@ -321,6 +323,7 @@ async def running(
     pushes: MakeTarget | None = None,
     shard: int = 0,
     settings: Mapping[str, Any] | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Rig]:
     """A broker that serves; ends as by SIGTERM, unless it has ended already."""
     disk = disk or Disk()
@@ -329,7 +332,16 @@ async def running(
     elif isinstance(root, Path):
         root = open_root(root.as_uri())
     clock, ingest = clock or ManualClock(), ingest or Ingest()
-    rig = Rig(root, clock, ingest, disk, pushes=pushes, shard=shard, settings=settings)
+    rig = Rig(
+        root,
+        clock,
+        ingest,
+        disk,
+        pushes=pushes,
+        shard=shard,
+        settings=settings,
+        telemetry=telemetry,
+    )
     rig.ended = ended = asyncio.create_task(rig.running.run(rig.signals))
     while rig.running.gate._closed is not None:
         assert not ended.done(), ended.result()

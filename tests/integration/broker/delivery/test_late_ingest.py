@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextvars import Context
 
 import grpc.aio
 import pytest
@@ -324,9 +325,9 @@ async def test_a_late_answer_has_only_lines_looked_at_that_passed_its_ingest_ove
         stepped: list[WaiterLine] = []
         step = rig.delivery._step
 
-        async def counted(line: WaiterLine) -> bool:
+        async def counted(line: WaiterLine, context: Context) -> bool:
             stepped.append(line)
-            return await step(line)
+            return await step(line, context)
 
         monkeypatch.setattr(rig.delivery, "_step", counted)
 
