@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any, NamedTuple, NoReturn, Self
 
 import grpc
@@ -200,7 +201,8 @@ class PartitionFetcher(ABC):
             consumer.queue_id, consumer._timeout_s, consumer._give_up, consumer._has_work
         )
         self.shard: int | None = None
-        self.task = asyncio.create_task(self.run())
+        # Not in the trace in which the consumer began: it lasts for all its messages.
+        self.task = asyncio.create_task(self.run(), context=Context())
 
     @abstractmethod
     async def run(self) -> None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from contextvars import Context
 from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -199,7 +200,8 @@ class LeaseKeeper:
         lease = Lease(token, length_ms, hold_s, time.monotonic() if now is None else now)
         self._held[token] = lease
         if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._keep())
+            # Not in the trace of the message that happens to come first.
+            self._task = asyncio.create_task(self._keep(), context=Context())
         return lease
 
     def drop(self, token: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -64,57 +65,75 @@ def nack_of(
     return Nack(token, cut_reason(reason), delay_ms, release)
 
 
+class _Waiting(NamedTuple, Generic[I, R]):
+    """An item that is not sent yet, and the context that it came in: its trace."""
+
+    item: I
+    done: asyncio.Future[R]
+    context: Context
+
+
 class Batcher(Generic[I, R]):
-    """Sends items together: what comes while a call is under way goes with the next one."""
+    """Sends items together: what comes while a call is under way goes with the next one.
+
+    Each call is in the context of its first item.
+    """
 
     def __init__(self, send: Callable[[list[I]], Awaitable[Sequence[R | SlateMQError]]]) -> None:
         """Send with this, which returns one result for each item."""
         self._send = send
-        self._waiting: list[tuple[I, asyncio.Future[R]]] = []
+        self._waiting: list[_Waiting[I, R]] = []
         self._task: asyncio.Task[None] | None = None
 
     def start(self, item: I) -> asyncio.Future[R]:
         """Sends an item with the next call; its result need not be awaited."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, done))
+        self._waiting.append(_Waiting(item, done, copy_context()))
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._begin()
         return done
 
     async def flush(self) -> None:
         """Waits until everything asked for so far has its result."""
-        if self._task is not None:
+        while self._task is not None:
             await asyncio.wait([self._task])
 
     async def close(self) -> None:
         """Sends nothing more; what has no result yet is Unavailable (CLIENT_CLOSED)."""
-        if self._task is not None:
+        while self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                await asyncio.sleep(0)  # tasks that are ready now may still join
-                batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
-                await self._run_batch(batch)
-        finally:
-            self._task = None
-            waiting, self._waiting = self._waiting, []
-            for _, done in waiting:
-                _settle(done, closed())
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._run(), context=self._waiting[0].context)
+        self._task.add_done_callback(self._ended)
 
-    async def _run_batch(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            log.error("a fault of the client", exc_info=fault)
+        if fault is None and not task.cancelled():
+            if self._waiting:
+                self._begin()
+            return
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            _settle(one.done, closed())
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # tasks that are ready now may still join
+        batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
         try:
-            results = await self._send([item for item, _ in batch])
+            results = await self._send([one.item for one in batch])
         except SlateMQError as error:
             results = [error] * len(batch)
         except BaseException:
-            for _, done in batch:
-                _settle(done, closed())
+            for one in batch:
+                _settle(one.done, closed())
             raise
-        for (_, done), result in zip(batch, results, strict=True):
-            _settle(done, result)
+        for one, result in zip(batch, results, strict=True):
+            _settle(one.done, result)
 
 
 def _settle(done: asyncio.Future[R], result: R | SlateMQError) -> None:

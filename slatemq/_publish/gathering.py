@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from slatemq._checks import moved
@@ -92,10 +93,10 @@ class _Open(Request["asyncio.Future[Published]"]):
     """A request that is being gathered.
 
     `ripe`: its oldest message has waited for long enough. `until`: when sending it is given up, by
-    the loop's time.
+    the loop's time. `context`: that of its oldest message, whose trace its call is in.
     """
 
-    __slots__ = ("ripe", "size", "timer", "until")
+    __slots__ = ("context", "ripe", "size", "timer", "until")
 
     def __init__(self, shard: int | None, before: Runs | None) -> None:
         super().__init__(shard, Runs(before), [])
@@ -103,6 +104,7 @@ class _Open(Request["asyncio.Future[Published]"]):
         self.timer: asyncio.Handle | None = None
         self.ripe = False
         self.until = 0.0
+        self.context = copy_context()
 
 
 class Gatherer:
@@ -251,7 +253,7 @@ class Gatherer:
         self._sender.stream(batch, stream, batch.until, done)
 
     def _call(self, batch: _Open, tried: StreamAttempt | None) -> None:
-        task = asyncio.create_task(self._send_by_calls(batch, tried))
+        task = asyncio.create_task(self._send_by_calls(batch, tried), context=batch.context)
         self._sending.add(task)
         task.add_done_callback(self._on_sent)
 

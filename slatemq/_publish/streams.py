@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -105,7 +106,9 @@ class PublishStreams:
         if channel is None:
             return None
         shards = self._shards
-        stream = self._streams[shard] = PublishStream(
+        # Not in the trace of the message that happens to come first: its context would stay.
+        stream = self._streams[shard] = Context().run(
+            PublishStream,
             self._peers,
             channel,
             shard,

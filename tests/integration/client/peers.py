@@ -76,6 +76,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         lose: How many acks and nacks are carried out, and lose their answers.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
+        answers_nacks: Answers to nacks wait for it.
         answers_extensions: Answers to extensions wait for it.
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
@@ -115,6 +116,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     may_not_extend: bool = False
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
+    answers_nacks: asyncio.Event = field(default_factory=asyncio.Event)
     answers_extensions: asyncio.Event = field(default_factory=asyncio.Event)
     claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
     claims_max: int = 1 << 30
@@ -125,6 +127,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     def __post_init__(self) -> None:
         self.answers_acks.set()
+        self.answers_nacks.set()
         self.answers_extensions.set()
 
     async def until(self, come_about: Callable[[], object]) -> None:
@@ -272,6 +275,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             if isinstance(done, tuple):
                 self.nacked.append((done[0], item.reason, item.release))
             answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self.answers_nacks.wait()
         await self._answer(context)
         return answer
 
