@@ -31,7 +31,7 @@ from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim_request
 from slatemq._consume.consumer import ConsumeOptions, Consumer
-from slatemq._consume.delivered import LeaseKeeper, Origin, Received
+from slatemq._consume.delivered import LeaseKeeper, Origin, Received, settle_all
 from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.gathering import claim_from_all
 from slatemq._consume.processing import check_handler, ending_at_sigterm, process_all
@@ -384,7 +384,12 @@ class Client(
         )
         origin = self._origin(queue_id)
         began_ns = time.time_ns()
-        messages = await claim_from_all(self._locations, request, origin, self._peers.call_s)
+        try:
+            messages = await claim_from_all(self._locations, request, origin, self._peers.call_s)
+        except BaseException as error:
+            if self._telemetry is not None:
+                self._telemetry.not_received(queue_id, began_ns, error)
+            raise
         if self._telemetry is not None:
             self._telemetry.received(queue_id, began_ns, messages)
         return messages
@@ -393,7 +398,7 @@ class Client(
         """Acks by token; returns for each None, or why it was refused."""
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         self._keeper.drop_all(tokens)
-        return await self._finisher.ack_many(tokens)
+        return await settle_all(self._telemetry, "ack", "", tokens, self._finisher.ack_many)
 
     async def nack(
         self,
@@ -412,7 +417,8 @@ class Client(
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         items = [nack_of(token, reason, delay, release) for token in tokens]
         self._keeper.drop_all(tokens)
-        return await self._finisher.nack_many(items)
+        name = "release" if release else "nack"
+        return await settle_all(self._telemetry, name, "", items, self._finisher.nack_many)
 
     async def extend(
         self, lease_tokens: Sequence[str], lease: Duration | None = None

@@ -2,15 +2,16 @@
 
 A publish is a PRODUCER span, whose context travels in the headers `traceparent` and `tracestate`;
 taking a message over is a CLIENT span, working on it a CONSUMER span that links to the publish
-(many messages of many producers meet in one consumer), settling it a CLIENT span. The metadata of
-every call carries the context that is current when it begins, for the spans of the services. Needs
-the extra `otel`; what is recorded goes to the program's own providers.
+(many messages of many producers meet in one consumer), settling it a CLIENT span, also where that
+goes on in the background. What fails is recorded, too, with `error.type`. The metadata of every
+call carries the context that is current when it begins, for the spans of the services. Needs the
+extra `otel`; what is recorded goes to the program's own providers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,6 +25,12 @@ HEADER_BYTES_MAX = 65_535
 
 SCOPE = "slatemq"
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+
+Attributes = Mapping[str, Any]
+
+NoteResults = Callable[[Iterable[BaseException | None]], None]
+"""Takes for each message None, or why it was refused."""
 
 
 class Telemetry:
@@ -62,28 +69,44 @@ class Telemetry:
     @contextmanager
     def publishing(self, messages: OutgoingMessages, is_batch: bool) -> Iterator[None]:
         """Around a publish: adds its context to the messages that have none."""
-        with self._operation("publish", "send", "", trace.SpanKind.PRODUCER) as (span, facts):
-            if is_batch:
-                span.set_attribute("messaging.batch.message_count", len(messages))
-            carried: dict[str, str] = {}
-            self._propagator.inject(carried)
-            messages.change_headers(lambda headers: inject(headers, carried))
-            yield
+        facts = self._named("publish", "send", "")
+        subject = of_batch(len(messages)) if is_batch else {}
+        try:
+            with self._operation(trace.SpanKind.PRODUCER, facts, subject):
+                carried: dict[str, str] = {}
+                self._propagator.inject(carried)
+                messages.change_headers(lambda headers: inject(headers, carried))
+                yield
+        finally:
             self._sent.add(len(messages), facts)
 
     def received(self, queue_id: str, began_ns: int, messages: Sequence[DeliveredMessage]) -> None:
         """A consumer was handed these messages, which it began to ask for then."""
         facts = self._named("receive", "receive", queue_id)
         self._consumed.add(len(messages), facts)
+        self._receive(facts, began_ns, messages, None)
+
+    def not_received(self, queue_id: str, began_ns: int, error: BaseException) -> None:
+        """A consumer was handed an error instead."""
+        self._receive(self._named("receive", "receive", queue_id), began_ns, (), error)
+
+    def _receive(
+        self,
+        facts: dict[str, Any],
+        began_ns: int,
+        messages: Sequence[DeliveredMessage],
+        error: BaseException | None,
+    ) -> None:
         now_ns = time.time_ns()
-        self._durations.record((now_ns - began_ns) / 1e9, facts)
         span = self._tracer.start_span(
-            f"receive {queue_id}",
+            _title(facts),
             kind=trace.SpanKind.CLIENT,
             links=[link for message in messages for link in self._links(message.headers)],
-            attributes={**facts, "messaging.batch.message_count": len(messages)},
+            attributes={**facts, **of_batch(len(messages))},
             start_time=began_ns,
         )
+        _note(span, facts, error)
+        self._durations.record((now_ns - began_ns) / 1e9, facts)
         span.end(now_ns)
 
     def processing(self, message: DeliveredMessage) -> Processing:
@@ -91,26 +114,58 @@ class Telemetry:
         return Processing(self, message)
 
     @contextmanager
-    def settling(self, name: str, queue_id: str, message_id: int) -> Iterator[None]:
-        """Around an ack, nack or release."""
-        kind = trace.SpanKind.CLIENT
-        with self._operation(name, "settle", queue_id, kind) as (span, _):
-            span.set_attribute("messaging.message.id", str(message_id))
-            yield
+    def settling(
+        self, name: str, queue_id: str, *, message_id: int = 0, count: int = 0
+    ) -> Iterator[NoteResults]:
+        """Around an ack, nack or release of one message, or of so many, whose results are noted.
+
+        The queue is empty where it is not known.
+        """
+        facts = self._named(name, "settle", queue_id)
+        subject = of_batch(count) if count else of_message(message_id)
+        with self._operation(trace.SpanKind.CLIENT, facts, subject) as span:
+            yield lambda results: _note(span, facts, _first_error(results))
+
+    @contextmanager
+    def settling_soon(
+        self, name: str, queue_id: str, *, message_id: int = 0, count: int = 0
+    ) -> Iterator[NoteResults]:
+        """Around what begins to settle in the background, which ends as its results are noted."""
+        facts = self._named(name, "settle", queue_id)
+        subject = of_batch(count) if count else of_message(message_id)
+        began = time.monotonic()
+        span = self._tracer.start_span(
+            _title(facts), kind=trace.SpanKind.CLIENT, attributes={**facts, **subject}
+        )
+
+        def end(results: Iterable[BaseException | None]) -> None:
+            _note(span, facts, _first_error(results))
+            self._durations.record(time.monotonic() - began, facts)
+            span.end()
+
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            try:
+                yield end
+            except Exception as error:
+                end([error])  # It did not begin.
+                raise
 
     @contextmanager
     def _operation(
-        self, name: str, operation_type: str, queue_id: str, kind: trace.SpanKind
-    ) -> Iterator[tuple[Any, dict[str, Any]]]:
-        facts = self._named(name, operation_type, queue_id)
-        title = f"{name} {queue_id}" if queue_id else name
+        self, kind: trace.SpanKind, facts: dict[str, Any], subject: Attributes
+    ) -> Iterator[trace.Span]:
+        """Adds `error.type` to the facts where it fails."""
         began = time.monotonic()
+        attributes = {**facts, **subject}
         try:
-            with self._tracer.start_as_current_span(title, kind=kind, attributes=facts) as span:
-                yield span, facts
-        except BaseException as error:
-            facts["error.type"] = error_type(error)
-            raise
+            with self._tracer.start_as_current_span(
+                _title(facts), kind=kind, attributes=attributes, set_status_on_exception=False
+            ) as span:
+                try:
+                    yield span
+                except BaseException as error:
+                    _note(span, facts, error)
+                    raise
         finally:
             self._durations.record(time.monotonic() - began, facts)
 
@@ -131,6 +186,34 @@ class Telemetry:
         context = self._propagator.extract(carrier, Context())
         created = trace.get_current_span(context).get_span_context()
         return [trace.Link(created)] if created.is_valid else []
+
+
+def of_message(message_id: int) -> Attributes:
+    """What an operation is about."""
+    return {"messaging.message.id": str(message_id)}
+
+
+def of_batch(count: int) -> Attributes:
+    """What an operation on so many messages is about."""
+    return {"messaging.batch.message_count": count}
+
+
+def _title(facts: Attributes) -> str:
+    """The name of a span: of its operation, and of the queue where there is one."""
+    name, queue_id = facts["messaging.operation.name"], facts.get("messaging.destination.name")
+    return f"{name} {queue_id}" if queue_id else str(name)
+
+
+def _first_error(results: Iterable[BaseException | None]) -> BaseException | None:
+    return next((one for one in results if one is not None), None)
+
+
+def _note(span: trace.Span, facts: dict[str, Any], error: BaseException | None) -> None:
+    """Marks what has failed, in its span and in what its metrics have."""
+    if error is not None:
+        facts["error.type"] = error_type(error)
+        span.set_attribute("error.type", facts["error.type"])
+        span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
 
 
 class OutgoingMessages(Protocol):
@@ -175,7 +258,7 @@ class Processing:
             links=telemetry._links(message.headers),
             attributes={
                 **self._facts,
-                "messaging.message.id": str(message.message_id),
+                **of_message(message.message_id),
                 "messaging.message.body.size": len(message.payload),
                 "messaging.slatemq.message.delivery_attempt": message.attempts_count,
             },

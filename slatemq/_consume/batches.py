@@ -20,6 +20,8 @@ from slatemq._consume.delivered import (
     has_failed,
     reason_of,
     received,
+    release_soon,
+    settle_all,
 )
 from slatemq._consume.finishing import Nack, nack_of
 from slatemq._requests import message_of
@@ -80,7 +82,7 @@ class Batch(Sequence[Received]):
         Gives for each message that was not finished before None, or why it was refused. Raises
         Unavailable when nothing was answered; then it may be repeated.
         """
-        return await self._finish(self._origin.finisher.ack_many)
+        return await self._finish("ack", self._origin.finisher.ack_many)
 
     async def nack_all(
         self, reason: str = "", delay: Duration | None = None
@@ -99,15 +101,17 @@ class Batch(Sequence[Received]):
     async def _nack(self, item: Nack) -> list[SlateMQError | None]:
         nack_many = self._origin.finisher.nack_many
         return await self._finish(
-            lambda tokens: nack_many([item._replace(lease_token=token) for token in tokens])
+            "release" if item.release else "nack",
+            lambda tokens: nack_many([item._replace(lease_token=token) for token in tokens]),
         )
 
     async def _finish(
-        self, send: Callable[[list[str]], Awaitable[list[SlateMQError | None]]]
+        self, name: str, send: Callable[[list[str]], Awaitable[list[SlateMQError | None]]]
     ) -> list[SlateMQError | None]:
         messages = self._take()
+        tokens, origin = [message.lease_token for message in messages], self._origin
         try:
-            return await send([message.lease_token for message in messages])
+            return await settle_all(origin.telemetry, name, origin.queue_id, tokens, send)
         except SlateMQError:
             for message in messages:  # Their outcome is unknown.
                 message._finished = False
@@ -127,7 +131,7 @@ class Batch(Sequence[Received]):
             except SlateMQError as problem:
                 log.warning("%d messages could not be released: %s", len(self), problem)
         else:
-            self._origin.finisher.release_soon(message.lease_token for message in self._take())
+            release_soon(self._origin, self._take())
 
     def _take(self) -> list[Received]:
         """What is not finished, which now is."""
@@ -186,9 +190,20 @@ class BatchConsumer(QueueConsumer):
 
     async def __anext__(self) -> Batch:
         """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
+        telemetry, began_ns = self._origin.telemetry, time.time_ns()
+        try:
+            batch = await self._next()
+        except SlateMQError as error:
+            if telemetry is not None:
+                telemetry.not_received(self.queue_id, began_ns, error)
+            raise
+        if telemetry is not None:
+            telemetry.received(self.queue_id, began_ns, batch)
+        return batch
+
+    async def _next(self) -> Batch:
         if not self._parts:
             self._begin()
-        began_ns = time.time_ns()
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._ready or self._error or self._closed)
@@ -202,10 +217,7 @@ class BatchConsumer(QueueConsumer):
                     part.ingests.progress()
                 self._changed.notify_all()
             if batch:
-                break
-        if self._origin.telemetry is not None:
-            self._origin.telemetry.received(self.queue_id, began_ns, batch)
-        return batch
+                return batch
 
     def _taken(self, batch: Batch) -> Batch:
         """Without the messages whose leases were lost while they waited."""

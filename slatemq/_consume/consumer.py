@@ -247,9 +247,21 @@ class Consumer(QueueConsumer):
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
         server refuses the options; so does every later try.
         """
+        telemetry = self._origin.telemetry
+        began_ns = time.time_ns() if telemetry is not None else 0
+        try:
+            message = await self._next()
+        except SlateMQError as error:
+            if telemetry is not None:
+                telemetry.not_received(self.queue_id, began_ns, error)
+            raise
+        if telemetry is not None:
+            telemetry.received(self.queue_id, began_ns, [message])
+        return message
+
+    async def _next(self) -> Received:
         if not self._parts:
             self._begin()
-        began_ns = time.time_ns() if self._origin.telemetry is not None else 0
         while True:
             while not self._buffer or self._closed:
                 if self._closed:
@@ -260,10 +272,7 @@ class Consumer(QueueConsumer):
                 await self._arrived.wait()
             message = self._take()
             if message is not None:
-                break
-        if self._origin.telemetry is not None:
-            self._origin.telemetry.received(self.queue_id, began_ns, [message])
-        return message
+                return message
 
     @property
     def paused(self) -> bool:

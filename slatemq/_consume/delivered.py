@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
 from itertools import repeat
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
 from slatemq._consume.handles import handle_of, places_by_shard
@@ -43,6 +43,9 @@ def has_failed(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+I = TypeVar("I")  # noqa: E741 - an item
 
 
 class Claimed(NamedTuple):
@@ -311,9 +314,6 @@ class Origin(NamedTuple):
     encryption: KeyRing | None = None
 
 
-_UNTRACED = nullcontext()
-
-
 class ClaimedMessage:
     """What is known of a claimed message; made by the client."""
 
@@ -482,7 +482,12 @@ class Received(ClaimedMessage):
     def release_soon(self) -> None:
         """Releases it in the background; closing the client waits for that."""
         self._finish()
-        self._origin.finisher.release_soon([self.lease_token])
+        finisher, telemetry = self._origin.finisher, self._origin.telemetry
+        if telemetry is None:
+            finisher.release_soon([self.lease_token])
+            return
+        with telemetry.settling_soon("release", self.queue_id, message_id=self.message_id) as note:
+            finisher.release_soon([self.lease_token], note)
 
     async def fail(self, reason: str = "") -> None:
         """The message cannot be processed: it becomes a dead letter, with attempts left or not.
@@ -507,7 +512,10 @@ class Received(ClaimedMessage):
     async def _settle(self, name: str, send: Callable[[], Awaitable[None]]) -> None:
         self._finish()
         telemetry = self._origin.telemetry
-        with telemetry.settling(name, self.queue_id, self.message_id) if telemetry else _UNTRACED:
+        if telemetry is None:
+            await send()
+            return
+        with telemetry.settling(name, self.queue_id, message_id=self.message_id):
             await send()
 
     def _finish(self) -> None:
@@ -560,16 +568,51 @@ class Received(ClaimedMessage):
             # Not awaited: a cancelled task wants to end.
             self.release_soon()
 
+    async def _ack_soon(self) -> None:
+        self._finish()
+        finisher, telemetry = self._origin.finisher, self._origin.telemetry
+        if telemetry is None:
+            await finisher.ack_soon(self.lease_token)
+            return
+        with telemetry.settling_soon("ack", self.queue_id, message_id=self.message_id) as note:
+            await finisher.ack_soon(self.lease_token, note)
+
     async def _ack_on_leaving(self) -> None:
         if self._lease is not None:
-            self._finish()
-            await self._origin.finisher.ack_soon(self.lease_token)
+            await self._ack_soon()
             return
         try:
             await self.ack()
         except (FailedPrecondition, NotFound) as problem:
             # The work is done, and nothing in the block was wrong: it was only too slow.
             log.warning("message %d may come again: %s", self.message_id, problem)
+
+
+def release_soon(origin: Origin, messages: Sequence[Received]) -> None:
+    """Releases messages in the background, together."""
+    tokens = [message.lease_token for message in messages]
+    if origin.telemetry is None or not messages:
+        origin.finisher.release_soon(tokens)
+        return
+    settling = origin.telemetry.settling_soon("release", origin.queue_id, count=len(tokens))
+    with settling as note:
+        origin.finisher.release_soon(tokens, note)
+
+
+async def settle_all(
+    telemetry: Telemetry | None,
+    name: str,
+    queue_id: str,
+    items: list[I],
+    send: Callable[[list[I]], Awaitable[list[SlateMQError | None]]],
+) -> list[SlateMQError | None]:
+    """Settles messages together, as one operation; the queue is empty where it is not known."""
+    if telemetry is None or not items:
+        return await send(items)
+    with telemetry.settling(name, queue_id, count=len(items)) as note:
+        results = await send(items)
+        note(results)
+    return results
 
 
 def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Received]:

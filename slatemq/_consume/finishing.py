@@ -48,6 +48,10 @@ Send = Callable[
 """One call to one shard: items and a timeout in seconds, and one result for each item."""
 
 
+OnDone = Callable[[Sequence[BaseException | None]], None]
+"""Gets for each message None, or why it was refused, once all have an answer."""
+
+
 class Nack(NamedTuple):
     """A message to nack or release."""
 
@@ -185,10 +189,13 @@ class Finisher:
             self._kept.add(claiming)
             claiming.add_done_callback(self._kept.discard)
 
-    def release_soon(self, tokens: Iterable[str]) -> None:
+    def release_soon(self, tokens: Iterable[str], on_done: OnDone | None = None) -> None:
         """Releases messages in the background."""
-        for token in tokens:
-            self._nack(Nack(token, release=True)).add_done_callback(_log_failure)
+        releasing = [self._nack(Nack(token, release=True)) for token in tokens]
+        for done in releasing:
+            done.add_done_callback(_log_failure)
+        if on_done is not None:
+            _when_done(releasing, on_done)
 
     def _nack(self, item: Nack) -> asyncio.Future[None]:
         shard = shard_of(item.lease_token)
@@ -196,13 +203,15 @@ class Finisher:
             self._nacks[shard] = Batcher(self.nack_many)
         return self._nacks[shard].start(item)
 
-    async def ack_soon(self, token: str) -> None:
+    async def ack_soon(self, token: str, on_done: OnDone | None = None) -> None:
         """Acks one message in the background; waits only while very many have no answer yet."""
         self._peers.check_home()
         done = self._ack(token)
         self._unanswered.add(done)
         done.add_done_callback(self._unanswered.discard)
         done.add_done_callback(_log_failure)
+        if on_done is not None:
+            _when_done([done], on_done)
         if len(self._unanswered) > UNANSWERED_MAX:
             await asyncio.wait([done])
 
@@ -372,6 +381,11 @@ class Finisher:
 
 _OK_BYTES = 2
 """What a result takes in an answer when it is OK, and no result that is not."""
+
+
+def _when_done(settling: Sequence[asyncio.Future[None]], on_done: OnDone) -> None:
+    every = asyncio.gather(*settling, return_exceptions=True)
+    every.add_done_callback(lambda done: on_done(done.result()))
 
 
 def _log_failure(done: asyncio.Future[None]) -> None:
