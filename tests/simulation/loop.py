@@ -16,7 +16,7 @@ import random
 from asyncio import base_events, events
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar
 
 from tests.simulation.chance import BEGIN_S, CLOCK
@@ -148,6 +148,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         self.resumed_s = 0.0
         self.on_step: Callable[[Machine, asyncio.Handle], None] | None = None
         self.world = Machine(self, "world")
+        self._running: Machine | None = None
         self.set_exception_handler(_note_fault)
         self.set_task_factory(_held_task)
 
@@ -171,6 +172,13 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         """Call back on a machine at a time of the world."""
         self.call_at(when_s, callback, *args, context=machine.context)
 
+    def located(self, context: Context) -> Context:
+        """The context, on the running machine: services begin what is in no trace in empty ones."""
+        if MACHINE not in context and self._running is not None:
+            context.run(MACHINE.set, self._running)
+            context.run(CLOCK.set, self._running)
+        return context
+
     # --- What BaseEventLoop leaves to its kinds -----------------------------
 
     def call_at(
@@ -180,6 +188,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
+        context = self.located(copy_context()) if context is None else context
         handle = events.TimerHandle(when, callback, args, self, context)
         self._timer_number += 1
         heapq.heappush(self._timers, (when, self._timer_number, handle))
@@ -236,6 +245,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
     def _call_soon(
         self, callback: Callable[..., object], args: Any, context: Context | None
     ) -> asyncio.Handle:
+        context = self.located(copy_context()) if context is None else context
         handle = events.Handle(callback, args, self, context)
         self._enqueue(handle)
         return handle
@@ -270,6 +280,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
                 continue
             machine.steps += 1
             self.steps += 1
+            self._running = machine
             handle._run()
             if self.on_step is not None:
                 self.on_step(machine, handle)
@@ -295,9 +306,11 @@ class WorldLoop(_Loop):  # type: ignore[misc]
 
 
 def _held_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = _Task(work, loop=loop, **options)
-    context: Context | None = options.get("context")
-    machine = context.get(MACHINE) if context is not None else MACHINE.get(None)
+    assert isinstance(loop, WorldLoop), "set for this loop"
+    given: Context | None = options.pop("context", None)
+    context = loop.located(copy_context() if given is None else given)  # An empty one is falsy.
+    task: asyncio.Task[Any] = _Task(work, loop=loop, context=context, **options)
+    machine = context.get(MACHINE)
     if machine is not None:
         machine.hold(task)
     return task
