@@ -1,8 +1,9 @@
 """Syncs that make finished writes survive a power failure.
 
 A finished PUT of an object store is durable. SlateDB's and obstore's local stores never fsync, so
-on `file://` a commit is durable only after a sync of the data folder. On Linux that is one syncfs,
-which covers new files, their folders and renames; elsewhere it is an fsync of every file that has
+on `file://` a commit is durable only after a sync of the data folder. On Linux that is one syncfs
+for each file system below it, usually one, which covers new files, their folders and renames;
+elsewhere it is an fsync of every file that has
 changed since the last sync, and of every folder.
 """
 
@@ -15,7 +16,9 @@ import fcntl
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -77,20 +80,35 @@ class BothSyncs:
         await self.sync()
 
 
+def file_systems(folder: Path) -> list[Path]:
+    """A folder on each file system that the data folder is on: itself, then others below it.
+
+    The folder of a shard may be one on which another disk is mounted; those of all shards are at
+    most two levels below.
+    """
+    found = {folder.stat().st_dev: folder}
+    for path in sorted([*folder.glob("*/"), *folder.glob("*/*/")]):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            found.setdefault(path.stat().st_dev, path)
+    return list(found.values())
+
+
 class FolderSync:
-    """Linux: a syncfs of the file system with the data folder; concurrent calls share one.
+    """Linux: a syncfs of each file system of the data folder; concurrent calls share one.
 
     `sync_file` does the same: an fsync of the file and of each folder above it would commit the
     file system's journal each time, and every writer on it waits for each of those commits.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._libc = ctypes.CDLL(None, use_errno=True)
         # The system reports what it could not write once to each descriptor, so threads that share
         # one could take the report from each other: the second is for `sync_now`, in turns.
-        self._descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2)]
+        self._folders = file_systems(folder)
+        self._descriptors = [
+            [os.open(one, os.O_RDONLY | os.O_DIRECTORY) for one in self._folders] for _ in range(2)
+        ]
         self._now = threading.Lock()
         # Numbers of syncs, for the thread that makes them; others only read the first.
         self._begun = self._ended = 0
@@ -121,24 +139,26 @@ class FolderSync:
         with self._now:
             self._sync_or_fail(self._descriptors[1])
 
-    def _sync_or_fail(self, descriptor: int) -> None:
+    def _sync_or_fail(self, descriptors: Sequence[int]) -> None:
         if self._failure is None:
             try:
-                self._sync(descriptor)
+                self._sync(descriptors)
             except OSError as error:
                 self._failure = error
         # Another thread may have seen the failure, which may concern what this caller wrote.
         if self._failure is not None:
             raise OSError(*self._failure.args)
 
-    def _sync(self, descriptor: int) -> None:
-        if self._libc.syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(self._folder))
+    def _sync(self, descriptors: Sequence[int]) -> None:
+        for folder, descriptor in zip(self._folders, descriptors, strict=True):
+            if self._libc.syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(folder))
 
     def __del__(self) -> None:
-        for descriptor in getattr(self, "_descriptors", ()):
-            os.close(descriptor)
+        for descriptors in getattr(self, "_descriptors", ()):
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 class FileSync:

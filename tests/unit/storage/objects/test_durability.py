@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import os
+import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -100,12 +103,12 @@ class Held(FolderSync):
         self.begun = 0
         self.error: OSError | None = None
 
-    def _sync(self, descriptor: int) -> None:
+    def _sync(self, descriptors: Sequence[int]) -> None:
         self.begun += 1
         self.let_through.acquire()
         if self.error is not None:
             raise self.error
-        super()._sync(descriptor)
+        super()._sync(descriptors)
 
 
 async def begun(held: Held, count: int) -> None:
@@ -185,6 +188,32 @@ async def test_a_failure_is_seen_by_each_of_two_threads_that_sync_at_once(tmp_pa
     disk.first_returns.set()
     with pytest.raises(OSError, match="Input/output"):
         await first
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="there is no second file system")
+async def test_a_shard_on_a_disk_of_its_own_is_synced(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as other:
+        devices = {one.stat().st_dev for one in (tmp_path, Path(other))}
+        assert len(devices) == 2, "the temporary folder is in memory, too"
+        (tmp_path / "ingest").mkdir()
+        (tmp_path / "ingest" / "0").symlink_to(other)
+        sync, synced = FolderSync(tmp_path), list[int]()
+
+        class Libc:
+            def syncfs(self, descriptor: int) -> int:
+                synced.append(os.fstat(descriptor).st_dev)
+                return 0
+
+        sync._libc = Libc()  # type: ignore[assignment]
+
+        await sync.sync()
+        assert set(synced) == devices
+        synced.clear()
+        await asyncio.to_thread(sync.sync_now)
+        assert set(synced) == devices
 
 
 def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
