@@ -23,6 +23,7 @@ import xxhash
 
 from libs.storage.database.roots import Root
 from libs.storage.errors import DamagedObject, ForeignUri
+from libs.storage.objects.small_objects import check_digest
 
 FOLDER: Final = "blobs"
 """The folder of all blobs; it has 256 folders."""
@@ -35,6 +36,11 @@ _DIGEST_CHARACTERS: Final = 32
 
 _BRIEF_BYTES: Final = 8 << 20
 """Up to this size a digest is made on the event loop: that takes a millisecond."""
+
+
+def digest_in(path: str) -> str:
+    """The XXH3-128 that the name of a blob has; empty for the path of anything else."""
+    return path[-_DIGEST_CHARACTERS:] if BLOB_PATH.fullmatch(path) else ""
 
 
 class Blobs:
@@ -73,7 +79,7 @@ class Blobs:
             digest.update(piece)
         if found_bytes != size_bytes:
             raise DamagedObject(path, f"it has {found_bytes:,} bytes instead of {size_bytes:,}")
-        _compare(path, digest.hexdigest())
+        check_digest(path, digest_in(path), digest.hexdigest())
 
     async def stored_ms(self, uri: str) -> int:
         """When the payload was stored, by the store's clock, in ms. Raises the errors of `get`."""
@@ -112,13 +118,8 @@ async def _read(path: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
     """
     payload = await read()
     try:
-        _compare(path, await _digest_of(payload))
+        check_digest(path, digest_in(path), await _digest_of(payload))
     except DamagedObject:
         payload = await read()
-        _compare(path, await _digest_of(payload))
+        check_digest(path, digest_in(path), await _digest_of(payload))
     return payload
-
-
-def _compare(path: str, digest: str) -> None:
-    if path[-_DIGEST_CHARACTERS:] != digest:
-        raise DamagedObject(path, f"its bytes have the digest {digest}, not that in its name")

@@ -12,19 +12,22 @@ that has them, and no other manifest of the database, has the database as it was
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from slatedb.uniffi import VersionedManifest
+from slatedb.uniffi import SsTableHandle, VersionedManifest
 
 from libs.storage.errors import DamagedStore
 
 
 class SnapshotFiles(NamedTuple):
-    """The paths, below the root, of a snapshot's manifest and tables."""
+    """The paths, below the root, of a snapshot's manifest and tables.
+
+    Each table's file has so many bytes at least.
+    """
 
     manifest: str
-    tables: tuple[str, ...]
+    tables: Mapping[str, int]
 
 
 def tables_folder(database: str) -> str:
@@ -42,13 +45,20 @@ def files_of(database: str, manifest: VersionedManifest) -> SnapshotFiles:
     folder = tables_folder(database)
     return SnapshotFiles(
         f"{manifests_folder(database)}/{manifest.id:020}.manifest",
-        tuple(sorted({f"{folder}/{table}.sst" for table in _tables(manifest)})),
+        {f"{folder}/{table.id.value}.sst": bytes_needed(table) for table in _tables(manifest)},
     )
 
 
-def _tables(manifest: VersionedManifest) -> Iterator[str]:
+def bytes_needed(table: SsTableHandle) -> int:
+    """What a table's file has at least: up to the end of its index and its filter."""
+    info = table.info
+    parts = ((info.index_offset, info.index_len), (info.filter_offset, info.filter_len))
+    return max(int(offset) + int(size) for offset, size in parts)
+
+
+def _tables(manifest: VersionedManifest) -> Iterator[SsTableHandle]:
     for view in manifest.l0:
-        yield view.sst.id.value
+        yield view.sst
     for run in manifest.compacted:
         for view in run.sst_views:
-            yield view.sst.id.value
+            yield view.sst

@@ -23,7 +23,7 @@ from slatedb.uniffi import (
     VersionedManifest,
 )
 
-from libs.storage.database.files import manifests_folder, tables_folder
+from libs.storage.database.files import bytes_needed, manifests_folder, tables_folder
 from libs.storage.database.slate import bounded
 from libs.storage.database.wal_stores import WalStore
 from libs.storage.errors import DamagedStore, LostDatabase, ObjectNotFound, readable
@@ -282,11 +282,9 @@ def _views(manifest: VersionedManifest) -> list[SsTableView]:
 
 def _table_of(database: str, sst: SsTableHandle) -> TableFile:
     info = sst.info
-    parts = ((info.index_offset, info.index_len), (info.filter_offset, info.filter_len))
-    bytes_min = max(int(offset) + int(size) for offset, size in parts)
     path = f"{tables_folder(database)}/{sst.id.value}.sst"
     first, last = bytes(info.first_entry or b""), bytes(info.last_entry or b"")
-    return TableFile(path, bytes_min, first, last)
+    return TableFile(path, bytes_needed(sst), first, last)
 
 
 def _fault_of(table: TableFile, found: ObjectInfo | None) -> FileFault | None:

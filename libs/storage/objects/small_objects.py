@@ -10,11 +10,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+import xxhash
 from obstore import open_reader
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
 
-from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
+from libs.storage.errors import DamagedObject, ObjectNotFound, StoreUnavailable, readable
 from libs.storage.objects.durability import Durability, full_disk
 from libs.storage.objects.requests import CountedStore, RequestCounts
 
@@ -96,10 +97,11 @@ class Objects:
         except BaseError as error:
             raise self._unavailable("reading", path, error) from error
 
-    async def copy_to(self, path: str, target: Objects, target_path: str) -> int:
+    async def copy_to(self, path: str, target: Objects, target_path: str, digest: str = "") -> int:
         """Copy an object to another root, durably; returns its size. Raises ObjectNotFound.
 
-        Raises StoreUnavailable, and writes nothing, where the store gives only a part of it.
+        Raises StoreUnavailable, and writes nothing, where the store gives only a part of it; so it
+        raises DamagedObject where its XXH3-128 is not `digest`, if one is given.
         """
         with self._finding("reading", path):
             found = await self._patient.get_async(path)
@@ -110,9 +112,10 @@ class Objects:
                     with self._finding("reading", path):
                         data = bytes(await found.bytes_async())
                     _check_whole(path, len(data), size_bytes)
+                    check_digest(path, digest, xxhash.xxh3_128_hexdigest(data))
                     await target._patient.put_async(target_path, data)
                 else:
-                    pieces = _whole(path, found, size_bytes)
+                    pieces = _whole(path, found, size_bytes, digest)
                     await target._patient.put_pieces(target_path, pieces, size_bytes)
             await target._sync(target_path)
         except TimeoutError:
@@ -294,19 +297,27 @@ class Objects:
             await self._durability.sync_file(self._folder / path)
 
 
-async def _whole(path: str, found: Any, size_bytes: int) -> AsyncIterator[Any]:
+async def _whole(path: str, found: Any, size_bytes: int, digest: str) -> AsyncIterator[Any]:
     """The pieces of what a store gives. A write of them ends without an object where it raises."""
-    given = 0
+    given, hashed = 0, xxhash.xxh3_128()
     async for piece in found.stream(min_chunk_size=_COPIED_PIECE_BYTES):
         given += len(piece)
+        hashed.update(piece)
         yield piece
     _check_whole(path, given, size_bytes)
+    check_digest(path, digest, hashed.hexdigest())
 
 
 def _check_whole(path: str, given: int, size_bytes: int) -> None:
     """Raises StoreUnavailable."""
     if given != size_bytes:
         raise StoreUnavailable(f"reading {path}: the store gave {given} of {size_bytes} bytes")
+
+
+def check_digest(path: str, expected: str, found: str) -> None:
+    """Raises DamagedObject; where no digest is expected, any will do."""
+    if expected not in ("", found):
+        raise DamagedObject(path, f"its bytes have the digest {found}, not that in its name")
 
 
 class _ObjectFile(io.RawIOBase):

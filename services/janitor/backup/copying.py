@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from libs.storage.errors import ObjectNotFound, StorageError, first_raised
+from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError, first_raised
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.contract import JobCancelled
 
@@ -17,11 +17,12 @@ AT_ONCE: Final = 8
 
 
 class Copy(NamedTuple):
-    """An object to copy, to a path that may differ."""
+    """An object to copy, to a path that may differ; with a digest, nothing else is copied."""
 
     path: str
     target_path: str
     size_bytes: int
+    digest: str = ""
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Copier:
 
     Attributes:
         there: The objects that the target has, with their sizes; what is copied joins them.
+        damaged: The objects that were not copied, since they do not have their digest.
         report: Called with how many of how many are copied.
         cancelled: Set it to end a copy soon: JobCancelled.
         dry_run: Count; write nothing.
@@ -38,6 +40,7 @@ class Copier:
     source: Objects
     target: Objects
     there: dict[str, int]
+    damaged: list[str] = field(default_factory=list, init=False)
     report: Callable[[int, int], None] = lambda done, count: None
     cancelled: threading.Event = field(default_factory=threading.Event)
     dry_run: bool = False
@@ -72,8 +75,13 @@ class Copier:
         size_bytes = one.size_bytes
         if not self.dry_run:
             try:
-                size_bytes = await self.source.copy_to(one.path, self.target, one.target_path)
+                size_bytes = await self.source.copy_to(
+                    one.path, self.target, one.target_path, one.digest
+                )
             except ObjectNotFound:
+                return
+            except DamagedObject:
+                self.damaged.append(one.path)
                 return
         self.there[one.target_path] = size_bytes
         self.copied_count += 1

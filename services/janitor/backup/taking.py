@@ -26,12 +26,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.storage.database.blobs import FOLDER as BLOBS
+from libs.storage.database.blobs import digest_in
 from libs.storage.database.files import tables_folder
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
+from libs.storage.objects.small_objects import ObjectInfo
 from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.backup.catalogue import (
     OBJECTS,
@@ -135,9 +137,9 @@ class Taking:
             dry_run=self.dry_run,
         )
         with self._phase("payloads", copier):
-            await copier.copy(map(_copy_of, await self._objects()))
+            await self._copy(catalogue, copier, await self._objects())
         if mine is None:
-            return await self._counted(copier)
+            return await self._counted(catalogue, copier)
         for _ in range(ATTEMPTS):
             started = await self._wait_quiet()
             async with AsyncExitStack() as stack:
@@ -149,7 +151,7 @@ class Taking:
                     taken = await stack.enter_async_context(self.source.snapshots())
                     moved = await names.claimed_again(claims)
                     listed = await self._objects()
-                    await copier.copy(map(_copy_of, listed))
+                    await self._copy(catalogue, copier, listed)
                     listed = [one for one in listed if not _has_gone(one, copier.there)]
                     later = await self._started() - started
                 if later:
@@ -179,6 +181,45 @@ class Taking:
                 f"the backups below {self.target.url} are of {latest.source}: give "
                 f"{self.source.root.url} a backup root of its own",
             )
+
+    async def _copy(
+        self, catalogue: Catalogue, copier: Copier, objects: Sequence[StoredObject]
+    ) -> None:
+        """Copy what the backup root lacks. Raises FailedPrecondition for what is damaged."""
+        await self._refuse_changed(catalogue, copier.there, objects)
+        await copier.copy(map(_copy_of, objects))
+        if copier.damaged:
+            path, more = min(copier.damaged), len(copier.damaged) - 1
+            raise FailedPrecondition(
+                "OBJECT_DAMAGED",
+                f"{path} is damaged: it does not have the digest in its name{_and_more(more)}. "
+                "Restore it from the store's versions; if there is none, delete it: queues make "
+                "its message a dead letter",
+            )
+
+    async def _refuse_changed(
+        self, catalogue: Catalogue, there: Mapping[str, int], objects: Iterable[StoredObject]
+    ) -> None:
+        """Let no object replace a good copy, which all backups share: objects never change.
+
+        A copy that has not the size that its backups say is damaged, and is copied again.
+        """
+        changed = {
+            one.stored: one
+            for one in objects
+            if there.get(one.stored, one.size_bytes) != one.size_bytes
+        }
+        for backup_id in await catalogue.ids() if changed else ():
+            for saved in await catalogue.stored(await catalogue.get(backup_id)):
+                one = changed.get(saved.stored)
+                if one is not None and saved.size_bytes != one.size_bytes:
+                    raise FailedPrecondition(
+                        "OBJECT_DAMAGED",
+                        f"{one.path} has {one.size_bytes:,} bytes, and had {saved.size_bytes:,} in "
+                        f"the backup {backup_id}: it is damaged. Stop its shard's process, "
+                        f"restore it from {saved.stored} of the backup root, and take the backup "
+                        "again",
+                    )
 
     async def _objects(self) -> list[StoredObject]:
         """The payloads, archived dead letters and bodies of tasks that there are."""
@@ -231,14 +272,10 @@ class Taking:
             infos = {
                 info.path: info for info in await root.objects.describe(tables_folder(one.database))
             }
-            if lost := [path for path in files.tables if path not in infos]:
-                raise Unavailable(f"{lost[0]} is named by a snapshot, and not there")
-            tables += [
-                StoredObject(path, stored_path(infos[path]), infos[path].size_bytes)
-                for path in files.tables
-            ]
+            for path, bytes_min in files.tables.items():
+                tables.append(_table(path, bytes_min, infos.get(path)))
             databases.append(SavedDatabase(one.database, one.taken_at_ms, files.manifest))
-        await copier.copy(map(_copy_of, tables))
+        await self._copy(catalogue, copier, tables)
         taken.check()
         wanted = [*map(_copy_of, tables), *map(_copy_of, listed)]
         if gone := missing(wanted, await sizes_below(target, OBJECTS)):
@@ -276,12 +313,13 @@ class Taking:
         self.removed_count = await catalogue.prune(self.kept, mine.check)
         return backup
 
-    async def _counted(self, copier: Copier) -> Backup:
+    async def _counted(self, catalogue: Catalogue, copier: Copier) -> Backup:
         """What a backup would copy now; its tables would be those of the snapshots."""
         root = self.source.root
         for database in await databases_of(root):
             infos = await root.objects.describe(tables_folder(database))
-            await copier.copy(Copy(info.path, stored_path(info), info.size_bytes) for info in infos)
+            tables = [StoredObject(info.path, stored_path(info), info.size_bytes) for info in infos]
+            await self._copy(catalogue, copier, tables)
         now_ms = self.now_ms()
         counts = (len(copier.there), sum(copier.there.values()))
         copied = (copier.copied_count, copier.copied_bytes)
@@ -307,5 +345,24 @@ def _has_gone(one: StoredObject, there: Mapping[str, int]) -> bool:
     return one.path.startswith(f"{TASKS}/") and one.stored not in there
 
 
+def _table(path: str, bytes_min: int, info: ObjectInfo | None) -> StoredObject:
+    """A table of a snapshot. Raises Unavailable, FailedPrecondition."""
+    if info is None:
+        raise Unavailable(f"{path} is named by a snapshot, and not there")
+    stored = stored_path(info)
+    if info.size_bytes < bytes_min:
+        raise FailedPrecondition(
+            "OBJECT_DAMAGED",
+            f"{path} has {info.size_bytes:,} bytes, of {bytes_min:,} at least: it is damaged. Stop "
+            f"its shard's process, restore it from {stored} of the backup root, if that is there, "
+            "or from the store's versions, and take the backup again",
+        )
+    return StoredObject(path, stored, info.size_bytes)
+
+
+def _and_more(count: int) -> str:
+    return f"; so are {count:,} more" if count else ""
+
+
 def _copy_of(one: StoredObject) -> Copy:
-    return Copy(one.path, one.stored, one.size_bytes)
+    return Copy(one.path, one.stored, one.size_bytes, digest_in(one.path))

@@ -21,9 +21,9 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.errors import DamagedStore, StoreUnavailable
-from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
+from libs.storage.layout.ids import SeqBlock, decode_seq_block
 from libs.storage.layout.keys import config_key
-from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
+from libs.storage.layout.own_keys import ID_BLOCK_KEY
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import ObjectInfo, Objects
@@ -38,64 +38,15 @@ from services.janitor.backup.taking import ATTEMPTS, BackupSource, Taking
 from services.janitor.jobs.contract import JobCancelled, Progress
 from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
+from tests.integration.janitor.backup.stopped_instance import (
+    KINDS,
+    NOW_MS,
+    read,
+    restored,
+    taking,
+    write,
+)
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
-
-NOW_MS = 1_795_269_141_374
-ROW = b"\x01\x7f"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return open_root((tmp_path / "data").as_uri(), sync=False)
-
-
-@pytest.fixture
-def backups(tmp_path: Path) -> Root:
-    return open_root((tmp_path / "backups").as_uri(), sync=False)
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Root:
-    return open_root((tmp_path / "new").as_uri(), sync=False)
-
-
-KINDS = {"ingest/0": Kind.INGEST, "broker/0": Kind.BROKER}
-
-
-async def write(root: Root, value: bytes, block: SeqBlock | None = None) -> None:
-    """Put a row into each of the instance's databases."""
-    for name, kind in KINDS.items():
-        database = await root.database(name, kind)
-        batch = Batch()
-        batch.put(ROW, value)
-        batch.put(CLOCK_KEY, value[:1] * 8)
-        if block is not None and kind is Kind.INGEST:
-            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
-        await database.commit(batch)
-        await database.close()
-
-
-async def read(root: Root, name: str, key: bytes = ROW) -> bytes | None:
-    database = await root.database(name, KINDS[name])
-    try:
-        return await database.get(key)
-    finally:
-        await database.close()
-
-
-def taking(root: Root, backups: Root, kept: int = 5) -> Taking:
-    return Taking(
-        BackupSource(root, lambda: snapshots_of_stopped(root, NOW_MS), RunStore(root.objects)),
-        backups,
-        kept,
-    )
-
-
-async def restored(backups: Root, fresh: Root, backup: Backup | None = None) -> Restoring:
-    catalogue = Catalogue(backups.objects)
-    restoring = Restoring(catalogue, backup or await catalogue.get(), fresh)
-    await restoring.restore()
-    return restoring
 
 
 async def test_a_backup_of_a_stopped_instance_leaves_out_no_shard_whose_database_is_lost(
