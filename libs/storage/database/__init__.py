@@ -20,5 +20,6 @@ In reading order; a file imports only files above it:
 `pace`          How long a commit waits after the last one began
 `commits`       Group commit: one loop makes changes durable, then responses are sent
 `log_positions` The place of a time in a metadata log, found by bisection
+`queue_pairs`   Whether each queue has both of its records: a config and a state
 `queue_ranges`  The ranges of keys that are not garbage, for readers of a snapshot
 """

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from libs.storage.database.queue_pairs import refuse_unpaired
 from libs.storage.layout.buckets import (
     BucketKind,
     bucket_number,
@@ -173,7 +174,10 @@ async def last_clock_ms(database: Store) -> int:
 
 
 async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
-    """The shard as the last commit left it; `last_ms` is the time of that commit."""
+    """The shard as the last commit left it; `last_ms` is the time of that commit.
+
+    Raises CorruptRecord, DamagedStore.
+    """
     revision = await database.get(CONFIG_REVISION_KEY)
     forgotten = await database.get(FORGOTTEN_REVISION_KEY)
     cursors = await _table(
@@ -206,10 +210,11 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     states = await _table(database, queue_state_range(), parse_queue_state_key, decode_queue_state)
     moves = await _table(database, move_range(), parse_move_key, decode_move)
     leaving = {one for one, move in moves.items() if move.is_departure}
+    configs = await _table(database, config_range(), parse_config_key, decode_config)
+    refuse_unpaired(configs, states)
     departed: dict[str, Queue] = {}
-    async for key, value in _rows(database, config_range()):
-        queue_id = parse_config_key(key)
-        settings = QueueSettings.from_record(decode_config(value))
+    for queue_id, config in configs.items():
+        settings = QueueSettings.from_record(config)
         if queue_id in leaving:  # It does not change any more.
             departed[queue_id] = Queue(queue_id, settings, states[queue_id], Notes())
         else:

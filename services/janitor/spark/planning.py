@@ -13,6 +13,7 @@ from typing import Final
 
 from libs.storage.arrow.queues import QueueShard
 from libs.storage.database.log_positions import position_before
+from libs.storage.database.queue_pairs import refuse_unpaired
 from libs.storage.database.queue_ranges import (
     NumberRange,
     active_runs,
@@ -103,26 +104,29 @@ async def read_queues(
 ) -> list[tuple[str, QueueConfigRecord, QueueStateRecord]]:
     """The wanted queues that exist; queues named by the filter are looked up, and no others.
 
-    Those that have moved away do not exist here any more.
+    Those that have moved away do not exist here any more. Raises DamagedStore where a queue has
+    lost one of its records: without it, its messages would count as those of no queue.
     """
-    configs: dict[str, bytes] = {}
-    states: dict[str, bytes] = {}
+    configs: dict[str, QueueConfigRecord] = {}
+    states: dict[str, QueueStateRecord] = {}
     if wanted.queues is None:
         async for rows in reader.scan(*config_range()):
-            configs.update((parse_config_key(key), value) for key, value in rows)
+            configs.update((parse_config_key(key), decode_config(value)) for key, value in rows)
         async for rows in reader.scan(*queue_state_range()):
-            states.update((parse_queue_state_key(key), value) for key, value in rows)
+            states.update(
+                (parse_queue_state_key(key), decode_queue_state(value)) for key, value in rows
+            )
     else:
         for queue in sorted(filter(None, wanted.queues)):
             config = await reader.get(config_key(queue))
             state = await reader.get(queue_state_key(queue))
-            if config is not None and state is not None:
-                configs[queue], states[queue] = config, state
-    # A deleted queue keeps its state, but no config.
+            if config is not None:
+                configs[queue] = decode_config(config)
+            if state is not None:
+                states[queue] = decode_queue_state(state)
+    refuse_unpaired(configs, states)
     return [
-        (queue, decode_config(config), decode_queue_state(states[queue]))
-        for queue, config in configs.items()
-        if queue not in moved
+        (queue, config, states[queue]) for queue, config in configs.items() if queue not in moved
     ]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+from libs.storage.database.queue_pairs import unpaired_queues
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.buckets import Bucket, BucketKind, split_bucket, split_order
 from libs.storage.layout.keys import BucketKey, RecordType, config_range, queue_state_range
@@ -44,6 +45,11 @@ LOST_REASONS: Final = frozenset({"payload gone", "payload damaged"})
 
 ATTEMPTS_KEPT: Final = 1000
 """Attempts in one record at most."""
+
+_LOST_HALF: Final = (
+    "restore the broker's database, or the file of its WAL that is gone, from a copy that has "
+    "both. Until then the broker does not start, and nothing is removed that the queue may need"
+)
 
 _FIRST: Final = (
     config_range(),
@@ -142,6 +148,7 @@ class BrokerCheck:
     contents: BrokerContents = field(init=False)
     _states: dict[str, QueueStateRecord] = field(default_factory=dict, init=False)
     _configs: dict[str, QueueConfigRecord] = field(default_factory=dict, init=False)
+    _is_unpaired: bool = field(default=False, init=False)
     _revision: int = field(default=0, init=False)
     _leases: set[int] = field(default_factory=set, init=False)
     _sequences: set[int] = field(default_factory=set, init=False)
@@ -182,6 +189,9 @@ class BrokerCheck:
         self._check_empty()
         self._check_outbox()
         events.check()
+        if self._is_unpaired:
+            # Its name is no leftover, nor is what was lost beside it.
+            self.walk.findings.unreadable.add(self.walk.name)
         if not self.contents.clock_ms:
             self._add(Kind.ROW, "clock", "(the only one)", "every commit writes it, and it is gone")
 
@@ -226,14 +236,13 @@ class BrokerCheck:
         self.contents.queues = {queue: self._index_of(queue) for queue in here}
         if self.walk.name in self.walk.findings.unreadable:
             return
-        for queue in sorted(alive - self._configs.keys()):
-            self._add(Kind.REFERENCE, "queue state", f"queue {queue}", "the queue has no config")
+        for queue, has in sorted(unpaired_queues(self._configs, self._states).items()):
+            self._is_unpaired = True
+            wrong = f"it has {has}"
+            self._add(Kind.REFERENCE, "queue", queue, wrong, queue_id=queue, advice=_LOST_HALF)
         for queue in sorted(self.contents.leaving - alive):
             wrong = "the queue is leaving for another shard, and has no state"
             self._add(Kind.REFERENCE, "move", f"queue {queue}", wrong, queue_id=queue)
-        for queue in sorted(self._configs.keys() - alive):
-            wrong = "the queue has no state, or was deleted"
-            self._add(Kind.REFERENCE, "queue config", f"queue {queue}", wrong)
 
     def _begin(self, row: ReadRow) -> _Lists | None:
         """The lists of a row's queue; None, and a finding, where there is no such queue."""

@@ -14,16 +14,20 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.layout.ids import message_id
-from libs.storage.layout.keys import payload_key
+from libs.storage.layout.keys import config_key, payload_key, queue_state_key
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
+from libs.storage.records.configs import QueueConfigRecord, encode_config
 from libs.storage.records.payloads import encode_uri
+from libs.storage.records.states import QueueStateRecord, encode_queue_state
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import ALIKE_MAX, Findings, Kind
 from services.janitor.verify.repairs import Repairs
 from services.janitor.verify.verification import StoppedDatabases, Verification
-from tests.integration.janitor.verify.stored_rows import write
+from tests.integration.janitor.verify.stored_rows import Row, write
 
+CONFIG = QueueConfigRecord("true", 5, 0)
+STATE = QueueStateRecord(1, False, 0, (), 0, 0, 0, 0, 0, 0, 0, ())
 PATH = f"blobs/00/{'0' * 62}"
 
 
@@ -99,6 +103,35 @@ async def test_nothing_is_removed_while_the_database_of_a_shard_is_lost(
     assert "restore its database" in fault.what_to_do
     assert findings.unreadable == {lost}
     assert findings.leftovers == []
+    assert repairs.counts == {}
+    assert await stored_beside(root) == before
+
+
+@pytest.mark.parametrize(
+    ("row", "has"),
+    [
+        ((queue_state_key("orders"), encode_queue_state(STATE)), "a state and no config"),
+        ((config_key("orders"), encode_config(CONFIG)), "a config and no state"),
+    ],
+)
+async def test_nothing_is_removed_while_a_queue_has_half_of_its_records(
+    root: Root, row: Row, has: str
+) -> None:
+    # Given a queue whose commit is lost in part, its name, and an object that may be a push's
+    await write(root, "broker/0", row)
+    assert await QueueNames(root.objects).claim("orders", (0,), UNCLAIMED)
+    before = await stored_beside(root)
+    began_ms = await root.objects.modified_ms(PATH) + 2 * ORPHAN_AGE_MS
+
+    databases = await StoppedDatabases.find(root)
+    findings = await Verification(root, databases, began_ms).run()
+    repairs = repairs_of(root)
+    await repairs.repair(findings)
+
+    (fault,) = [one for one in findings.all() if one.queue_id == "orders"]
+    assert (fault.kind, fault.shard, fault.wrong) == (Kind.REFERENCE, "broker/0", f"it has {has}")
+    assert "the broker does not start" in fault.what_to_do
+    assert (findings.unreadable, findings.leftovers) == ({"broker/0"}, [])
     assert repairs.counts == {}
     assert await stored_beside(root) == before
 
