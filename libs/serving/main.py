@@ -36,6 +36,7 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.durability import write_privately
 from libs.storage.objects.instance_records import InstanceRecords
+from libs.storage.objects.restores import refuse_unfinished_restore
 
 try:
     from uvloop import new_event_loop
@@ -102,7 +103,8 @@ async def _serve(
 
 
 async def _join(config: ServingConfig, root: Root) -> Instance:
-    """Raises the errors of `join_instance`, and of `Root.wal_store` where the config names one."""
+    """Raises UnfinishedRestore, as `join_instance`, and as `Root.wal_store` where one is named."""
+    await refuse_unfinished_restore(root.objects, root.url)
     records = InstanceRecords(root.objects)
     instance = await join_instance(records, config.stated, config.wal_store)
     if config.wal_store:

@@ -103,6 +103,10 @@ class LostWalStore(DamagedStore):
     """The store of the WALs is gone, or has lost what says whose it is. As LostDatabase."""
 
 
+class UnfinishedRestore(StorageError):
+    """A root has a part of a backup that is being restored to it. The message says what to do."""
+
+
 class OtherWalStore(StorageError):
     """A process was given another store for the WALs than its instance has.
 

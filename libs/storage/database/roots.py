@@ -60,6 +60,7 @@ from libs.storage.errors import (
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import BothSyncs, Durability, NoSync, durability_of
 from libs.storage.objects.instance_records import InstanceRecords, WalStoreRecord
+from libs.storage.objects.restores import refuse_unfinished_restore
 from libs.storage.objects.small_objects import Objects
 
 SILENCE_S: Final = 10.0
@@ -201,9 +202,12 @@ class Root:
 
         Takes as long as the replay needs. Raises StoreUnavailable when the store does not respond
         within the root's timeout, DamagedStore when SlateDB cannot read its own files or they are
-        lost, and OtherFormat. `is_restored`: it has been copied from a snapshot, without a WAL.
+        lost, OtherFormat, and UnfinishedRestore. `is_restored`: for the restore itself, which has
+        copied it from a snapshot, without a WAL.
         """
         wal = await self.check_stores()
+        if not is_restored:
+            await refuse_unfinished_restore(self.objects, self.url)
         chosen = tuning or tuning_of(kind, self.address.scheme, wal.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
         if wal.record is not None:

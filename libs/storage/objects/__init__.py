@@ -12,5 +12,6 @@ In reading order; a file imports only files above it:
 `probe`            Tests of a store before it is used: conditional writes, and its clock
 `queue_names`      The broker shard that may use a queue's name: numbered objects
 `shard_owners`     The process that may own a shard: numbered objects
+`restores`         What marks a root to which a backup is being restored
 `removed_shards`   The shards that were removed, whose numbers are not used again
 """

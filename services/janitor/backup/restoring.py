@@ -3,7 +3,8 @@
 ::
 
     restoring.json    names the backup: a restore that was interrupted may go on; and the store of
-                      the write-ahead logs, where the instance gets one of its own
+                      the write-ahead logs, where the instance gets one of its own. As long as it
+                      is there, no process starts, and no other database is opened
     objects           tables, payloads, archived dead letters; they may be copied ahead
     manifests         from here on it is an instance
     each database     opened once, and renumbered; the queue names as the brokers have them
@@ -34,6 +35,7 @@ from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
+from libs.storage.objects.restores import RESTORING
 from libs.storage.records.configs import decode_config, partition_in
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from services.janitor.backup.catalogue import (
@@ -50,8 +52,6 @@ from services.janitor.jobs.contract import Progress, Report
 from slatemq.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
-
-MARKER: Final = "restoring.json"
 
 PHASES: Final = ("objects", "databases", "queue names")
 
@@ -73,7 +73,7 @@ class _Begun(NamedTuple):
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise FailedPrecondition(
                 "ROOT_NOT_EMPTY",
-                f"{url} has a {MARKER} that names no backup: restore to an empty root",
+                f"{url} has a {RESTORING} that names no backup: restore to an empty root",
             ) from error
 
 
@@ -143,13 +143,13 @@ class Restoring:
             record = with_wal_store(path, text.encode(), wal_store)
             if not await self.target.objects.put_if_absent(path, record):
                 raise self._in_use(path)
-        await self.target.objects.delete(MARKER)
+        await self.target.objects.delete(RESTORING)
 
     async def _begin(self) -> None:
         """Raises FailedPrecondition where the root has anything but this restore."""
         objects = self.target.objects
         try:
-            begun = _Begun.decode(await objects.get(MARKER), self.target.url)
+            begun = _Begun.decode(await objects.get(RESTORING), self.target.url)
         except ObjectNotFound:
             if folders := await objects.folders(""):
                 raise FailedPrecondition(
@@ -167,7 +167,9 @@ class Restoring:
         named = begun.wal_store
         if named is None and self.target.wal_url:
             named = WalStoreRecord.new(self.target.wal_url)
-        await objects.put(MARKER, json.dumps({"backup_id": backup_id, "wal_store": named}).encode())
+        await objects.put(
+            RESTORING, json.dumps({"backup_id": backup_id, "wal_store": named}).encode()
+        )
         if named is not None:
             wal = self.target.open_wal_store(named, make=True)
             await wal.mark(self.target.url)

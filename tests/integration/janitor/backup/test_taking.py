@@ -26,13 +26,14 @@ from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
+from libs.storage.objects.restores import RESTORING
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
 from libs.storage.records.configs import QueueConfigRecord, encode_config
 from services.janitor.backup import turns
 from services.janitor.backup.catalogue import Backup, Catalogue, new_backup_id
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
-from services.janitor.backup.restoring import MARKER, Restoring
+from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
 from services.janitor.backup.taking import ATTEMPTS, BackupSource, Taking
 from services.janitor.jobs.contract import JobCancelled, Progress
@@ -99,7 +100,7 @@ async def test_each_backup_copies_only_what_is_new_and_can_be_restored_by_itself
     await restored(backups, again)
     assert await read(again, "ingest/0") == b"second"
     assert len(await Blobs(again).get(uri)) == 100_000
-    assert MARKER not in await again.objects.list("")
+    assert RESTORING not in await again.objects.list("")
 
 
 async def test_ids_go_on_behind_all_that_may_have_been_given_out_since(
@@ -546,7 +547,7 @@ async def test_a_root_whose_marker_names_no_backup_is_not_empty(
 ) -> None:
     await write(root, b"x")
     backup = await taking(root, backups).take()
-    await fresh.objects.put(MARKER, marker)
+    await fresh.objects.put(RESTORING, marker)
 
     with pytest.raises(FailedPrecondition, match="restore to an empty root"):
         await restored(backups, fresh, backup)
