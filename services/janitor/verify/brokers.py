@@ -516,7 +516,9 @@ class BrokerCheck:
             said = "there is none" if counter is None else f"it says {counter}"
             wrong = f"its counter does not count it: {said}"
             self._add(Kind.COUNT, row.kind.name, shown(row.key), wrong)
-            return ()
+            # It may have been sent: then its object may have gone with its message.
+            uncounted = row.value._replace(payload_bytes=-1)
+            return _object_of(uncounted, self.walk.name, row.kind.name, shown(row.key))
         found = self._outbox.setdefault(ingest_shard, [0, 0])
         found[0] += 1
         found[1] += row.value_bytes
@@ -527,6 +529,7 @@ class BrokerCheck:
             push = decode_outbox(row.value.outbox)
         except CorruptRecord as error:
             self._add(Kind.ROW, row.kind.name, shown(row.key), error.detail)
+            self.walk.findings.unreadable.add(self.walk.name)  # It may name any object.
             return ()
         return _object_of(push, self.walk.name, row.kind.name, shown(row.key))
 

@@ -64,6 +64,7 @@ class ObjectCheck:
         try:
             path = self._blobs.path_of(named.uri)
         except ForeignUri:
+            self.findings.unreadable.add(named.shard)  # It may be any object that it needs.
             wrong = f"it names {named.uri}, which is not a payload object below this root"
             self._add(named, Kind.REFERENCE, wrong)
             return None

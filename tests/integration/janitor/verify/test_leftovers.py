@@ -15,10 +15,17 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import config_key, payload_key, queue_state_key
+from libs.storage.layout.own_keys import outbox_key, refused_push_key
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
 from libs.storage.records.configs import QueueConfigRecord, encode_config
-from libs.storage.records.payloads import encode_uri
+from libs.storage.records.execution_records import (
+    OutboxRecord,
+    RefusedPushRecord,
+    encode_outbox,
+    encode_refused_push,
+)
+from libs.storage.records.payloads import PayloadUri, encode_uri
 from libs.storage.records.states import QueueStateRecord, encode_queue_state
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import ALIKE_MAX, Findings, Kind
@@ -29,6 +36,10 @@ from tests.integration.janitor.verify.stored_rows import Row, write
 CONFIG = QueueConfigRecord("true", 5, 0)
 STATE = QueueStateRecord(1, False, 0, (), 0, 0, 0, 0, 0, 0, 0, ())
 PATH = f"blobs/00/{'0' * 62}"
+
+
+def refused(outbox: bytes) -> bytes:
+    return encode_refused_push(RefusedPushRecord(1, "no room", outbox))
 
 
 @pytest.fixture
@@ -105,6 +116,36 @@ async def test_nothing_is_removed_while_the_database_of_a_shard_is_lost(
     assert findings.leftovers == []
     assert repairs.counts == {}
     assert await stored_beside(root) == before
+
+
+PUSH = encode_outbox(OutboxRecord(1, "orders", PayloadUri(PATH), 7, {}))
+
+
+FOREIGN = PUSH.replace(b"blobs/00/", b"elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("row", "record"),
+    [
+        ((outbox_key(0, 7), PUSH), "outbox row"),
+        ((refused_push_key(0, 3), refused(b"?" + PUSH[:-3])), "refused push"),
+        ((refused_push_key(0, 3), refused(FOREIGN)), "refused push"),
+    ],
+    ids=["not counted", "its row does not decode", "its path is damaged"],
+)
+async def test_the_object_of_a_push_that_is_a_fault_is_not_left_over(
+    root: Root, row: Row, record: str
+) -> None:
+    await write(root, "broker/0", row)
+    began_ms = await root.objects.modified_ms(PATH) + 2 * ORPHAN_AGE_MS
+
+    findings = await Verification(root, await StoppedDatabases.find(root), began_ms).run()
+    await repairs_of(root).repair(findings)
+
+    assert record in {one.record for one in findings.all() if one.is_fault}
+    assert not any(one.wrong.startswith("its payload") for one in findings.all())
+    assert findings.leftovers == []
+    assert await root.objects.exists(PATH)
 
 
 @pytest.mark.parametrize(
