@@ -16,8 +16,8 @@ moved back from the dead letters, which writes no record any more. A retried one
 it had failed: a dead letter of it may be left.
 
 A task request, by the digest of a request ID, names the task with that ID that was applied last,
-and is written and removed with its record: the request IDs of all publishes are known for minutes,
-and a task may wait for days.
+and is written and removed with its record, not with that of an earlier one: the request IDs of all
+publishes are known for minutes, and a task may wait for days.
 """
 
 from __future__ import annotations

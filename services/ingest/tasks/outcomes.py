@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Collection, Iterator
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -95,6 +95,7 @@ class TaskOutcomes:
         self._retried: dict[str, None] = {}
         self._new: dict[str, None] = {}
         self._swept = b""
+        self._noted: set[bytes] | None = None  # keys of request IDs, while a sweep reads them
 
     async def find(self, task_id: str) -> TaskRecord | None:
         """The durable record of a task. Raises the errors of the store."""
@@ -155,6 +156,7 @@ class TaskOutcomes:
         are stored with the record.
         """
         first, count, duplicates, received_at_ms = answered
+        ulid = parse_task_id(task_id).ulid
         digest = _digest_of(request_id) if request_id else b""
         applied = AppliedTask(
             self._clock.now_ms(),
@@ -165,14 +167,15 @@ class TaskOutcomes:
             has_failed(before),
             digest,
         )
-        self._put(task_id, applied)
+        self._entering.discard(task_id)
+        rows = [(task_key(ulid), encode_task_record(applied))]
         if request_id:
-            ulid, fingerprint = (
-                parse_task_id(task_id).ulid,
-                self._publisher.requests.fingerprint(request_id),
-            )
-            request = encode_task_request(TaskRequestRecord(ulid, fingerprint))
-            self._publisher.put([(task_request_key(digest), request)])
+            key = task_request_key(digest)
+            fingerprint = self._publisher.requests.fingerprint(request_id)
+            rows.append((key, encode_task_request(TaskRequestRecord(ulid, fingerprint))))
+            if self._noted is not None:
+                self._noted.add(key)
+        self._publisher.put(rows)
         return applied
 
     def is_over(self, accepted_at_ms: int) -> bool:
@@ -288,7 +291,7 @@ class TaskOutcomes:
         last = self._swept
         count = 0
         async for rows in self._database.scan(*task_range(last), durable=True):
-            old: list[tuple[bytes, None]] = []
+            old: dict[bytes, bytes] = {}
             for key, value in rows:
                 last = parse_task_key(key)
                 if int.from_bytes(last[:6], "big") >= over_ms:
@@ -297,20 +300,40 @@ class TaskOutcomes:
                 record = decode_task_record(value)
                 is_old = isinstance(record, AppliedTask) and record.at_ms < over_ms
                 if isinstance(record, AppliedTask) and is_old and not record.has_failed:
-                    old.append((key, None))
-                    if record.request:
-                        old.append((task_request_key(record.request), None))
-                    count += 1
+                    old[last] = record.request
                 else:
                     first_kept = first_kept or last
             if old:
-                self._publisher.put(old)
-                await self._publisher.commits.durable()
+                await self._remove(old)
+                count += len(old)
             if int.from_bytes(last[:6], "big") >= over_ms:
                 break
         # A scan begins behind the ULID that it is given.
         self._swept = _before(first_kept) if first_kept is not None else last
         return count
+
+    async def _remove(self, tasks: Mapping[bytes, bytes]) -> None:
+        """Remove the records of tasks; `tasks` has the digests of their request IDs, by ULID.
+
+        The record of a request ID goes with the task that it names: of an ID that was used again
+        after its window that is a later one, which may be applied meanwhile.
+        """
+        requests = [(task_request_key(one), ulid) for ulid, one in tasks.items() if one]
+        self._noted = set()
+        try:
+            await self._publisher.commits.durable()  # a read passes over what is not
+            keys = [key for key, _ in requests]
+            named = await self._database.get_many(keys, durable=True)
+            over = [
+                key
+                for (key, ulid), value in zip(requests, named, strict=True)
+                if value is not None and decode_task_request(value).ulid == ulid
+            ]
+            over = [key for key in over if key not in self._noted]
+        finally:
+            self._noted = None
+        self._publisher.put([(key, None) for key in (*map(task_key, tasks), *over)])
+        await self._publisher.commits.durable()
 
 
 class TaskWaiting(Waiting):

@@ -16,7 +16,12 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.slate import Batch
 from libs.storage.layout.own_keys import task_request_key
 from libs.storage.layout.primitives import KeyRange
-from libs.storage.records.task_records import AppliedTask
+from libs.storage.records.task_records import (
+    AppliedTask,
+    TaskRequestRecord,
+    decode_task_request,
+    encode_task_request,
+)
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
@@ -26,7 +31,7 @@ from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS, TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
 from services.ingest.write.publishing import STEP_BYTES
-from slatemq._admin.task_ids import TaskIds
+from slatemq._admin.task_ids import TaskIds, task_id_of
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
@@ -309,3 +314,53 @@ async def test_the_request_id_of_a_task_is_forgotten_with_its_record() -> None:
         clock.advance(KEPT_MS + 1)
         assert await rig.outcomes.sweep(clock.now_ms()) == 1
         assert [rows async for rows in rig.shard.database.scan(*span)] == []
+
+
+async def test_a_request_id_that_was_used_again_is_known_for_as_long_as_its_later_task() -> None:
+    clock = ManualClock(START_MS)
+    async with consuming(open_root("memory:///"), clock) as (rig, backend):
+        # Given two tasks with one request ID, the second one days after the window of the first
+        request = request_of(b"daily", "its ID")
+        first = await rig.task(request, attempts=0, max_retries=0)
+        await finish(backend, first)
+        clock.advance(KEPT_MS + 1)
+        await rig.shard.publisher.publish(accept(request_of(b"other").SerializeToString()))
+        later = await rig.task(request, attempts=0, max_retries=0)
+        await finish(backend, later)
+
+        # When the record of the first one is removed, then the ID names the second one
+        assert await rig.outcomes.sweep(clock.now_ms()) == 1
+        assert await rig.outcomes.find(first.task_id) is None
+        span = KeyRange(task_request_key(bytes(16)), task_request_key(b"\xff" * 16))
+        ((_, value),) = [
+            row async for rows in rig.shard.database.scan(*span, durable=True) for row in rows
+        ]
+        assert task_id_of(decode_task_request(value).ulid) == later.task_id
+
+        # And goes with it
+        clock.advance(KEPT_MS + 1)
+        assert await rig.outcomes.sweep(clock.now_ms()) == 1
+        assert [rows async for rows in rig.shard.database.scan(*span, durable=True)] == []
+
+
+async def test_a_request_id_that_is_used_again_as_its_first_task_is_removed_stays_known() -> None:
+    clock = ManualClock(START_MS)
+    async with consuming(open_root("memory:///"), clock) as (rig, backend):
+        # Given a task whose record may be removed, and a commit that will write its request's
+        task = await rig.task(request_of(b"daily", "its ID"), attempts=0, max_retries=0)
+        await finish(backend, task)
+        clock.advance(KEPT_MS + 1)
+        database, publisher = rig.shard.database, rig.shard.publisher
+        span = KeyRange(task_request_key(bytes(16)), task_request_key(b"\xff" * 16))
+        ((key, _),) = [row async for rows in database.scan(*span, durable=True) for row in rows]
+        later = encode_task_request(TaskRequestRecord(bytes(16), bytes(16)))
+        async with publisher.commits.hold:
+            publisher.put([(key, later)])
+
+            # When that is removed before this commit is made
+            sweeping = asyncio.create_task(rig.outcomes.sweep(clock.now_ms()))
+            await asyncio.wait([sweeping], timeout=0.1)
+
+        # Then the row of the later one stays
+        assert await sweeping == 1
+        assert await database.get(key, durable=True) == later

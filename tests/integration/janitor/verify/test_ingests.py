@@ -142,6 +142,19 @@ async def test_a_request_names_a_task_that_was_applied_for_it(root: Root) -> Non
     assert await wrong_with(root) == wrong
 
 
+async def test_a_request_may_name_the_later_of_two_tasks_when_the_first_one_is_forgotten(
+    root: Root,
+) -> None:
+    digest, later = bytes(range(16)), parse_task_id(TaskIds(0).make(1 << 41)).ulid
+    applied = encode_task_record(AppliedTask(1, LAST, 1, 1, request=digest))
+    request = encode_task_request(TaskRequestRecord(later, bytes(16)))
+    rows = [(TASK_KEY, applied), (task_key(later), applied), (task_request_key(digest), request)]
+    await write(root, "ingest/0", *rows)
+    assert await wrong_with(root) == []
+    await write(root, "ingest/0", (TASK_KEY, None))
+    assert await wrong_with(root) == []
+
+
 async def test_of_very_many_requests_a_sample_is_compared(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
