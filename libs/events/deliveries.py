@@ -79,6 +79,16 @@ async def end_task(task: asyncio.Task[None]) -> None:
         log.error("deliveries ended by a fault", exc_info=error)
 
 
+class _Held(Generic[D]):
+    """A delivery of an event that is not acknowledged; `turn` is held while it ends."""
+
+    __slots__ = ("delivery", "turn")
+
+    def __init__(self, delivery: D) -> None:
+        self.delivery = delivery
+        self.turn = asyncio.Lock()
+
+
 class GroupEvents(ABC, Generic[D]):
     """Delivers the events of a group by a server that leaves counts and delays to its clients.
 
@@ -97,7 +107,7 @@ class GroupEvents(ABC, Generic[D]):
         self._max_retries = max_retries
         self._delay_s = retry_delay_ms / 1000
         self._translated = translated
-        self._held: dict[str, list[D]] = {}
+        self._held: dict[str, list[_Held[D]]] = {}
         self._retrying: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -108,7 +118,7 @@ class GroupEvents(ABC, Generic[D]):
 
     @abstractmethod
     async def _accept(self, delivery: D) -> None:
-        """Remove an event from the group."""
+        """Remove an event from the group; where it raises, it can be called again."""
 
     @abstractmethod
     async def _bury(self, delivery: D, error: str) -> None:
@@ -135,8 +145,19 @@ class GroupEvents(ABC, Generic[D]):
         """Nothing to do where what was not accepted goes back with the connection."""
 
     async def acknowledge(self, event_id: str) -> None:
-        for delivery in self._held.pop(event_id, ()):
-            await self._accept(delivery)
+        for held in [*self._held.get(event_id, ())]:
+            async with held.turn:
+                if self._holds(event_id, held):  # else it has ended meanwhile
+                    await self._end(event_id, held)
+
+    async def _end(self, event_id: str, held: _Held[D]) -> None:
+        try:
+            await self._accept(held.delivery)
+        except Exception:
+            if not self._is_open(held.delivery):  # it comes again
+                self._drop(event_id, held)
+            raise
+        self._drop(event_id, held)
 
     async def _deliver_one(
         self, delivery: D, encoded: bytes, types: frozenset[str], handler: Handler
@@ -148,41 +169,51 @@ class GroupEvents(ABC, Generic[D]):
         elif types and event.type not in types:
             await self._accept(delivery)
         else:
-            self._held.setdefault(event.id, []).append(delivery)
+            held = _Held(delivery)
+            self._held.setdefault(event.id, []).append(held)
             await run_handler(handler, event)
-            if self._is_done(event, delivery):
-                self._drop(event, delivery)
+            if not held.turn.locked() and self._is_done(event, held):
+                self._drop(event.id, held)
             else:
-                task = asyncio.create_task(self._retry(event, delivery, handler))
+                task = asyncio.create_task(self._retry(event, held, handler))
                 self._retrying.add(task)
                 task.add_done_callback(self._retried)
 
-    async def _retry(self, event: Event, delivery: D, handler: Handler) -> None:
+    async def _retry(self, event: Event, held: _Held[D], handler: Handler) -> None:
         for _ in range(self._max_retries):
             await asyncio.sleep(self._delay_s)
-            if not self._is_done(event, delivery):
+            if not await self._has_ended(event, held):
                 await run_handler(handler, event)
-            if self._is_done(event, delivery):
+            if await self._has_ended(event, held):
                 break
         outage = Outage(log, self._place)
-        while not self._is_done(event, delivery):
+        while True:
             try:
-                with self._translated():
-                    await self._bury(delivery, NOT_ACKNOWLEDGED)
+                async with held.turn:
+                    if not self._is_done(event, held):
+                        with self._translated():
+                            await self._bury(held.delivery, NOT_ACKNOWLEDGED)
                 break
             except SlateMQError as error:  # the server may not deliver it again by itself
                 await outage.wait(error)
-        self._drop(event, delivery)
+        self._drop(event.id, held)
 
-    def _is_done(self, event: Event, delivery: D) -> bool:
-        held = self._held.get(event.id, ())
-        return all(one is not delivery for one in held) or not self._is_open(delivery)
+    async def _has_ended(self, event: Event, held: _Held[D]) -> bool:
+        """Like `_is_done`, after an acknowledgement that is on its way."""
+        async with held.turn:
+            return self._is_done(event, held)
 
-    def _drop(self, event: Event, delivery: D) -> None:
+    def _is_done(self, event: Event, held: _Held[D]) -> bool:
+        return not self._holds(event.id, held) or not self._is_open(held.delivery)
+
+    def _holds(self, event_id: str, held: _Held[D]) -> bool:
+        return held in self._held.get(event_id, ())
+
+    def _drop(self, event_id: str, held: _Held[D]) -> None:
         """Hold it no more; other copies of the event, which was published twice, stay."""
-        others = [one for one in self._held.pop(event.id, ()) if one is not delivery]
+        others = [one for one in self._held.pop(event_id, ()) if one is not held]
         if others:
-            self._held[event.id] = others
+            self._held[event_id] = others
 
     def _retried(self, task: asyncio.Task[None]) -> None:
         self._retrying.discard(task)

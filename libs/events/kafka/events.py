@@ -128,16 +128,8 @@ class Events(GroupEvents[Delivery]):
     def _is_open(self, delivery: Delivery) -> bool:
         return self._offsets.is_open(delivery.partition, delivery.offset)
 
-    async def acknowledge(self, event_id: str) -> None:
-        deliveries = self._held.pop(event_id, ())
-        for delivery in deliveries:
-            self._offsets.finish(delivery.partition, delivery.offset)
-        if deliveries:
-            await self._offsets.commit()
-
     async def _accept(self, delivery: Delivery) -> None:
-        self._offsets.finish(delivery.partition, delivery.offset)
-        await self._offsets.commit()
+        await self._offsets.end(delivery.partition, delivery.offset)
 
     async def _bury(self, delivery: Delivery, error: str) -> None:
         await self._connection.ensure_topics([self._dead])

@@ -90,6 +90,17 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         known.open.discard(offset)
         return True
 
+    async def end(self, partition: TopicPartition, offset: int) -> None:
+        """Finish a record, and commit; where that raises, the record is as open as before."""
+        known = self._partitions.get(partition)
+        is_finished = self.finish(partition, offset)
+        try:
+            await self.commit()
+        except BaseException:
+            if known is not None and is_finished:
+                known.open.add(offset)
+            raise
+
     @property
     def committed(self) -> Mapping[TopicPartition, int]:
         """The offset of each partition that was committed last."""

@@ -197,3 +197,96 @@ async def test_deliveries_of_activemq_that_end_give_back_what_they_hold() -> Non
         with pytest.raises(ConnectionLost):
             await group.deliver(frozenset(), cast("Handler", None), lambda: None)
     assert [one.is_lost for one in receivers] == [True, True]
+
+
+class Acknowledged(GroupEvents[str]):
+    """Delivers one event, and is asked to accept it as often as `refusals` says and once more."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__("the test", 1, 0, nullcontext)
+        self.refusals = refusals
+        self.ended = list[str]()
+        self.accepts = asyncio.Event()
+        self.may_accept = asyncio.Event()
+        self.is_lost = False
+
+    async def _deliver_all(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        await self._deliver_one("delivery", encode_event(EVENT), types, handler)
+        await asyncio.Event().wait()
+
+    def _is_open(self, delivery: str) -> bool:
+        return not self.is_lost
+
+    async def _accept(self, delivery: str) -> None:
+        self.accepts.set()
+        await self.may_accept.wait()
+        if self.refusals:
+            self.refusals -= 1
+            raise Unavailable("the server refuses it")
+        self.ended.append(f"accepted {delivery}")
+
+    async def _bury(self, delivery: str, error: str) -> None:
+        self.ended.append(f"buried {delivery}")
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+async def test_an_event_is_not_delivered_again_while_it_is_being_acknowledged(
+    refusals: int,
+) -> None:
+    # Given a handler that returns before the server has answered its acknowledgement
+    group = Acknowledged(refusals)
+    acknowledging: list[asyncio.Task[None]] = []
+    count = 0
+
+    async def handle(event: Event) -> None:
+        nonlocal count
+        count += 1
+        acknowledging.append(asyncio.create_task(group.acknowledge(event.id)))
+        await group.accepts.wait()
+
+    delivering = asyncio.create_task(group.deliver(frozenset(), handle, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await group.accepts.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert count == 1
+
+        # When that is answered, then it is delivered again only if it was refused
+        group.may_accept.set()
+        while group._held or group._retrying:
+            await asyncio.sleep(0)
+    assert count == 1 + refusals
+    assert group.ended == ["accepted delivery"]
+    delivering.cancel()
+    await asyncio.wait([delivering])
+    await asyncio.gather(*acknowledging, return_exceptions=True)
+
+
+async def test_an_acknowledgement_of_what_is_lost_is_refused_once() -> None:
+    # Given a delivery that is lost as its handler, which tries for ever, acknowledges it
+    group = Acknowledged(refusals=1)
+    group.may_accept.set()
+    refused = 0
+    done = asyncio.Event()
+
+    async def persist(event: Event) -> None:
+        nonlocal refused
+        group.is_lost = True
+        while True:
+            try:
+                await group.acknowledge(event.id)
+            except Unavailable:
+                refused += 1
+            else:
+                break
+        done.set()
+
+    # Then it gets to know that, and goes on
+    delivering = asyncio.create_task(group.deliver(frozenset(), persist, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await done.wait()
+    assert (refused, group.ended) == (1, [])
+    delivering.cancel()
+    await asyncio.wait([delivering])

@@ -177,3 +177,30 @@ async def test_a_subscriber_that_refuses_all_holds_a_bounded_number_of_events() 
             await asyncio.sleep(0)
     delivering.cancel()
     await asyncio.wait([delivering])
+
+
+async def test_an_event_whose_acknowledgement_was_refused_can_be_acknowledged_again() -> None:
+    # Given an event, and brokers that refuse the commit of its acknowledgement
+    broker = Broker()
+    connection = BrokerConnection(RETRIED, broker, map("t.{}".format, CATALOGUE))
+    events = Events(connection)
+    await events.publish([created("photos")])
+    got = asyncio.Queue[Event]()
+    delivering = asyncio.create_task(events.deliver(frozenset(), got.put, lambda: None))
+    async with asyncio.timeout(WAIT_SECONDS):
+        event = await got.get()
+    group = RETRIED.consumer_group
+    broker.refusal[group] = errors.KafkaTimeoutError()
+    for _ in range(2):
+        with pytest.raises(errors.KafkaTimeoutError):
+            await events.acknowledge(event.id)
+        await asyncio.sleep(0)
+
+    # When they take it again, then the next call acknowledges it, and another one does nothing
+    del broker.refusal[group]
+    for _ in range(2):
+        await events.acknowledge(event.id)
+    place = TopicPartition("t.object.created", 0)
+    assert broker.commits == [(group, {place: 1})]
+    delivering.cancel()
+    await asyncio.wait([delivering])
