@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from libs.events.backends import open_backend
 from libs.events.settings import KafkaSettings
-from slatemq.events.envelope import encode_event
+from slatemq.events.envelope import Event, encode_event
 from tests.integration.events.backends.kafka_server import KafkaServer
 from tests.integration.events.backends.servers import running
-from tests.integration.events.backends.test_conformance import created, deleted
+from tests.integration.events.backends.test_conformance import created, deleted, persist
+from tests.integration.events.conftest import eventually
 
 pytestmark = pytest.mark.slow  # A real server.
 
@@ -53,3 +55,43 @@ async def test_each_type_has_its_topic_also_a_compacted_one_of_fewer_partitions(
         assert await records_of(settings, "slatemq.object.deleted", 1) == [
             (b"photos", encode_event(first[1]))
         ]
+
+
+async def test_an_event_is_committed_by_the_call_that_repeats_an_acknowledgement(
+    tmp_path: Path,
+) -> None:
+    with running(KafkaServer(tmp_path)) as server:
+        # Given an event that its subscriber has, and an acknowledgement that was given up
+        settings = msgspec.structs.replace(
+            server.settings("slatemq"), partitions=1, retry_delay_ms=3_600_000
+        )
+        backend = open_backend("kafka")
+        await backend.connect(settings)
+        got: list[Event] = []
+
+        async def handle(event: Event) -> None:
+            got.append(event)
+
+        event = created("once more")
+        await backend.subscribe([event.type], handle)
+        await backend.publish(event)
+        await eventually(lambda: got)
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):  # no broker runs
+                await backend.acknowledge(event.id)
+
+        # When it is repeated until it is answered
+        await asyncio.to_thread(server.start)
+        await persist(lambda: backend.acknowledge(event.id))
+
+        # Then the group has committed the event
+        place = TopicPartition(f"slatemq.{event.type}", 0)
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=list(settings.brokers), group_id=settings.consumer_group
+        )
+        async with consumer:
+            consumer.assign([place])
+            assert await consumer.committed(place) == 1
+        assert got == [event]
+        await backend.close()
