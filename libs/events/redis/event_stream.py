@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from redis import asyncio as aioredis
@@ -100,6 +100,7 @@ class EventStream:
             del self._due_at[entry_id]  # if the claim fails, it is among those that were lost
             if found := await self._group.claim_again(entry_id):
                 return found
+            self._let_go({entry_id})
         return []
 
     def _block_ms(self) -> int:
@@ -110,7 +111,20 @@ class EventStream:
     async def _keep(self) -> None:
         """Now and then show that this consumer still has what it delivers, or will again."""
         if self._group.is_keep_due:
-            await self._group.keep({*self._delivering, *self._due_at})
+            shown = {*self._delivering, *self._due_at}
+            self._let_go(shown - await self._group.keep(shown))
+
+    def _let_go(self, entry_ids: Set[bytes]) -> None:
+        """Hold entries no more: another consumer has them, or they are acknowledged.
+
+        The answer of that acknowledgement may have been lost.
+        """
+        for entry_id in entry_ids:
+            self._delivering.discard(entry_id)
+            self._due_at.pop(entry_id, None)
+        for event_id, held in [*self._held.items()]:
+            if held.entry_id in entry_ids:
+                del self._held[event_id]
 
     async def _deliver_each(
         self, deliveries: Sequence[Delivery], types: frozenset[str], handler: Handler
@@ -118,6 +132,8 @@ class EventStream:
         self._delivering = {delivery.entry_id for delivery in deliveries}
         for delivery in deliveries:
             await self._keep()
+            if delivery.entry_id not in self._delivering:
+                continue
             await self._deliver(delivery, types, handler)
             self._delivering.discard(delivery.entry_id)
 

@@ -45,6 +45,20 @@ end
 """
 """Removes a consumer that has nothing: what it has would go with it, also what it got just now."""
 
+SET_IDLE = """
+local owned = {}
+for at = 4, #ARGV do
+    if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[at], ARGV[at], 1, ARGV[2]) == 1 then
+        owned[#owned + 1] = ARGV[at]
+    end
+end
+if #owned == 0 then return owned end
+for _, option in ipairs({'IDLE', ARGV[3], 'JUSTID'}) do owned[#owned + 1] = option end
+return redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, unpack(owned))
+"""
+"""Sets how long entries of a consumer were idle, and returns them: XCLAIM alone would take back
+what other consumers have taken over meanwhile."""
+
 PAGE: Final = 16
 """Entries of one look at all that wait, which may have bodies of 512 KiB."""
 
@@ -104,6 +118,7 @@ class Group:
         self._consumer = consumer
         self._transactions = Transactions(client)
         self._forget_script = self._client.register_script(FORGET)
+        self._set_idle_script = self._client.register_script(SET_IDLE)
         self._reclaimed_at = 0.0
         self._is_more_left = False
         self._kept_at = 0.0
@@ -135,10 +150,11 @@ class Group:
         async for rows in self._pages(self._consumer, READ_COUNT):
             counts = _counts(row for row in rows if row["message_id"] not in known)
             if counts:
-                await self._renew(list(counts))
+                kept = await self._renew(counts)
                 yield [
                     Delivery(entry_id, fields, max(1, count - 1))
                     for entry_id, count in counts.items()
+                    if entry_id in kept
                     for _, fields in await self._client.xrange(self._key, entry_id, entry_id)
                 ]
 
@@ -158,6 +174,8 @@ class Group:
 
     async def claim_again(self, entry_id: bytes) -> list[Delivery]:
         """An entry that this consumer has, as its next delivery; none if it has it no more."""
+        if not await self._renew([entry_id]):  # from now on no other takes it
+            return []
         rows = await self._pending(0, self._consumer, 1, entry_id.decode())
         return await self._claim([row for row in rows if row["message_id"] == entry_id], 0)
 
@@ -200,11 +218,16 @@ class Group:
         """Whether `keep` would do something."""
         return time.monotonic() - self._kept_at >= KEEP_S
 
-    async def keep(self, entry_ids: Collection[bytes]) -> None:
-        """Show that this consumer still has these entries; cheap when called often."""
-        if entry_ids and self.is_keep_due:
-            await self._renew(list(entry_ids))
-            self._kept_at = time.monotonic()
+    async def keep(self, entry_ids: Collection[bytes]) -> set[bytes]:
+        """Show that this consumer still has these entries; cheap when called often.
+
+        Returns those that it has: others may have taken some while it stood still.
+        """
+        if not entry_ids or not self.is_keep_due:
+            return {*entry_ids}
+        kept = await self._renew(entry_ids)
+        self._kept_at = time.monotonic()
+        return kept
 
     def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
         """Acknowledge entries, and remove them from the stream."""
@@ -226,20 +249,20 @@ class Group:
         async for rows in self._pages(consumer, OWNED_COUNT):
             await self._set_idle(consumer, [row["message_id"] for row in rows], HOLD_MS)
 
-    async def _renew(self, entry_ids: Sequence[bytes]) -> None:
-        """Let no others take these entries of this consumer for a while."""
-        for first in range(0, len(entry_ids), OWNED_COUNT):
-            await self._set_idle(self._consumer, entry_ids[first : first + OWNED_COUNT], 0)
+    async def _renew(self, entry_ids: Collection[bytes]) -> set[bytes]:
+        """Let no others take these entries for a while; returns those that are this consumer's."""
+        wanted, kept = [*entry_ids], set[bytes]()
+        for first in range(0, len(wanted), OWNED_COUNT):
+            page = wanted[first : first + OWNED_COUNT]
+            kept.update(await self._set_idle(self._consumer, page, 0))
+        return kept
 
     async def _set_idle(
         self, consumer: str | bytes, entry_ids: Sequence[bytes], idle_ms: int
-    ) -> None:
-        """Make a consumer the owner of entries, idle for so long; counts as no delivery."""
-        await self._of_group(
-            self._client.xclaim(
-                self._key, self._group, consumer, 0, entry_ids, idle=idle_ms, justid=True
-            )
-        )
+    ) -> list[bytes]:
+        """Let entries of a consumer be idle for so long; returns them; counts as no delivery."""
+        arguments = [self._group, consumer, idle_ms, *entry_ids]
+        return list(await self._of_group(self._set_idle_script(keys=[self._key], args=arguments)))
 
     async def _claim(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
         if not rows:

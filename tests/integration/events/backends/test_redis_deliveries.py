@@ -251,3 +251,72 @@ async def test_a_connection_that_is_made_again_counts_as_no_delivery(
     # Then that is still its first one
     (pending,) = await client.xpending_range("counts:events", settings.consumer_group, "-", "+", 10)
     assert pending["times_delivered"] == len(got) == 1
+
+
+async def consumers_of_pending(client: Any, settings: RedisSettings) -> list[bytes]:
+    rows = await client.xpending_range("counts:events", settings.consumer_group, "-", "+", 10)
+    return [row["consumer"] for row in rows]
+
+
+async def test_an_event_that_another_consumer_took_over_stays_with_that_one(
+    settings: RedisSettings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a consumer with three events: one waits for its next attempt, one is being handled
+    monkeypatch.setattr("libs.events.redis.streams.KEEP_S", 0)
+    monkeypatch.setattr("libs.events.deliveries.KEEP_S", 0.01)
+    monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
+    settings = replace(settings, retry_delay_ms=1)
+    refused, handled, unread, last = (created(name) for name in ("a", "b", "c", "d"))
+    stream = await started(client, settings)
+    got: list[Event] = []
+    goes_on = asyncio.Event()
+
+    async def handle(event: Event) -> None:
+        got.append(event)
+        if event == handled:
+            await goes_on.wait()
+        if event == last:
+            await stream.acknowledge(event.id)
+
+    await stream.publish([refused, handled, unread])
+    delivering = asyncio.create_task(stream.deliver(frozenset(), handle, lambda: None))
+    await eventually(lambda: handled in got)
+
+    # When it stands still, and another one takes all of them over
+    rows = await client.xpending_range("counts:events", settings.consumer_group, "-", "+", 10)
+    entry_ids = [row["message_id"] for row in rows]
+    await client.xclaim("counts:events", settings.consumer_group, "other", 0, entry_ids)
+    await eventually(lambda: not stream._held)
+    goes_on.set()
+
+    # Then it takes none back, delivers none, and goes on with what comes
+    await stream.publish([last])
+    await eventually(lambda: last in got)
+    assert got == [refused, handled, last]
+    await end_task(delivering)
+    assert await consumers_of_pending(client, settings) == [b"other"] * 3
+    assert not stream._due_at
+
+
+async def test_an_event_whose_acknowledgement_lost_its_answer_is_held_no_more(
+    settings: RedisSettings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an event that waits for its next attempt
+    monkeypatch.setattr("libs.events.redis.event_stream.BLOCK_MS", 10)
+    settings = replace(settings, retry_delay_ms=86_400_000)
+    stream = await started(client, settings)
+    got = Got()
+    await stream.publish([created("acknowledged")])
+    delivering = asyncio.create_task(stream.deliver(frozenset(), got.handle, lambda: None))
+    await eventually(lambda: stream._due_at)
+
+    # When Redis has acknowledged it, which its consumer does not know
+    (held,) = stream._held.values()
+    assert await client.xack("counts:events", settings.consumer_group, held.entry_id) == 1
+    stream._due_at[held.entry_id] = 0.0
+
+    # Then it is held until its next attempt is due, and no longer
+    await eventually(lambda: not stream._due_at)
+    await eventually(lambda: not stream._held)
+    assert len(got) == 1
+    await end_task(delivering)

@@ -70,6 +70,29 @@ async def test_what_could_not_be_kept_in_an_outage_is_kept_by_the_next_call(
             assert pending["time_since_delivered"] < 3_600_000
 
 
+async def test_a_consumer_that_stood_still_takes_nothing_back_from_another(client: Any) -> None:
+    # Given a consumer that has entries, one of which another one has taken over
+    group, other = (Group(client, "s", "group", name) for name in ("still", "other"))
+    await group.create("0")
+    taken, kept = [await client.xadd("s", {"number": number}) for number in range(2)]
+    await group.read()
+    await client.xclaim("s", "group", "other", 0, [taken])
+
+    # When it shows that it still has them, then it gets to know what it has, and no more
+    assert await group.keep([taken, kept, b"7-7"]) == {kept}
+    assert await group.claim_again(taken) == []
+    assert [one.entry_id for one in await group.claim_again(kept)] == [kept]
+    pending = await client.xpending_range("s", "group", "-", "+", 10)
+    assert {row["message_id"]: row["consumer"] for row in pending} == {
+        taken: b"other",
+        kept: b"still",
+    }
+
+    # And as the other one leaves, only what that one has is free
+    await other.leave()
+    assert [one.entry_id for one in await group.reclaim()] == [taken]
+
+
 @pytest.mark.parametrize("is_leaving", [True, False])
 async def test_no_entry_goes_with_a_consumer_that_gets_it_as_it_is_removed(
     client: Any, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
