@@ -77,8 +77,6 @@ class Connection:
 
     def __init__(self, settings: ActivemqSettings) -> None:
         """Nothing is opened yet. Raises InvalidArgument that names the key."""
-        self.settings = settings
-        self.addresses = Addresses(settings)
         try:
             url = urlsplit(settings.url)
             port = url.port
@@ -161,25 +159,10 @@ class Connection:
                     self._senders[address] = sender
             return sender
 
-    async def prepare(self) -> None:
-        """Open what is sent to: ActiveMQ creates what is missing.
-
-        Raises InvalidArgument that names the key of a refused address.
-        """
+    async def open_sender(self, address: str) -> None:
+        """Open what `send` needs. Raises as `engine`."""
         engine = await self.engine()
-        async with asyncio.timeout(OPERATION_S):
-            for key, address in (
-                ("events_address", self.addresses.events),
-                ("queue_address", self.addresses.tasks),
-                ("queue_address", self.addresses.retry),
-                ("queue_address", self.addresses.dead),
-            ):
-                try:
-                    await self._sender(engine, address)
-                except Refused as error:
-                    if error.is_login:
-                        raise
-                    raise InvalidArgument(f"queue.activemq.{key}", str(error)) from error
+        await self._opened(engine, self._sender(engine, address))
 
     async def receive(self, address: str, browse: bool = False) -> Receiver:
         engine = await self.engine()
@@ -202,6 +185,67 @@ class Connection:
         self._closed.set()
         if self._engine is not None:
             await self._engine.close()
+
+
+class Connections:
+    """The connections of one backend: one for what it sends, one for all else.
+
+    ActiveMQ reads no more from a connection that has sent what it has no room for. By the other one
+    tasks and events are taken and accepted nonetheless, which makes room.
+    """
+
+    def __init__(self, settings: ActivemqSettings) -> None:
+        """Nothing is opened yet. Raises InvalidArgument that names the key."""
+        self.settings = settings
+        self.addresses = Addresses(settings)
+        self._sending = Connection(settings)
+        self._receiving = Connection(settings)
+
+    async def send(self, address: str, *messages: Message) -> None:
+        """As of Connection."""
+        await self._sending.send(address, *messages)
+
+    async def receive(self, address: str, browse: bool = False) -> Receiver:
+        return await self._receiving.receive(address, browse)
+
+    async def browse_ids(self, address: str) -> IdBrowser:
+        return await self._receiving.browse_ids(address)
+
+    async def prepare(self) -> None:
+        """Open what is sent to: ActiveMQ creates what is missing.
+
+        Raises InvalidArgument that names the key of a refused address.
+        """
+        async with asyncio.timeout(OPERATION_S):
+            for key, address in (
+                ("events_address", self.addresses.events),
+                ("queue_address", self.addresses.tasks),
+                ("queue_address", self.addresses.retry),
+                ("queue_address", self.addresses.dead),
+            ):
+                try:
+                    await self._sending.open_sender(address)
+                except Refused as error:
+                    if error.is_login:
+                        raise
+                    raise InvalidArgument(f"queue.activemq.{key}", str(error)) from error
+
+    async def ping(self) -> None:
+        """Return once both have answered, which one that is blocked does not."""
+        for connection in (self._receiving, self._sending):
+            receiver = await connection.receive(self.addresses.dead, browse=True)
+            await receiver.close()
+
+    async def find_tls_fault(self) -> TlsFault | None:
+        """As the function of that name."""
+        return await self._sending.find_tls_fault()
+
+    async def close(self) -> None:
+        """Close both, as Connection does."""
+        try:
+            await self._receiving.close()
+        finally:
+            await self._sending.close()
 
 
 def message_of(body: bytes, message_id: str, **properties: Any) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from libs.events.activemq.connection import Connection, message_of, translated
+from libs.events.activemq.connection import Connections, message_of, translated
 from libs.events.activemq.engine import Received, Receiver
 from libs.events.deliveries import GroupEvents, Handler
 from slatemq.events.envelope import Event, encode_event
@@ -13,24 +13,24 @@ from slatemq.events.envelope import Event, encode_event
 class Events(GroupEvents[Received]):
     """Publishes to the virtual topic, and delivers from the queue of the group."""
 
-    def __init__(self, connection: Connection) -> None:
-        settings = connection.settings
-        self._connection = connection
+    def __init__(self, connections: Connections) -> None:
+        settings = connections.settings
+        self._connections = connections
         self._settings = settings
-        self._addresses = connection.addresses
+        self._addresses = connections.addresses
         place = self._addresses.group
         super().__init__(place, settings.max_retries, settings.retry_delay_ms, translated)
         self._receiver: Receiver | None = None
 
     async def publish(self, events: Sequence[Event]) -> None:
-        await self._connection.send(
+        await self._connections.send(
             self._addresses.events,
             *(message_of(encode_event(event), event.id, type=event.type) for event in events),
         )
 
     async def start(self, types: frozenset[str]) -> None:
         """Consume the queue of the group, which the server creates."""
-        receiver = await self._connection.receive(self._addresses.group)
+        receiver = await self._connections.receive(self._addresses.group)
         receiver.flow(self._settings.prefetch_count)
         self._receiver = receiver
 
@@ -62,5 +62,5 @@ class Events(GroupEvents[Received]):
 
     async def _bury(self, message: Received, error: str) -> None:
         dead = message_of(message.body, message.id, kind="event", error=error)
-        await self._connection.send(self._addresses.dead, dead)
+        await self._connections.send(self._addresses.dead, dead)
         message.accept()

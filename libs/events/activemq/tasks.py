@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Set
 from itertools import chain
 
-from libs.events.activemq.connection import OPERATION_S, Connection, message_of
+from libs.events.activemq.connection import OPERATION_S, Connections, message_of
 from libs.events.activemq.engine import Received, Receiver
 from libs.events.tasks import (
     FailedTask,
@@ -39,17 +39,17 @@ COUNTED_BYTES_MAX = 8 << 20
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._settings = connection.settings
-        self._addresses = connection.addresses
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._settings = connections.settings
+        self._addresses = connections.addresses
         self._waiting: Receiver | None = None
         self._retrying: Receiver | None = None
         self._held = TaskDeliveries[Received]()
         self._looking = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
-        await self._connection.send(
+        await self._connections.send(
             self._addresses.tasks, message_of(encode_task(task), task.task_id)
         )
 
@@ -88,8 +88,8 @@ class Tasks:
             for old in (waiting, retrying):
                 if old is not None and not old.is_lost:
                     await old.close()
-            waiting = self._waiting = await self._connection.receive(self._addresses.tasks)
-            retrying = self._retrying = await self._connection.receive(self._addresses.retry)
+            waiting = self._waiting = await self._connections.receive(self._addresses.tasks)
+            retrying = self._retrying = await self._connections.receive(self._addresses.retry)
             waiting.flow(self._settings.prefetch_count)
             retrying.flow(self._settings.prefetch_count)
         return waiting, retrying
@@ -110,7 +110,7 @@ class Tasks:
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
             again = message_of(encode_task(task.after_failure()), task_id, not_before=due_ms)
-            await self._connection.send(self._addresses.retry, again)
+            await self._connections.send(self._addresses.retry, again)
         else:
             failed = FailedTask.now(task, error)
             await self._bury(encode_failed_task(failed), "task", failed.error, task_id)
@@ -124,7 +124,7 @@ class Tasks:
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str) -> None:
         at = format_timestamp(now_ms())
         dead = message_of(body, message_id, kind=kind, error=error, failed_at=at)
-        await self._connection.send(self._addresses.dead, dead)
+        await self._connections.send(self._addresses.dead, dead)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.
@@ -138,7 +138,7 @@ class Tasks:
 
     async def _ids(self, address: str) -> list[str]:
         async with self._looking:
-            browser = await self._connection.browse_ids(address)
+            browser = await self._connections.browse_ids(address)
             try:
                 async with asyncio.timeout(OPERATION_S):
                     return await browser.ids(BROWSED_MAX, COUNTED_BYTES_MAX)
@@ -188,7 +188,7 @@ class Tasks:
 
         Those that were retried before have failed since, and may for ever: they stay.
         """
-        receiver = await self._connection.receive(self._addresses.dead)
+        receiver = await self._connections.receive(self._addresses.dead)
         moved = set[str]()
         try:
             found = await self._drain(receiver, limit)
@@ -206,7 +206,7 @@ class Tasks:
     async def _browse(self, address: str, limit: int) -> list[Received]:
         # Some servers show a message to one looker at a time.
         async with self._looking:
-            receiver = await self._connection.receive(address, browse=True)
+            receiver = await self._connections.receive(address, browse=True)
             try:
                 return await self._drain(receiver, limit)
             finally:

@@ -29,13 +29,13 @@ CLASSPATH = "ACTIVEMQ_CLASSPATH"
 """Variable with the jars of ActiveMQ 5 and its AMQP connector, which Debian's package lacks."""
 
 
-def amqp10(kind: str, folder: Any) -> Server:
+def amqp10(kind: str, folder: Any, **options: bool) -> Server:
     """A server of AMQP 1.0, where its client is installed: see requirements/activemq.txt."""
     pytest.importorskip(
         "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
     )
     servers = import_module("tests.integration.events.backends.activemq_server")
-    server: Server = getattr(servers, kind)(folder)
+    server: Server = getattr(servers, kind)(folder, **options)
     return server
 
 

@@ -7,13 +7,15 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from libs.events.settings import ActivemqSettings
+from libs.events.tasks import WriteTask, encode_task
 from slatemq.errors import Unavailable
-from tests.integration.waiting import eventually
+from slatemq.events.envelope import make_task_id
+from tests.integration.waiting import WAIT_SECONDS, eventually
 
 pytest.importorskip(
     "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
@@ -23,10 +25,14 @@ import proton
 
 from libs.events.activemq import engine as activemq_engine
 from libs.events.activemq import tasks as activemq_tasks
-from libs.events.activemq.connection import Connection, message_of, translated
+from libs.events.activemq.connection import Connection, Connections, message_of, translated
 from libs.events.activemq.tasks import Tasks
 
 BODY = bytes(128 << 10)
+
+AT = "2026-02-22T12:00:00.000Z"
+
+C = TypeVar("C", Connection, Connections)
 
 
 class Peer(asyncio.Protocol):
@@ -162,12 +168,28 @@ class BacklogPeer(Peer):
         self.pump()
 
 
+class RoomlessPeer(BacklogPeer):
+    """Reads no more of a connection once a message has begun, as ActiveMQ where it has no room."""
+
+    has_stalled = False
+    accepted_count = 0
+
+    def on_message(self, link: proton.Link) -> None:
+        if link.is_receiver:
+            self.has_stalled = True
+            self.socket.pause_reading()
+        else:
+            self.accepted_count += 1
+
+
 @asynccontextmanager
-async def connected(make: Callable[[], Peer]) -> AsyncIterator[Connection]:
+async def connected(
+    make: Callable[[], Peer], kind: Callable[[ActivemqSettings], C]
+) -> AsyncIterator[C]:
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        connection = Connection(ActivemqSettings(url=f"amqp://127.0.0.1:{port}"))
+        connection = kind(ActivemqSettings(url=f"amqp://127.0.0.1:{port}"))
         try:
             yield connection
         finally:
@@ -176,7 +198,7 @@ async def connected(make: Callable[[], Peer]) -> AsyncIterator[Connection]:
 
 @pytest.mark.parametrize("condition", ["amqp:not-implemented", "amqp:internal-error"])
 async def test_a_message_whose_session_the_server_ends_is_to_be_sent_again(condition: str) -> None:
-    async with connected(lambda: RefusingPeer(condition)) as connection:
+    async with connected(lambda: RefusingPeer(condition), Connection) as connection:
         with pytest.raises(Unavailable, match="not this one"), translated():
             await connection.send("queue", message_of(b"{}", "id"))
 
@@ -188,7 +210,7 @@ async def test_a_connection_ends_though_the_server_does_not_take_what_is_written
     # Given a server that stops reading amid a message that fits into no buffer
     monkeypatch.setattr(activemq_engine, "CLOSE_S", 0.01)
     peer, message = StalledPeer(), message_of(bytes(64 << 20), "id")
-    async with connected(lambda: peer) as connection:
+    async with connected(lambda: peer, Connection) as connection:
         sending = asyncio.ensure_future(connection.send("queue", message))
         await eventually(lambda: peer.has_stalled)
 
@@ -223,13 +245,11 @@ async def test_a_count_reads_ids_up_to_a_limit_of_bytes_and_keeps_no_body(
             "queue://slatemq.dead-letter": [broken, without_id, *large[:1]],
         }
     )
-    async with connected(lambda: peer) as connection:
-        await connection.engine()
-
+    async with connected(lambda: peer, Connections) as connections:
         # When they are counted
         tracemalloc.start()
         try:
-            pending, dead_letters = await Tasks(connection).counts()
+            pending, dead_letters = await Tasks(connections).counts()
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -239,3 +259,34 @@ async def test_a_count_reads_ids_up_to_a_limit_of_bytes_and_keeps_no_body(
     assert dead_letters == 3
     assert pending <= peer.sent["queue://slatemq.tasks"] < 300
     assert peak_bytes < 16 << 20
+
+
+async def test_tasks_are_taken_while_the_server_has_no_room_for_another() -> None:
+    # Given a task that waits, and a server that has no room for the next one
+    waits, next_one = (
+        WriteTask(task_id=make_task_id(number), operation="Publish", created_at=AT, payload={})
+        for number in range(2)
+    )
+    peers: list[RoomlessPeer] = []
+
+    def make() -> RoomlessPeer:
+        message = message_of(encode_task(waits), waits.task_id)
+        peers.append(RoomlessPeer({"queue://slatemq.tasks": [message.encode()]}))
+        return peers[-1]
+
+    async with connected(make, Connections) as connections:
+        tasks = Tasks(connections)
+        sending = asyncio.create_task(tasks.enqueue(next_one))
+        await eventually(lambda: any(one.has_stalled for one in peers))
+
+        # Then the first one is delivered and accepted nonetheless
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await tasks.dequeue() != waits:
+                pass
+        assert await tasks.complete(waits.task_id)
+        await eventually(lambda: any(one.accepted_count for one in peers))
+        sending.cancel()
+        await asyncio.wait([sending])
+    for one in peers:
+        one.socket.resume_reading()
+    await eventually(lambda: not any(one.connections_count for one in peers))

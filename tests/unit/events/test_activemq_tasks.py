@@ -18,7 +18,7 @@ pytest.importorskip(
 )
 
 from libs.events.activemq import tasks as activemq_tasks
-from libs.events.activemq.connection import Connection
+from libs.events.activemq.connection import Connections
 
 
 class DeadLetter:
@@ -34,7 +34,7 @@ class DeadLetter:
         self._dead_letters.remove(self)
 
 
-class FailingServer(Connection):
+class FailingServer(Connections):
     """Makes each task that is enqueued a dead letter."""
 
     def __init__(self) -> None:

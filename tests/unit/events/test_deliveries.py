@@ -164,7 +164,7 @@ async def test_an_event_whose_channel_is_lost_becomes_no_dead_letter() -> None:
 
 async def test_deliveries_of_activemq_that_end_give_back_what_they_hold() -> None:
     pytest.importorskip("proton", reason="requirements/activemq.txt is not installed")
-    from libs.events.activemq.connection import Connection
+    from libs.events.activemq.connection import Connections
     from libs.events.activemq.engine import ConnectionLost
     from libs.events.activemq.events import Events as ActivemqEvents
 
@@ -181,7 +181,7 @@ async def test_deliveries_of_activemq_that_end_give_back_what_they_hold() -> Non
         async def close(self) -> None:
             self.is_lost = True
 
-    class Refusing(Connection):
+    class Refusing(Connections):
         """Refuses each dead letter, and stays open."""
 
         async def receive(self, address: str, browse: bool = False) -> Any:

@@ -15,19 +15,50 @@ from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.servers import PortServer, Process, program
 from tests.ports import free_ports
 
+SMALL = """
+<beans xmlns="http://www.springframework.org/schema/beans"
+    xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
+    xsi:schemaLocation="http://www.springframework.org/schema/beans
+      http://www.springframework.org/schema/beans/spring-beans.xsd
+      http://activemq.apache.org/schema/core
+      http://activemq.apache.org/schema/core/activemq-core.xsd">
+  <broker xmlns="http://activemq.apache.org/schema/core" brokerName="events" useJmx="false"
+      dataDirectory="{folder}/data">
+    <persistenceAdapter>
+      <kahaDB directory="{folder}/data/kahadb" journalMaxFileLength="1mb" cleanupInterval="200"
+          checkpointInterval="100"/>
+    </persistenceAdapter>
+    <systemUsage>
+      <systemUsage>
+        <storeUsage><storeUsage limit="8mb"/></storeUsage>
+        <tempUsage><tempUsage limit="8mb"/></tempUsage>
+      </systemUsage>
+    </systemUsage>
+    <transportConnectors>
+      <transportConnector name="amqp" uri="amqp://127.0.0.1:{port}"/>
+    </transportConnectors>
+  </broker>
+</beans>
+"""
+"""A broker with room for 8 MB of messages; its class path needs Spring and XBean, too."""
+
 
 class ActivemqServer(PortServer):
     """ActiveMQ 5 as it is by default, but for its ports and its folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_small: bool = False) -> None:
         """Nothing runs yet."""
         (self.port,) = free_ports(1)
         options = f"persistent=true&useJmx=false&dataDirectory={folder}/data"
+        configuration = f"broker:(amqp://127.0.0.1:{self.port})/events?{options}"
+        if is_small:
+            file = folder / "activemq.xml"
+            file.write_text(SMALL.format(folder=folder, port=self.port))
+            configuration = f"xbean:{file.as_uri()}"
         self._process = Process(
             [
                 *(program("java"), "-cp", os.environ["ACTIVEMQ_CLASSPATH"]),
-                *("org.apache.activemq.console.command.ShellCommand", "start"),
-                f"broker:(amqp://127.0.0.1:{self.port})/events?{options}",
+                *("org.apache.activemq.console.command.ShellCommand", "start", configuration),
             ],
             folder,
             {},

@@ -49,8 +49,8 @@ async def _into_redis(settings: RedisSettings, raw: bytes) -> None:
 
 
 async def _into_activemq(settings: ActivemqSettings, raw: bytes) -> None:
-    from libs.events.activemq.connection import Connection, message_of
+    from libs.events.activemq.connection import Connections, message_of
 
-    connection = Connection(settings)
+    connection = Connections(settings)
     await connection.send(connection.addresses.tasks, message_of(raw, "raw"))
     await connection.close()
