@@ -44,6 +44,10 @@ COUNT_MAX: Final = 1_000_000_000
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
 
+MOVED_MAX: Final = 32
+"""Dead letters that move back together: a round trip for each would take minutes for thousands.
+Each may have a body of 512 KiB."""
+
 TIME_DIGITS_MAX: Final = 15
 """Of a time in ms that a message says: the year 33658, and no number that is slow to read."""
 

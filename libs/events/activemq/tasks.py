@@ -7,12 +7,13 @@ same, so the first task is the next one that is due: a consumer holds it until t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Set
+from collections.abc import AsyncGenerator, Sequence, Set
 from itertools import chain
 
 from libs.events.activemq.connection import OPERATION_S, Connections, message_of
 from libs.events.activemq.engine import Received, Receiver
 from libs.events.tasks import (
+    MOVED_MAX,
     FailedTask,
     Moving,
     TaskDeliveries,
@@ -49,9 +50,11 @@ class Tasks:
         self._looking = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
-        await self._connections.send(
-            self._addresses.tasks, message_of(encode_task(task), task.task_id)
-        )
+        await self._enqueue_all([task])
+
+    async def _enqueue_all(self, tasks: Sequence[WriteTask]) -> None:
+        messages = [message_of(encode_task(task), task.task_id) for task in tasks]
+        await self._connections.send(self._addresses.tasks, *messages)
 
     async def dequeue(self) -> WriteTask | None:
         waiting, retrying = await self._receivers()
@@ -178,10 +181,11 @@ class Tasks:
             async with self._looking:
                 seen, moved = await self._retry(limit, names, moving)
             names |= moved  # a task may be there more than once
+            if moved:
+                continue  # ActiveMQ shows as many as it has read of the queue
             if seen < limit:
                 return len(names)
-            if not moved:
-                limit *= 2  # only what is not retried, which came back: look behind it
+            limit *= 2  # only what is not retried, which came back: look behind it
 
     async def _retry(self, limit: int, retried: Set[str], moving: Moving) -> tuple[int, set[str]]:
         """Look at dead letters; returns how many there were, and which tasks moved back.
@@ -192,16 +196,26 @@ class Tasks:
         moved = set[str]()
         try:
             found = await self._drain(receiver, limit)
-            for message in found:
-                dead = self._read(message, 0)
-                if isinstance(dead, FailedTask) and dead.name not in retried:
-                    with moving([dead.name]):
-                        await self.enqueue(dead.task.renewed())
-                    message.accept()
-                    moved.add(dead.name)
+            dead_letters = [(message, self._read(message, 0)) for message in found]
+            tasks = [
+                (message, dead.task)
+                for message, dead in dead_letters
+                if isinstance(dead, FailedTask) and dead.name not in retried
+            ]
+            for first in range(0, len(tasks), MOVED_MAX):
+                moved |= await self._move(tasks[first : first + MOVED_MAX], moving)
         finally:
             await receiver.close()  # what was not moved goes back
         return len(found), moved
+
+    async def _move(self, tasks: Sequence[tuple[Received, WriteTask]], moving: Moving) -> set[str]:
+        """Move the tasks of dead letters back; returns their IDs."""
+        names = [task.task_id for _, task in tasks]
+        with moving(names):
+            await self._enqueue_all([task.renewed() for _, task in tasks])
+        for message, _ in tasks:  # after a crash here they come again beside the tasks
+            message.accept()
+        return {*names}
 
     async def _browse(self, address: str, limit: int) -> list[Received]:
         # Some servers show a message to one looker at a time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from libs.events.kafka.connection import ERROR, Connection
 from libs.events.kafka.offsets import TopicReader
 from libs.events.tasks import (
+    MOVED_MAX,
     FailedTask,
     Moving,
     UnreadableTask,
@@ -25,9 +26,6 @@ from slatemq.errors import InvalidArgument
 
 KIND: Final = "kind"
 UNREADABLE: Final = b"unreadable"
-
-COMMIT_COUNT: Final = 100
-"""The offset is committed after this many dead letters that were sent again."""
 
 
 class DeadLetters:
@@ -76,7 +74,9 @@ class DeadLetters:
                             found[dead.name] = dead.without_payload()
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
-    async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]], moving: Moving) -> int:
+    async def retry(
+        self, enqueue: Callable[[Sequence[WriteTask]], Awaitable[None]], moving: Moving
+    ) -> int:
         """Enqueue each dead letter as if new, and commit; returns how many tasks they are.
 
         Also each copy: one of them may be of an attempt that failed since.
@@ -85,25 +85,45 @@ class DeadLetters:
         done: dict[TopicPartition, int] = {}
         # Two at a time would enqueue them twice.
         async with self._turn, self._topics.reader(self._group) as consumer:
-            async with aclosing(
-                self._topics.read(consumer, self._topic, self._group)
-            ) as dead_letters:
-                async for record in dead_letters:
-                    dead = _dead_letter_of(record)
-                    if isinstance(dead, UnreadableTask):  # kept where it is not passed over
-                        await self.add_unreadable(record.value, dead.error)
-                    else:
-                        with moving([dead.task.task_id]):
-                            await enqueue(dead.task.renewed())
-                        retried.add(dead.task.task_id)
-                    partition = TopicPartition(record.topic, record.partition)
-                    done[partition] = record.offset + 1
-                    if len(retried) % COMMIT_COUNT == 0:
-                        await consumer.commit({partition: done[partition]})
+            async with aclosing(self._pages(consumer)) as pages:
+                async for page in pages:
+                    tasks = await self._tasks_of(page)
+                    names = [task.task_id for task in tasks]
+                    with moving(names):
+                        await enqueue([task.renewed() for task in tasks])
+                    retried.update(names)
+                    for record in page:
+                        done[TopicPartition(record.topic, record.partition)] = record.offset + 1
+                    here = consumer.assignment()
+                    if finished := {one: offset for one, offset in done.items() if one in here}:
+                        await consumer.commit(finished)
             if done:
                 consumer.assign(list(done))  # it read one partition after another
                 await consumer.commit(done)
         return len(retried)
+
+    async def _pages(self, consumer: Any) -> AsyncGenerator[list[Any], None]:
+        """The records of tasks that were not retried."""
+        page: list[Any] = []
+        async with aclosing(self._topics.read(consumer, self._topic, self._group)) as records:
+            async for record in records:
+                page.append(record)
+                if len(page) == MOVED_MAX:
+                    yield page
+                    page = []
+        if page:
+            yield page
+
+    async def _tasks_of(self, records: Sequence[Any]) -> list[WriteTask]:
+        """The tasks of dead letters; what is unreadable is kept where it is not passed over."""
+        tasks: list[WriteTask] = []
+        for record in records:
+            dead = _dead_letter_of(record)
+            if isinstance(dead, UnreadableTask):
+                await self.add_unreadable(record.value, dead.error)
+            else:
+                tasks.append(dead.task)
+        return tasks
 
     async def commit_again(self) -> dict[TopicPartition, int]:
         """Commit what was retried once more, before brokers forget it; returns the offsets."""

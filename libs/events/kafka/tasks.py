@@ -7,7 +7,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -79,8 +79,11 @@ class Tasks:
         await self._connection.ensure_topics(topics, KEPT)
 
     async def enqueue(self, task: WriteTask) -> None:
+        await self._enqueue_all([task])
+
+    async def _enqueue_all(self, tasks: Sequence[WriteTask]) -> None:
         await self.prepare()  # Brokers may have lost them.
-        await self._connection.send([self._record(task)])
+        await self._connection.send(map(self._record, tasks))
 
     def _record(self, task: WriteTask) -> dict[str, Any]:
         return {"topic": self._topic, "key": task.task_id.encode(), "value": encode_task(task)}
@@ -221,7 +224,7 @@ class Tasks:
         return await self._dead.tasks(limit)
 
     async def retry_all(self, moving: Moving) -> int:
-        return await self._dead.retry(self.enqueue, moving)
+        return await self._dead.retry(self._enqueue_all, moving)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait or are with a consumer, and dead letters.

@@ -362,11 +362,13 @@ class Deliveries:
         self._lost = asyncio.Event()
         channel.close_callbacks.add(self._on_close)
 
-    async def start(self, queue: AbstractQueue) -> None:
+    async def start(self, queue: AbstractQueue) -> str:
+        """Consume a queue; returns the tag of the consumer."""
         underlay = await self.channel.get_underlay_channel()
         # When the queue is deleted, the channel stays open, and no message comes any more.
         underlay.on_consumer_cancel_callbacks.add(self._on_close)
-        await queue.consume(self._arrive)
+        tag: str = await queue.consume(self._arrive)
+        return tag
 
     async def next(self) -> AbstractIncomingMessage | None:
         """The next message, or None when none comes within a second: ask again.

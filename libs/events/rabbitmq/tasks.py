@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
@@ -21,6 +21,7 @@ from libs.events.rabbitmq.connection import (
     message_of,
 )
 from libs.events.tasks import (
+    MOVED_MAX,
     FailedTask,
     Moving,
     TaskDeliveries,
@@ -50,8 +51,22 @@ class Tasks:
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
-        message = message_of(encode_task(task), self._settings, message_id=task.task_id)
-        await self._connections.publish("", self._names.tasks, message, is_kept=True)
+        await self._enqueue_all([task])
+
+    async def _enqueue_all(self, tasks: Sequence[WriteTask]) -> None:
+        # All by one channel: if that is lost, none of them overtakes one that is sent again.
+        channel = await self._connections.publishing.shared_channel()
+        sent = [
+            self._connections.publish(
+                "",
+                self._names.tasks,
+                message_of(encode_task(task), self._settings, message_id=task.task_id),
+                is_kept=True,
+                channel=channel,
+            )
+            for task in tasks
+        ]
+        await asyncio.gather(*sent)
 
     async def dequeue(self) -> WriteTask | None:
         if self._deliveries is None or self._deliveries.is_lost:
@@ -149,13 +164,14 @@ class Tasks:
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         found: dict[str, FailedTask | UnreadableTask] = {}
-        async with aclosing(self._dead_letters()) as dead_letters:
-            async for dead_letter in dead_letters:
-                if dead_letter.headers.get("kind") != "event":
-                    dead = self._read(dead_letter, len(found))
-                    found[dead.name] = dead.without_payload()
-                    if len(found) > limit:
-                        break
+        async with aclosing(self._dead_letters()) as pages:
+            async for page in pages:
+                for dead_letter in page:
+                    if dead_letter.headers.get("kind") != "event":
+                        dead = self._read(dead_letter, len(found))
+                        found[dead.name] = dead.without_payload()
+                if len(found) > limit:
+                    break
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
     def _read(
@@ -170,34 +186,57 @@ class Tasks:
         Also each copy: one of them may be of an attempt that failed since.
         """
         retried: set[str] = set()
-        async with aclosing(self._dead_letters()) as dead_letters:
-            async for dead_letter in dead_letters:
-                dead = self._read(dead_letter, 0)
-                if isinstance(dead, FailedTask):
-                    with moving([dead.task.task_id]):
-                        await self.enqueue(dead.task.renewed())
-                    retried.add(dead.task.task_id)
+        async with aclosing(self._dead_letters()) as pages:
+            async for page in pages:
+                read = [(one, self._read(one, 0)) for one in page]
+                moved = [(one, dead.task) for one, dead in read if isinstance(dead, FailedTask)]
+                names = [task.task_id for _, task in moved]
+                with moving(names):
+                    await self._enqueue_all([task.renewed() for _, task in moved])
+                retried.update(names)
+                for dead_letter, _ in moved:  # after a crash here they come again beside the tasks
                     await acknowledge(dead_letter)
         return len(retried)
 
-    async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
-        """The dead letters in the queue now; unacknowledged ones are back in it afterwards."""
+    async def _dead_letters(self) -> AsyncGenerator[list[AbstractIncomingMessage], None]:
+        """Pages of the dead letters in the queue now; unacknowledged ones are in it afterwards.
+
+        A consumer for each page: it would stop where the caller acknowledges none of its prefetch.
+        """
         async with self._dead_turn:
             left = 0
-            channel = await self._connections.consuming.open_channel()
+            consuming = self._connections.consuming
+            channel = await consuming.open_channel()
+            deliveries = consuming.deliveries(channel)
             try:
                 async with asyncio.timeout(OPERATION_S):
                     queue = await channel.get_queue(self._names.dead)
-                for _ in range(queue.declaration_result.message_count or 0):
-                    dead_letter = await queue.get(fail=False, timeout=OPERATION_S)
-                    if dead_letter is None:
+                coming = queue.declaration_result.message_count or 0
+                while coming > 0:
+                    page = await self._next_page(deliveries, queue, min(coming, MOVED_MAX))
+                    if not page:
                         break
-                    left += 1
-                    yield dead_letter
-                    left -= dead_letter.processed
+                    coming -= len(page)
+                    left += len(page)
+                    yield page
+                    left -= sum(one.processed for one in page)
             finally:
                 await close_channel(channel)
                 await self._until_back(left)
+
+    async def _next_page(
+        self, deliveries: Deliveries, queue: AbstractQueue, size: int
+    ) -> list[AbstractIncomingMessage]:
+        """The next messages of a queue, fewer than `size` only at its end."""
+        async with asyncio.timeout(OPERATION_S):
+            await deliveries.channel.set_qos(prefetch_count=size)
+            consumer = await deliveries.start(queue)
+        page: list[AbstractIncomingMessage] = []
+        while len(page) < size and (message := await deliveries.next()) is not None:
+            page.append(message)
+        async with asyncio.timeout(OPERATION_S):
+            await queue.cancel(consumer)
+        return page
 
     async def _until_back(self, count: int) -> None:
         """Wait until the messages of a closed channel are back in the queue."""

@@ -42,10 +42,11 @@ class FailingServer(Connections):
         self.dead_letters: list[DeadLetter] = []
         self.enqueued: list[str] = []
 
-    async def send(self, address: str, message: Any) -> None:
-        task = decode_task(message.body)
-        self.enqueued.append(task.task_id)
-        DeadLetter(task, self.dead_letters)
+    async def send(self, address: str, *messages: Any) -> None:
+        for message in messages:
+            task = decode_task(message.body)
+            self.enqueued.append(task.task_id)
+            DeadLetter(task, self.dead_letters)
 
     async def receive(self, address: str, browse: bool = False) -> Any:
         return SimpleNamespace(drain=self._drain, close=self._close)

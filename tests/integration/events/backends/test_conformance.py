@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from libs.events.backend import BackendStats, QueueBackend
 from libs.events.backends import open_backend
-from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, MOVED_MAX, FailedTask, UnreadableTask, WriteTask
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
@@ -285,6 +286,43 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     await consumer.complete_task(poison.task_id)
     await eventually_stats(producer, lambda stats: stats == BackendStats(0, 0))
     assert await producer.failed_tasks(10) == []
+
+
+async def test_failed_tasks_move_back_in_pages_and_none_is_lost_where_that_breaks_off(
+    rig: Rig,
+) -> None:
+    # Given more dead letters than move back together
+    backend = await rig.backend()
+    tasks = [a_task(task_id=make_task_id(n), max_retries=0) for n in range(2 * MOVED_MAX + 1)]
+    for task in tasks:
+        await backend.enqueue_task(task)
+    for _ in tasks:
+        await backend.fail_task((await next_task(backend)).task_id, "no room")
+    pages: list[Collection[str]] = []
+
+    @contextmanager
+    def moving(task_ids: Collection[str]) -> Iterator[None]:
+        pages.append([*task_ids])
+        yield
+        if len(pages) == 1:
+            raise LookupError("killed between two steps")
+
+    # When a retry breaks off between two steps, and another one ends
+    with pytest.raises(LookupError, match="killed"):
+        await backend.retry_failed_tasks(moving)
+    assert len(tasks) - len(pages[0]) <= await backend.retry_failed_tasks(moving) <= len(tasks)
+    assert len(pages) < len(tasks) // 4
+
+    # Then all tasks come, some of them twice, in the order in which they failed
+    came: dict[str, WriteTask] = {}
+    while len(came) < len(tasks) or (await backend.stats()).pending_tasks:
+        if (task := await backend.dequeue_task()) is not None:
+            came[task.task_id] = task
+            await backend.complete_task(task.task_id)
+    if rig.name == "kafka":  # partitions have no order
+        came = dict(sorted(came.items()))
+    assert list(came.values()) == tasks
+    assert await backend.failed_tasks(10) == []
 
 
 async def test_a_task_whose_delivery_was_lost_has_not_failed_and_comes_again(rig: Rig) -> None:
