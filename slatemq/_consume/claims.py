@@ -2,7 +2,8 @@
 
 A response that crosses with the end of its call is lost: its messages keep their leases, and the
 attempt. So the call goes on. A wait is ended at the broker (StopClaim); what the claim brings is
-released, uncounted.
+released, uncounted. Nor does a slow transfer end the call: pings find out that a broker is silent,
+and a repeat would claim other messages.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
+
+import grpc
 
 from slatemq._consume.delivered import Claimed, claimed_of
 from slatemq._consume.finishing import Finisher
-from slatemq._rpc.peers import ATTEMPT_S, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, NOT_REACHED, errors_translated, translated
 from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY
 from slatemq.errors import INGEST_DOWN, SlateMQError, Unavailable
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
@@ -35,7 +40,37 @@ async def claim(
     return await _Claim(locations, finisher, request, on_failure, partition).run(call_s)
 
 
+async def claim_once(
+    locations: QueueLocations,
+    finisher: Finisher,
+    request: consumer_pb2.ClaimRequest,
+    call_s: float,
+    on_failure: Callable[[SlateMQError], None] | None = None,
+    partition: int = 0,
+) -> Claimed:
+    """As `claim`, for a caller to whom no messages means that none were claimed.
+
+    Raises Unavailable (INGEST_DOWN) where the broker has waited for an ingest as long as the claim
+    wants to; and why an answer was lost, with perhaps messages, where the repeats bring none.
+    """
+
+    def check(error: SlateMQError) -> None:
+        if error.reason == INGEST_DOWN:
+            raise error
+        if on_failure is not None:
+            on_failure(error)
+
+    claiming = _Claim(locations, finisher, request, check, partition)
+    claimed = await claiming.run(call_s)
+    if claiming.lost is not None and not claimed.payloads:
+        raise claiming.lost
+    return claimed
+
+
 class _Claim:
+    lost: SlateMQError | None = None
+    """Why a try, which may have claimed messages, has no answer."""
+
     def __init__(
         self,
         locations: QueueLocations,
@@ -63,7 +98,7 @@ class _Claim:
                 self._attempt,
                 self._partition,
                 call_s=call_s,
-                attempt_s=ATTEMPT_S + wait_s,
+                attempt_s=inf,
                 wait_s=wait_s,
                 on_failure=self._failed,
             )
@@ -83,8 +118,14 @@ class _Claim:
         metadata = self._locations.naming(self._request.queue_id, self._partition)
         self._stub = consumer_pb2_grpc.ConsumerServiceStub(channel)
         try:
-            # One whose answer got lost holds messages until their leases end: that is all the harm.
-            response = await self._stub.Claim(self._request, timeout=timeout, metadata=metadata)
+            response = await self._stub.Claim(
+                self._request, timeout=None if timeout == inf else timeout, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            problem = translated(error)
+            if problem.reason not in NOT_REACHED and not _is_answered(error):
+                self.lost = problem
+            raise problem from None
         finally:
             self._stub = None
         self._locations.note_count(self._request.queue_id, response.partitions_count)
@@ -123,7 +164,6 @@ class _Claim:
         return True
 
 
-def raise_ingest_down(error: SlateMQError) -> None:
-    """For one claim: the broker has waited for the ingest as long as the claim wants to."""
-    if error.reason == INGEST_DOWN:
-        raise error
+def _is_answered(call: Any) -> bool:
+    """Whether the server itself refused a call, and not gRPC."""
+    return any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ())

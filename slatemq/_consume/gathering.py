@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import grpc.aio
 
-from slatemq._consume.claims import claim, raise_ingest_down
+from slatemq._consume.claims import claim_once
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
-from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
+from slatemq._rpc.peers import BACKOFF_S_MAX, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations
 from slatemq.errors import (
     INGEST_DOWN,
@@ -55,9 +55,9 @@ async def claim_from_all(
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
-        claimed = await claim(locations, origin.finisher, request, call_s, raise_ingest_down)
+        claimed = await claim_once(locations, origin.finisher, request, call_s)
         return received(claimed, origin)
-    gathering = _Gathering(locations, request, origin, shards, min(REFUSED_S, call_s / 2))
+    gathering = _Gathering(locations, request, origin, shards, call_s)
     until_s = time.monotonic() + request.wait_ms / 1000
     try:
         await gathering.take_present()
@@ -75,14 +75,19 @@ class _Gathering:
     _request: consumer_pb2.ClaimRequest
     _origin: Origin
     _shards: tuple[int, ...]
-    _silence_s: float
-    """How long it waits for partitions that do not answer: twice, where another is silent, too."""
+    _call_s: float
+    """How long a call to a partition goes on, beyond its wait."""
     messages: list[Received] = field(default_factory=list, init=False)
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
     _asked: dict[int, int] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_over: bool = field(default=False, init=False)
+
+    @property
+    def _silence_s(self) -> float:
+        """How long it waits for a silent partition: twice, where another is silent, too."""
+        return min(REFUSED_S, self._call_s / 2)
 
     @property
     def _count(self) -> int:
@@ -141,14 +146,13 @@ class _Gathering:
         until_s = time.monotonic() + REFUSED_S
 
         def check(error: SlateMQError) -> None:
-            raise_ingest_down(error)
             if time.monotonic() > until_s:
                 raise error
 
         try:
             finisher = self._origin.finisher
-            claimed = await claim(
-                self._locations, finisher, request, ATTEMPT_S, check, partition=index
+            claimed = await claim_once(
+                self._locations, finisher, request, self._call_s, check, partition=index
             )
         except SlateMQError as error:
             self._problems[index] = error
@@ -224,7 +228,7 @@ class _Gathering:
         self._asked[index] = shard
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await self._locations.peers.broker(shard))
         call = stub.Consume(
-            timeout=left_s + ATTEMPT_S,
+            timeout=left_s + self._call_s,
             metadata=self._locations.naming(self._request.queue_id, index),
         )
         stopping: asyncio.Task[None] | None = None

@@ -1,0 +1,126 @@
+"""Large messages over links that are slow, or cut while an answer is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Any, Final
+
+import pytest
+
+import slatemq
+from slatemq.errors import Unavailable
+from tests.integration.client.links import Link
+from tests.integration.client.peers import Broker, Instance
+
+WAIT_S: Final = 120.0
+
+
+@asynccontextmanager
+async def linked(instance: Instance) -> AsyncIterator[Link]:
+    """The link by which the instance's broker is reached."""
+    [broker] = instance.directory.response.brokers
+    async with Link(broker.address) as link:
+        instance.directory.put("brokers", 0, link.address)
+        yield link
+
+
+class ClaimedFrom(Broker):
+    """Notes how long a claim may take, and answers when it is to.
+
+    Attributes:
+        left_s: How long the last claim may take.
+        answers_claims: Answers to claims wait for it.
+    """
+
+    left_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.answers_claims = asyncio.Event()
+        self.answers_claims.set()
+
+    async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        left_s = context.time_remaining()
+        self.left_s = inf if left_s is None else left_s
+        answer = await super().Claim(request, context)
+        await self.answers_claims.wait()
+        return answer
+
+
+async def test_a_try_of_a_claim_may_take_as_long_as_the_whole_call() -> None:
+    make: Any = ClaimedFrom
+    broker = make(available=deque([(b"work", 0)]))
+    async with (
+        Instance(broker=broker) as instance,
+        slatemq.connect(instance.endpoint, call_timeout=600) as client,
+    ):
+        [message] = await client.claim("q", wait=1)
+    assert message.payload == b"work"
+    assert broker.left_s > 300
+
+
+async def test_a_claim_of_a_partition_may_take_as_long_as_the_whole_call() -> None:
+    make: Any = ClaimedFrom
+    brokers = [make(shard=shard, partition_shards=[0, 1]) for shard in range(2)]
+    async with Instance(broker=brokers[0]) as instance:
+        await instance.serve(broker=brokers[1], broker_shard=1)
+        async with slatemq.connect(instance.endpoint, call_timeout=600) as client:
+            assert await client.claim("q") == []
+    assert min(broker.left_s for broker in brokers) > 300
+
+
+async def test_a_claim_of_a_batch_consumer_takes_as_long_as_its_answer() -> None:
+    make: Any = ClaimedFrom
+    broker = make(available=deque([(b"work", 0)]))
+    async with (
+        Instance(broker=broker) as instance,
+        slatemq.connect(instance.endpoint) as client,
+        client.consume_batches("q", 2) as batches,
+    ):
+        await (await anext(batches)).ack_all()
+    assert broker.left_s == inf
+
+
+@pytest.mark.parametrize("shards", [[0], [0, 1]])
+async def test_a_claim_whose_answer_was_lost_does_not_say_that_there_was_nothing(
+    shards: list[int],
+) -> None:
+    # Given a broker that has claimed a message, and whose answer is on its way
+    make: Any = ClaimedFrom
+    broker = make(available=deque([(b"work", 0)]), partition_shards=shards)
+    broker.answers_claims.clear()
+    async with Instance(broker=broker) as instance, linked(instance) as link:
+        if len(shards) > 1:
+            await instance.serve(broker=make(shard=1, partition_shards=shards), broker_shard=1)
+        async with slatemq.connect(instance.endpoint, call_timeout=WAIT_S) as client:
+            claiming = asyncio.create_task(client.claim("q"))
+            await broker.until(lambda: broker.claims and broker.leases)
+            # When the link is cut, and a repeat finds nothing
+            link.cut()
+            broker.answers_claims.set()
+            # Then the claim says so
+            with pytest.raises(Unavailable):
+                await claiming
+            await broker.until(lambda: len(broker.claims) > 1)
+
+
+async def test_a_claim_whose_answer_was_lost_returns_what_its_repeat_brings() -> None:
+    make: Any = ClaimedFrom
+    broker = make(available=deque([(b"work", 0)]))
+    broker.answers_claims.clear()
+    async with (
+        Instance(broker=broker) as instance,
+        linked(instance) as link,
+        slatemq.connect(instance.endpoint, call_timeout=WAIT_S) as client,
+    ):
+        claiming = asyncio.create_task(client.claim("q"))
+        await broker.until(lambda: broker.claims and broker.leases)
+        broker.available.append((b"more", 0))
+        link.cut()
+        broker.answers_claims.set()
+        [message] = await claiming
+    assert message.payload == b"more"
