@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import overload
 
 from slatemq._consume.claims import claim
-from slatemq._consume.consumer import PAUSED, ConsumeOptions, PartitionFetcher, QueueConsumer
+from slatemq._consume.consumer import (
+    PAUSED,
+    ConsumeOptions,
+    PartitionFetcher,
+    QueueConsumer,
+    lease_of,
+)
 from slatemq._consume.delivered import (
     Claimed,
     LeaseKeeper,
@@ -114,7 +120,7 @@ class Batch(Sequence[Received]):
             return await settle_all(origin.telemetry, name, origin.queue_id, tokens, send)
         except SlateMQError:
             for message in messages:  # Their outcome is unknown.
-                message._finished = False
+                message.unsettled()
             raise
 
     async def __aenter__(self) -> Batch:
@@ -221,10 +227,7 @@ class BatchConsumer(QueueConsumer):
 
     def _taken(self, batch: Batch) -> Batch:
         """Without the messages whose leases were lost while they waited."""
-        messages = [message for message in batch if not message.lost]
-        for message in messages:
-            assert message._lease is not None
-            message._lease.buffered = False
+        messages = [message for message in batch if self._keeper.take(lease_of(message))]
         return Batch(messages, self._origin)
 
     def requeue(self, batch: Batch) -> None:
@@ -242,9 +245,9 @@ class BatchConsumer(QueueConsumer):
         await self._end_parts()  # A broker takes back what it claims for a caller that left.
         async with self._changed:
             self._changed.notify_all()
-        messages = [message for batch in self._ready for message in batch if not message.lost]
+        leases = [lease_of(message) for batch in self._ready for message in batch]
         self._ready.clear()
-        tokens = [message.lease_token for message in messages]
+        tokens = [lease.token for lease in leases if not lease.refused]
         self._keeper.drop_all(tokens)
         self._on_close(self)
         await self._settle(tokens)

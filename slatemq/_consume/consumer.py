@@ -286,12 +286,11 @@ class Consumer(QueueConsumer):
         if not self._buffer:
             for one in self._streams:
                 one.ingests.progress()
-        lease.buffered = False
-        return None if lease.lost else message
+        return message if self._keeper.take(lease) else None
 
     def requeue(self, message: Received) -> None:
         """Returns the message of a caller that was interrupted while it took it."""
-        lease = _lease_of(message)
+        lease = lease_of(message)
         lease.buffered = True
         shard = shard_of(message.lease_token)
         stream = next((one for one in self._streams if one.shard == shard), self._streams[0])
@@ -314,7 +313,7 @@ class Consumer(QueueConsumer):
             if streaming:
                 await asyncio.wait(streaming, timeout=CLOSE_S)
         finally:
-            tokens = [lease.token for _, lease, _ in self._buffer if not lease.lost]
+            tokens = [lease.token for _, lease, _ in self._buffer if not lease.refused]
             self._buffer.clear()
             self._keeper.drop_all(tokens)
             self._on_close(self)
@@ -335,7 +334,7 @@ class Consumer(QueueConsumer):
 
     def _receive(self, claimed: Claimed, stream: _Stream) -> None:
         for message in received(claimed, self._origin, self._hold_s):
-            self._buffer.append((message, _lease_of(message), stream))
+            self._buffer.append((message, lease_of(message), stream))
             stream.buffered(len(message._payload))
         self._arrived.set()
 
@@ -538,6 +537,6 @@ class _Stream(PartitionFetcher):
             self._consumer._receive(claimed, self)
 
 
-def _lease_of(message: Received) -> Lease:
+def lease_of(message: Received) -> Lease:
     assert message._lease is not None, "a consumer's messages have kept leases"
     return message._lease

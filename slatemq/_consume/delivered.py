@@ -137,7 +137,7 @@ class Lease:
         token: Proves the claim.
         held_at_s: Since when, by the monotonic clock.
         buffered: The message was not taken yet: when it is held for too long, it is released.
-        lost: It ended: another consumer may have the message.
+        refused: The broker has said that it ended, or it was given up.
     """
 
     __slots__ = (
@@ -147,7 +147,7 @@ class Lease:
         "_until",
         "buffered",
         "held_at_s",
-        "lost",
+        "refused",
         "token",
     )
 
@@ -159,7 +159,16 @@ class Lease:
         self._until = now + hold_s
         self._extension = _OVER  # the newest one; set once it is over
         self.buffered = True
-        self.lost = False
+        self.refused = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether it may have ended: another consumer may have the message.
+
+        Where no extension is answered, that is so once its time is over, whatever the broker says
+        later: this process may have stood still, or be cut off.
+        """
+        return self.refused or time.monotonic() >= self.ends_at_s
 
     @property
     def ends_at_s(self) -> float:
@@ -201,11 +210,25 @@ class LeaseKeeper:
     def hold(self, token: str, length_ms: int, hold_s: float, now: float | None = None) -> Lease:
         """Keeps a lease of this length alive, for at most `hold_s` seconds; `now` is monotonic."""
         lease = Lease(token, length_ms, hold_s, time.monotonic() if now is None else now)
-        self._held[token] = lease
+        self.hold_again(lease)
+        return lease
+
+    def hold_again(self, lease: Lease) -> None:
+        """Goes on with a lease that was dropped for a call that had no answer."""
+        self._held[lease.token] = lease
         if self._task is None and not self._closed:
             # Not in the trace of the message that happens to come first.
             self._task = asyncio.create_task(self._keep(), context=Context())
-        return lease
+
+    def take(self, lease: Lease) -> bool:
+        """Whether a buffered message may be worked on; where its lease is lost, it is given back.
+
+        The broker may not know the end yet that this process has seen, as after its own restart.
+        """
+        lease.buffered = False
+        if lease.lost and not lease.refused:
+            self._give_back(lease)
+        return not lease.refused
 
     def drop(self, token: str) -> None:
         """The message is finished, or given up."""
@@ -278,15 +301,20 @@ class LeaseKeeper:
 
     def _give_up(self, lease: Lease) -> None:
         """Stops keeping a lease that was held for too long."""
-        self._held.pop(lease.token, None)
         if lease.buffered:
             # It was not taken yet: it must not lose an attempt in a buffer.
-            lease.lost = True
-            self.finisher.release_soon([lease.token])
+            self._give_back(lease)
         else:
+            self.drop(lease.token)
             log.warning("a message is held for longer than `hold`: its lease is left to end")
 
+    def _give_back(self, lease: Lease) -> None:
+        self.drop(lease.token)
+        lease.refused = True
+        self.finisher.release_soon([lease.token])
+
     async def _extend(self, leases: list[Lease], length_ms: int) -> None:
+        began_s = time.monotonic()  # A lease ends by when it was extended, not by the answer.
         try:
             results = await self.finisher.extend_many(
                 [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
@@ -295,13 +323,12 @@ class LeaseKeeper:
             # The broker is down: again at the next look; after its restart leases have grace.
             log.debug("%d leases could not be extended now: %s", len(leases), error)
             return
-        now = time.monotonic()
         for lease, result in zip(leases, results, strict=True):
             if not isinstance(result, SlateMQError):
-                lease._next = max(lease._next, now + length_ms / 3000)
+                lease._next = max(lease._next, began_s + length_ms / 3000)
             elif isinstance(result, FailedPrecondition | NotFound) and lease.token in self._held:
                 self.drop(lease.token)
-                lease.lost = True
+                lease.refused = True
 
 
 class Origin(NamedTuple):
@@ -446,7 +473,8 @@ class Received(ClaimedMessage):
     @property
     def lost(self) -> bool:
         """Whether its lease was lost: another consumer may have the message."""
-        return self._lease is not None and self._lease.lost
+        lease = self._lease
+        return lease is not None and (lease.refused or (lease.lost and not self._finished))
 
     @property
     def finished(self) -> bool:
@@ -457,13 +485,10 @@ class Received(ClaimedMessage):
         """The message is processed; returns when that is durable.
 
         Raises FailedPrecondition (LEASE_ENDED: another consumer may have it; MESSAGE_FINISHED),
-        NotFound (the queue is gone), Unavailable.
+        NotFound (the queue is gone). After any other error, such as Unavailable, the message is not
+        finished, and this may be repeated.
         """
-        if self._origin.telemetry is None:
-            self._finish()
-            await self._origin.finisher.ack(self.lease_token)
-        else:
-            await self._settle("ack", lambda: self._origin.finisher.ack(self.lease_token))
+        await self._settle("ack", lambda: self._origin.finisher.ack(self.lease_token))
 
     async def nack(self, reason: str = "", delay: Duration | None = None) -> None:
         """The message failed: it comes again, after `delay` (at most 12 h), or is a dead letter.
@@ -512,11 +537,17 @@ class Received(ClaimedMessage):
     async def _settle(self, name: str, send: Callable[[], Awaitable[None]]) -> None:
         self._finish()
         telemetry = self._origin.telemetry
-        if telemetry is None:
-            await send()
-            return
-        with telemetry.settling(name, self.queue_id, message_id=self.message_id):
-            await send()
+        try:
+            if telemetry is None:
+                await send()
+                return
+            with telemetry.settling(name, self.queue_id, message_id=self.message_id):
+                await send()
+        except (FailedPrecondition, NotFound):
+            raise
+        except SlateMQError:
+            self.unsettled()
+            raise
 
     def _finish(self) -> None:
         if self._finished:
@@ -530,6 +561,12 @@ class Received(ClaimedMessage):
         self._finished = True
         if self._origin.keeper is not None:
             self._origin.keeper.drop(self.lease_token)
+
+    def unsettled(self) -> None:
+        """Goes on keeping its lease: what was to finish it may not have taken effect."""
+        self._finished = False
+        if self._origin.keeper is not None and self._lease is not None:
+            self._origin.keeper.hold_again(self._lease)
 
     def begin(self) -> None:
         """Begins the span of its processing, where there are any."""

@@ -16,6 +16,7 @@ from slatemq._rpc.queue_locations import REFUSED_S
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from tests.integration.broker.rig import Rig, running
 from tests.integration.client.peers import Broker, Instance
+from tests.integration.waiting import eventually
 
 
 @pytest.fixture
@@ -292,3 +293,131 @@ async def test_many_silent_partitions_delay_a_claim_no_more_than_one(
     asked = sum(len(broker.claims) for broker in brokers)
     assert asked == (2 if serving == first else len(shards))
     assert took_s < 8 * refused_s  # one after the other: 11 of them
+
+
+class Later:
+    """A monotonic clock that a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.by_s = 0.0
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + self.by_s)
+        monkeypatch.setattr(delivered, "time", clock)
+
+
+async def test_no_message_is_handed_out_whose_lease_ended_while_nothing_was_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = Later(monkeypatch)
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a message in work, two that wait, and a broker that answers no extension
+        broker = instance.broker
+        broker.available.extend((b"%d" % number, 0) for number in range(3))
+        async with client.consume("q") as messages:
+            first = await anext(messages)
+            await eventually(lambda: len(messages._buffer) == 2)
+            was_lost = first.lost
+            broker.answers_extensions.clear()
+
+            # When their leases have ended, and another message comes
+            later.by_s += 60
+            broker.available.append((b"new", 0))
+            await broker.report()
+
+            # Then only that is handed out, and the program learns that the first one is lost
+            assert (await anext(messages)).payload == b"new"
+            assert [was_lost, first.lost] == [False, True]
+            await broker.until(lambda: len(broker.nacked) == 2)
+            assert {(payload, release) for payload, _, release in broker.nacked} == {
+                (b"1", True),
+                (b"2", True),
+            }
+            broker.answers_extensions.set()
+
+
+async def test_no_batch_is_handed_out_whose_leases_ended_while_nothing_was_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = Later(monkeypatch)
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        broker = instance.broker
+        broker.available.extend((b"%d" % number, 0) for number in range(4))
+        async with client.consume_batches("q", 2) as batches:
+            first = await anext(batches)
+            await eventually(lambda: batches._ready)
+            broker.answers_extensions.clear()
+            later.by_s += 60
+            taking = asyncio.create_task(anext(batches))
+            await broker.until(lambda: len(broker.nacked) == 2)
+            broker.available.append((b"new", 0))
+            await broker.report()
+            assert [message.payload for message in await taking] == [b"new"]
+            assert all(message.lost for message in first)
+            broker.answers_extensions.set()
+
+
+async def test_a_message_that_was_finished_in_time_is_not_lost_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = Later(monkeypatch)
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        instance.broker.available.append((b"work", 0))
+        async with client.consume("q") as messages:
+            message = await anext(messages)
+            await message.ack()
+            later.by_s += 60
+            assert not message.lost
+
+
+FINISHING: dict[str, Any] = {
+    "ack": slatemq.Received.ack,
+    "nack": slatemq.Received.nack,
+    "release": slatemq.Received.release,
+    "fail": slatemq.Received.fail,
+}
+
+
+@pytest.mark.parametrize("name", FINISHING)
+async def test_what_finishes_a_message_is_repeated_where_it_had_no_answer(name: str) -> None:
+    async with (
+        Instance() as instance,
+        slatemq.connect(instance.endpoint, call_timeout=0.5) as client,
+    ):
+        # Given a broker that takes what finishes a message, and does not answer
+        broker = instance.broker
+        broker.lease_ms = 3000
+        broker.available.append((b"work", 0))
+        async with client.consume("q") as messages:
+            message = await anext(messages)
+            broker.silent = True
+            with pytest.raises((Unavailable, DeadlineExceeded)):
+                await FINISHING[name](message)
+
+            # Then the message is not finished, and its lease is kept
+            assert not message.finished
+            del broker.extended[:]
+            await broker.until(lambda: broker.extended)
+
+            # And the repeat is answered
+            broker.silent = False
+            await FINISHING[name](message)
+            with pytest.raises(FailedPrecondition):
+                await FINISHING[name](message)
+
+
+async def test_the_leases_of_a_batch_without_an_answer_are_kept() -> None:
+    async with (
+        Instance() as instance,
+        slatemq.connect(instance.endpoint, call_timeout=0.5) as client,
+    ):
+        broker = instance.broker
+        broker.lease_ms = 3000
+        broker.available.append((b"work", 0))
+        async with client.consume_batches("q", 2) as batches:
+            batch = await anext(batches)
+            broker.silent = True
+            with pytest.raises((Unavailable, DeadlineExceeded)):
+                await batch.ack_all()
+            del broker.extended[:]
+            await broker.until(lambda: broker.extended)
+            broker.silent = False
+            assert await batch.ack_all() == [None]
