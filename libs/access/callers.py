@@ -108,15 +108,18 @@ class Caller:
 
         Raises:
             PermissionDenied: A run is not permitted; its metadata has the queue, and as `item` the
-                place of the run. Then nothing is counted.
+                place of the run. Then their bytes count, as of one message.
             ResourceExhausted: The caller has reached its limit.
         """
         messages_count = bytes_count = 0
+        runs = iter(runs)
         for place, headers, count, size_bytes in runs:
             try:
                 self.require_publish(headers)
             except PermissionDenied as error:
                 error.metadata[item] = str(place)
+                rest_bytes = sum(size_bytes for *_, size_bytes in runs)
+                self.quota.charge(bytes_count + size_bytes + rest_bytes)
                 raise
             messages_count += count
             bytes_count += size_bytes

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from libs.access.principals import LIMIT_REASON
 from libs.access.verbs import Verb
-from slatemq.errors import PermissionDenied, ResourceExhausted
+from slatemq.errors import (
+    WRONG_SHARD,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    SlateMQError,
+)
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """None where there is no policy, and for calls of services: then everything is permitted."""
+
+REFUSED_PUBLISHES = "refused_publishes"
+"""Why the answers of refused publishes are held back, apart from those that limits refuse."""
 
 ALL_QUEUES = ""
 """In place of a queue: only a rule for `*` covers it."""
@@ -113,13 +122,27 @@ def hold_to(kind: Quantity, count: int, before_count: int = 0) -> None:
         caller.quota.hold(kind, count, before_count)
 
 
-async def hold_back(error: ResourceExhausted, left_s: float | None = None) -> None:
+async def hold_back(
+    error: SlateMQError, left_s: float | None = None, *, is_publish: bool = False
+) -> None:
     """Delay the answer with this error where its caller is refused again and again.
 
-    `left_s` is the time until the deadline of the call: half of it at most is waited, so that the
-    caller gets the answer. None: it has none.
+    So it is by a limit, and publishes for whatever fault of their caller: until they are refused,
+    they cost as much as others. `left_s` is the time until the deadline of the call: half of it at
+    most is waited, so that the caller gets the answer. None: it has none.
     """
     caller = current_caller.get()
-    if caller is not None and error.reason == LIMIT_REASON:
-        most_s = inf if left_s is None else left_s / 2
-        await caller.quota.hold_back(error.metadata["limit"], most_s)
+    if caller is None:
+        return
+    if isinstance(error, ResourceExhausted) and error.reason == LIMIT_REASON:
+        cause = error.metadata["limit"]
+    elif is_publish and _is_of_publisher(error):
+        cause = REFUSED_PUBLISHES
+    else:
+        return
+    await caller.quota.hold_back(cause, inf if left_s is None else left_s / 2)
+
+
+def _is_of_publisher(error: SlateMQError) -> bool:
+    # A refusal that names the shard of a dedupe key is how clients find it.
+    return isinstance(error, PermissionDenied | InvalidArgument) and error.reason != WRONG_SHARD

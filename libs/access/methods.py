@@ -29,6 +29,7 @@ class MethodAccess:
         detail_readers: Read what else the audit has of it, as `run_id=ab12`.
         is_stream: Whether a call lasts for as long as its caller or the service likes.
         waits: Whether a call may wait, as a claim does for messages.
+        publishes: Whether a call counts towards the limits on publishes, not the one on calls.
     """
 
     caller: Caller
@@ -37,6 +38,7 @@ class MethodAccess:
     is_stream: bool = False
     waits: bool = False
     detail_readers: tuple[Reader, ...] = ()
+    publishes: bool = False
 
     def details(self, request: Any) -> Iterator[str]:
         """What a request is about besides queues."""
@@ -88,7 +90,13 @@ def access_of(method: str) -> MethodAccess:
     is_stream = described.client_streaming or described.server_streaming
     field = option.queues[0].split(".")[0] if option.queues else ""
     return MethodAccess(
-        cast("Caller", word), readers, field, is_stream, option.waits, detail_readers
+        cast("Caller", word),
+        readers,
+        field,
+        is_stream,
+        option.waits,
+        detail_readers,
+        option.publishes,
     )
 
 

@@ -46,7 +46,7 @@ HELD_S_MAX: Final = 5.0
 repeats it at once, with 100 calls at a time, gets no more refusals than are prompt."""
 
 HELD_MAX: Final = 1_000
-"""Answers held back at once for one limit of a principal: some 20 MB. Beyond them it is answered at
+"""Answers held back at once for one cause and principal: some 20 MB. Beyond them it is answered at
 once."""
 
 _ADVICE: Final = {
@@ -116,7 +116,7 @@ class RateQuota:
 
 
 class Refusals:
-    """The refusals by one limit of a principal: prompt at first, held back when there are many."""
+    """The refusals of a principal by one cause: prompt at first, held back when there are many."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._prompt = RateQuota(PROMPT_REFUSALS_PER_S, clock_s)
@@ -158,7 +158,7 @@ class PrincipalQuota:
         self._rates: dict[str, RateQuota] = {}
         self._calls: RateQuota | None = None
         self._taken: Counter[CallSlot] = Counter()
-        # By limit: many refusals by one make those by another no less prompt.
+        # By cause: many refusals by one make those by another no less prompt.
         self._refusals: dict[str, Refusals] = {}
         self.set_limits(limits)
 
@@ -190,6 +190,17 @@ class PrincipalQuota:
     def publish(self, messages_count: int, bytes_count: int) -> None:
         """Count a publish, or raise ResourceExhausted and count nothing."""
         self.admit_publish()
+        self._take(messages_count, bytes_count)
+
+    def charge(self, bytes_count: int) -> None:
+        """Count a publish that is refused for another reason: it was read and judged like others.
+
+        Where something is owed already, it is not: its caller could never publish again.
+        """
+        if not any(rate.wait_ms() for rate in self._rates.values()):
+            self._take(1, bytes_count)
+
+    def _take(self, messages_count: int, bytes_count: int) -> None:
         for name, rate in self._rates.items():
             rate.take(messages_count if name == "publish_messages_per_s" else bytes_count)
 
@@ -230,14 +241,14 @@ class PrincipalQuota:
         if most is not None and before_count < count > most:
             raise self._refused(kind, None, f": {count} are wanted")
 
-    async def hold_back(self, limit: str, most_s: float) -> None:
-        """Delay the answer of a call that this limit refused, if there were many.
+    async def hold_back(self, cause: str, most_s: float) -> None:
+        """Delay the answer of a call that a limit, or something else, refused, if there were many.
 
         Its caller may not wait itself. `most_s` bounds the delay.
         """
-        refusals = self._refusals.get(limit)
+        refusals = self._refusals.get(cause)
         if refusals is None:
-            refusals = self._refusals[limit] = Refusals(self._clock_s)
+            refusals = self._refusals[cause] = Refusals(self._clock_s)
         await refusals.hold_back(most_s)
 
     def _refused(self, limit: str, retry_after_ms: int | None, more: str = "") -> ResourceExhausted:

@@ -75,6 +75,7 @@ class Access(_message.Message):
     QUEUES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    PUBLISHES_FIELD_NUMBER: _builtins.int
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
@@ -86,6 +87,10 @@ class Access(_message.Message):
     waits: _builtins.bool
     """Whether a call may wait for something to come. It counts as a waiting claim among the limits of
     its caller.
+    """
+    publishes: _builtins.bool
+    """Whether a call publishes messages: it counts towards the limits on publishes in place of the
+    one on calls.
     """
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -111,10 +116,11 @@ class Access(_message.Message):
         queues: _abc.Iterable[_builtins.str] | None = ...,
         audited: _abc.Iterable[_builtins.str] | None = ...,
         waits: _builtins.bool = ...,
+        publishes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "caller", b"caller", "service", b"service", "verb", b"verb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "queues", b"queues", "service", b"service", "verb", b"verb", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "publishes", b"publishes", "queues", b"queues", "service", b"service", "verb", b"verb", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_caller: _TypeAlias = _typing.Literal["service", "authenticated", "verb"]  # noqa: Y015
     _WhichOneofArgType_caller: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015

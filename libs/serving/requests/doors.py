@@ -49,9 +49,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Visit:
-    """One call that was let in, until the end of the context; this one may do everything."""
+    """One call that was let in, until the end of the context; this one may do everything.
+
+    Attributes:
+        answers_publishes: Whether it is a call that publishes, and its caller is judged.
+    """
 
     __slots__ = ()
+
+    answers_publishes = False
 
     def __enter__(self) -> Visit:
         return self
@@ -302,7 +308,7 @@ class _ByPolicy:
             self._place = "open_streams"
         elif access.waits:
             self._place = "waiting_claims"
-        self.answers_publishes = access.caller == "publish"
+        self.answers_publishes = access.publishes
         # On a stream each publish is answered for itself.
         self._is_publish = self.answers_publishes and not access.is_stream
 
@@ -371,7 +377,7 @@ class _ByPolicy:
 
 
 class _JudgedVisit(_CertifiedVisit):
-    __slots__ = ("_act", "_identity", "_judge", "_place", "_queues")
+    __slots__ = ("_act", "_identity", "_judge", "_place", "_queues", "answers_publishes")
 
     def __init__(
         self,
@@ -382,6 +388,7 @@ class _JudgedVisit(_CertifiedVisit):
         place: AbstractContextManager[None] | None,
     ) -> None:
         super().__init__(judge.certificates, context, certified)
+        self.answers_publishes = judge.answers_publishes
         self._judge = judge
         self._identity = identity
         self._place = place

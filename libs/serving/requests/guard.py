@@ -349,8 +349,10 @@ async def _fail(
         raise error
     if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
         raise error
-    if isinstance(error, errors.ResourceExhausted):
-        await hold_back(error, context.time_remaining())
+    if isinstance(error, errors.SlateMQError):
+        error.__traceback__ = None  # Its frames would keep the request meanwhile.
+        is_publish = current_visit.get().answers_publishes
+        await hold_back(error, context.time_remaining(), is_publish=is_publish)
     with call.in_span():
         status = status_of(method, error)
     call.failed(error)

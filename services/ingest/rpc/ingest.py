@@ -53,7 +53,6 @@ from slatemq.errors import (
     Internal,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     SlateMQError,
     Unavailable,
 )
@@ -184,12 +183,12 @@ class _Stream:
                 self._unanswered += 1
                 refusal = self._take(request.number, request.publish, request.timeout_ms)
                 del request
-                if isinstance(refusal, ResourceExhausted) or self._is_full:
+                if isinstance(refusal, SlateMQError) or self._is_full:
                     # A client that waits, or reads no answers, keeps no memory of other requests
                     # meanwhile. A second time would drop the next request.
                     await requests.asend(True)
-                if isinstance(refusal, ResourceExhausted):
-                    await hold_back(refusal)
+                if isinstance(refusal, SlateMQError):
+                    await hold_back(refusal, is_publish=True)
                 while self._is_full:
                     self._room = self._loop.create_future()
                     await self._room
@@ -376,7 +375,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         caller = current_caller.get()
         if caller is not None:
             caller.quota.admit_publish()  # Before the work, where it would be for nothing.
-        accepted = wire.accept(request, self._rules)
+        try:
+            accepted = wire.accept(request, self._rules)
+        except InvalidArgument:
+            if caller is not None:
+                caller.quota.charge(sum(map(_size_of, request.runs)))
+            raise
         if caller is not None:
             caller.publish(
                 (place, run.headers, len(run.payloads), _size_of(run))

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 import pytest
 import yaml
 
+from libs.access import current, quotas
+from libs.serving.requests import guard
 from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
@@ -19,13 +21,29 @@ from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import from_rpc_error, from_status
 from slatemq._tokens import new_token
-from slatemq.errors import ResourceExhausted
-from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from slatemq.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlateMQError
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, task_pb2, task_pb2_grpc
 from tests.configs import config_of
 from tests.integration.ingest.server import message
 from tests.integration.waiting import eventually
 
 PUBLISH = "/slatemq.v1.IngestService/Publish"
+
+NOTE: Final = "x" * 60_000
+FORBIDDEN: Final = ingest_pb2.PublishRequest(runs=[message(b"x", queue="bills", note=NOTE)])
+INVALID: Final = ingest_pb2.PublishRequest(
+    runs=[
+        ingest_pb2.PublishRun(
+            payloads=[b"x"], headers={"queue": "q", "note": NOTE}, dedupe_keys=["a", "b"]
+        )
+    ]
+)
+REFUSED: Final = {
+    "forbidden": FORBIDDEN.SerializeToString(),
+    "invalid": INVALID.SerializeToString(),
+    "unreadable": b"\xff\xff",
+}
+"""Publishes that are refused for a fault of their caller."""
 
 
 class Publishers:
@@ -59,7 +77,7 @@ def limited_by(error: BaseException, limit: str) -> ResourceExhausted:
 async def limited(folder: Path, **limits: int) -> AsyncIterator[Publishers]:
     made = {name: new_token(name) for name in ("shop", "other")}
     policy = {
-        "roles": {"all": [{"verbs": ["publish"]}]},
+        "roles": {"all": [{"verbs": ["publish"], "queues": ["q"]}]},
         "bindings": [{"principals": [*made], "roles": ["all"]}],
         "limits": [{"principals": ["shop"], **limits}],
     }
@@ -126,3 +144,93 @@ async def test_a_stream_goes_on_after_requests_that_are_refused(tmp_path: Path) 
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
         await eventually(lambda: not made.usage.open.total())
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"), [(FORBIDDEN, PermissionDenied), (INVALID, InvalidArgument)]
+)
+async def test_a_publish_that_is_refused_for_another_reason_counts_as_one(
+    tmp_path: Path, request_: ingest_pb2.PublishRequest, error: type[SlateMQError]
+) -> None:
+    async with limited(tmp_path, publish_bytes_per_s=1000) as made:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.stub.Publish(request_, metadata=made.proofs["shop"])
+        assert isinstance(from_rpc_error(caught.value), error)
+
+        await made.refused(made.publish("shop", 1), "publish_bytes_per_s")
+        assert await made.publish("other", 1) == 1
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """All refusals but the first are held back, for hours; whether each kept its frames."""
+    monkeypatch.setattr(quotas, "PROMPT_REFUSALS_PER_S", 0.0001)
+    monkeypatch.setattr(quotas, "HELD_S_MAX", 36_000)
+    hold_back, kept = current.hold_back, list[bool]()
+
+    async def noted(error: SlateMQError, *args: Any, **named: Any) -> None:
+        kept.append(error.__traceback__ is not None)
+        await hold_back(error, *args, **named)
+
+    monkeypatch.setattr(guard, "hold_back", noted)
+    return kept
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_answers_of_publishes_that_are_refused_again_and_again_are_held_back(
+    tmp_path: Path, held: list[bool], kind: str
+) -> None:
+    async with limited(tmp_path) as made:
+        publish: Any = made.channel.unary_unary(PUBLISH)
+        refusal = await publish(REFUSED[kind], metadata=made.proofs["shop"]).code()
+
+        patient = publish(REFUSED[kind], metadata=made.proofs["shop"])
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+        while code is grpc.StatusCode.DEADLINE_EXCEEDED:  # On a busy machine.
+            code = await publish(REFUSED[kind], metadata=made.proofs["shop"], timeout=4).code()
+        assert code is refusal
+
+        # The caller's other publishes, and those of others, have nothing to do with it
+        assert [await made.publish(name, 1) for name in ("shop", "other")] == [1, 1]
+        assert not patient.done()
+        patient.cancel()
+        assert len(held) >= 3
+        assert not any(held)
+
+
+async def test_a_stream_is_read_no_further_while_its_refusals_are_held_back(
+    tmp_path: Path, held: list[bool]
+) -> None:
+    async with limited(tmp_path) as made:
+        stream = made.stub.PublishStream(metadata=made.proofs["shop"])
+        for number in (1, 2):
+            request = ingest_pb2.PublishStreamRequest(number=number, publish=FORBIDDEN)
+            await stream.write(request)
+            (answer,) = (await stream.read()).answers
+            assert isinstance(from_status(answer.error), PermissionDenied)
+
+        await stream.write(ingest_pb2.PublishStreamRequest(number=3, publish=FORBIDDEN))
+        third = asyncio.create_task(stream.read())
+        other = made.stub.PublishStream(metadata=made.proofs["other"])
+        publish = ingest_pb2.PublishRequest(runs=[message(b"x", queue="q")])
+        for number in range(3):
+            await other.write(ingest_pb2.PublishStreamRequest(number=number, publish=publish))
+            await other.read()
+        assert not third.done()
+        stream.cancel()
+        other.cancel()
+        await asyncio.wait([third])
+
+
+async def test_asking_for_a_task_is_a_call_and_no_publish(tmp_path: Path) -> None:
+    async with limited(tmp_path, publish_messages_per_s=1, calls_per_s=1) as made:
+        await made.publish("shop", 1000)
+        tasks: Any = task_pb2_grpc.TaskServiceStub(made.channel)
+        asked = task_pb2.GetTaskRequest(task_id="no task")
+
+        calls = [tasks.GetTask(asked, metadata=made.proofs["shop"]) for _ in range(10)]
+        codes = [await call.code() for call in calls]
+
+        refused = codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert 0 < refused < 10
+        assert made.usage.refused == {("calls_per_s", "shop"): refused}

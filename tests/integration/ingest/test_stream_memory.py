@@ -12,7 +12,7 @@ from libs.access import current
 from libs.serving.requests.reading import RequestReader
 from services.ingest.rpc import ingest as servicer
 from slatemq._rpc.rpc_status import from_status
-from slatemq.errors import ResourceExhausted
+from slatemq.errors import SlateMQError
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishStreamRequest
 from tests.integration.ingest.server import message
 from tests.integration.ingest.test_publish_limits import limited, limited_by
@@ -59,10 +59,10 @@ async def test_a_refused_request_keeps_no_memory_while_its_stream_is_held_back(
         readers.append(reader)
         await reserve(reader, size_bytes)
 
-    async def noted_hold_back(error: ResourceExhausted) -> None:
+    async def noted_hold_back(error: SlateMQError, *, is_publish: bool) -> None:
         # The frames of an error would keep the request.
         kept.append((readers[-1]._budget.used_bytes, error.__traceback__ is not None))
-        await hold_back(error)
+        await hold_back(error, is_publish=is_publish)
 
     monkeypatch.setattr(RequestReader, "_reserve", noted_reserve)
     monkeypatch.setattr(servicer, "hold_back", noted_hold_back)

@@ -53,6 +53,14 @@ def test_calls_that_wait_say_so() -> None:
     assert not any(rpc.server_streaming for rpc in rpcs() if rpc.name in waiting)
 
 
+def test_of_the_calls_of_publishers_those_that_publish_say_so() -> None:
+    accesses = {rpc.name: access_of(_path(rpc)) for rpc in rpcs()}
+
+    publishing = {name for name, access in accesses.items() if access.publishes}
+    assert publishing == {"Publish", "PublishStream"}
+    assert all(accesses[name].caller == "publish" for name in publishing)
+
+
 def _path(rpc: MethodDescriptor) -> str:
     return f"/{rpc.containing_service.full_name}/{rpc.name}"
 
