@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 from libs.storage.database.addresses import parse_root
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import CorruptRecord, StorageError
+from libs.storage.objects.restores import refuse_unfinished_restore
 from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq.variables import unknown_variables
@@ -89,8 +90,9 @@ class NothingThere(Exception):
 async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = True) -> Findings:
     """Verify an instance whose processes are stopped.
 
-    Raises StoreUnavailable, InUse where one of them is not, and NothingThere.
+    Raises StoreUnavailable, InUse where one of them is not, NothingThere, and UnfinishedRestore.
     """
+    await refuse_unfinished_restore(root.objects, root.url)
     databases = await StoppedDatabases.find(root)
     if not databases.names:
         raise NothingThere(f"{root.url} has no databases: is it the root of an instance?")

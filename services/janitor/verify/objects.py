@@ -33,6 +33,10 @@ from slatemq._admin.task_ids import is_task_id, parse_task_id
 READS_AT_ONCE: Final = 8
 """Objects read at the same time, a MiB of each in memory."""
 
+MISSING_MAX: Final = 100_000
+"""Payload objects that are looked for again, some 500 bytes each. More do not go by themselves
+while an instance is read."""
+
 CLAIM_AGE_MS: Final = 3600 * 1000
 """How old a claim of a name is that has no queue, before it is a leftover."""
 
@@ -45,11 +49,16 @@ _LOST_DATABASE: Final = (
 
 @dataclass
 class ObjectCheck:
-    """Verifies the objects of a root."""
+    """Verifies the objects of a root.
+
+    Attributes:
+        missing: What messages name and is not there: it may have gone with its message since.
+    """
 
     root: Root
     findings: Findings
     sizes_only: bool = False
+    missing: list[NamedObject] = field(default_factory=list, init=False)
     _named: set[bytes] = field(default_factory=set, init=False)
     _reading: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
@@ -96,13 +105,19 @@ class ObjectCheck:
                 await self._blobs.check(path, named.size_bytes)
             self.findings.counts["payload objects"] += 1
         except ObjectNotFound:
-            self._add(named, Kind.OBJECT, f"its payload, {path}, is gone")
+            if named.shard.startswith("ingest/") and len(self.missing) < MISSING_MAX:
+                self.missing.append(named)
+            else:
+                self.add_missing(named)
         except DamagedObject as error:
             self._add(named, Kind.OBJECT, f"its payload, {path}, is damaged: {error.detail}")
         except StorageError as error:
             self._add(named, Kind.OBJECT, f"its payload, {path}, cannot be read: {error}")
         finally:
             self._turns.release()
+
+    def add_missing(self, named: NamedObject) -> None:
+        self._add(named, Kind.OBJECT, f"its payload, {named.uri}, is gone")
 
     def _add(self, named: NamedObject, kind: Kind, wrong: str) -> None:
         self.findings.add(
@@ -181,10 +196,11 @@ class ObjectCheck:
                 "writes a record with the settings of its own",
             )
 
-    async def check_topology(self, databases: Iterable[str]) -> None:
+    async def check_topology(self, databases: Iterable[str], *, is_stopped: bool) -> None:
         """Each shard that has a database has an entry, and each entry of a shard a database.
 
-        A shard writes its entry after its first commit: without a database, that is lost.
+        A shard writes its entry after its first commit: without a database, that is lost. Each
+        start writes it: in an instance that `is_stopped`, it may lack, as after a restore.
         """
         known = set(databases)
         announced: set[str] = set()
@@ -218,7 +234,7 @@ class ObjectCheck:
             wrong = "it is not in the topology, so it was not read"
             advice = "start its process, which writes its entry; then verify again"
             self.findings.add(Kind.REFERENCE, name, "database", "", wrong, advice=advice)
-        for name in sorted(known - announced):
+        for name in () if is_stopped else sorted(known - announced):
             self.findings.add(
                 Kind.REFERENCE,
                 name,

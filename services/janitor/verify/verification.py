@@ -18,10 +18,10 @@ from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
-from libs.storage.layout.keys import payload_range
+from libs.storage.layout.keys import payload_key, payload_range
 from libs.storage.layout.own_keys import task_key
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.payloads import PayloadUri
+from libs.storage.records.payloads import PayloadUri, decode_payload
 from libs.storage.records.replay_records import OPEN_END
 from libs.storage.records.task_records import WaitingTask, decode_task_record
 from services.janitor.verify.archive import ArchiveCheck
@@ -143,7 +143,7 @@ class Verification:
         self.report("looking at the instance", 0, len(self.databases.names))
         self._removed = await RemovedShards(self.root.objects).all()
         await objects.check_instance()
-        await objects.check_topology(self.databases.names)
+        await objects.check_topology(self.databases.names, is_stopped=self.databases.is_stopped)
         await objects.check_owners(self.databases.names)
         self._ends: Mapping[int, int] | None = None
         try:
@@ -154,6 +154,7 @@ class Verification:
                 self._done += 1
         finally:
             await objects.finish()
+        await self._check_missing(objects)
         await self._check_bodies(objects)
         self._cross_check()
         self.report("looking for what is left over", self._done, self._done)
@@ -204,6 +205,29 @@ class Verification:
         async with self.databases.later_ingests() as later:
             for name in later.names:
                 await self._read(later, name, note)
+
+    async def _check_missing(self, objects: ObjectCheck) -> None:
+        """Each payload object that a message names is there, as long as the message names it.
+
+        An object goes once its message was purged, or edited, perhaps since the ingest was read.
+        """
+        if not objects.missing:
+            return
+        missing = {one.message_ids[0]: one for one in objects.missing}
+
+        async def look_again(walk: Walk) -> None:
+            for one, named in list(missing.items()):
+                if named.shard != walk.name:
+                    continue
+                value = await walk.reader.get(payload_key(one))
+                if value is None or decode_payload(value) != PayloadUri(named.uri):
+                    del missing[one]
+
+        async with self.databases.later_ingests() as later:
+            for name in later.names:
+                await self._read(later, name, look_again)
+        for named in missing.values():
+            objects.add_missing(named)
 
     async def _check_bodies(self, objects: ObjectCheck) -> None:
         """Each task that is to be applied, and whose body is an object, has its body."""

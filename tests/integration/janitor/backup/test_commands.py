@@ -16,6 +16,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from services.janitor.backup.catalogue import Catalogue
 from services.janitor.backup.command import main
+from services.janitor.verify.command import verify_stopped
 from slatemq.v1 import janitor_pb2
 from tests.integration.janitor.instances import instance
 from tests.integration.janitor.runs.janitors import QUIET, Janitor, Run, janitor
@@ -123,6 +124,7 @@ async def test_an_instance_is_made_again_from_the_command_line(
     # Written for their user alone, as services write
     copies = [one for folder in ("backups", "new") for one in (tmp_path / folder).rglob("*")]
     assert {oct(one.stat().st_mode & 0o777) for one in copies} == {"0o600", "0o700"}
+    assert (await verify_stopped(open_root((new / "data").as_uri()))).all() == []
     assert restored["queues"] == 1
     assert restored["backup_id"] == created["backup_id"]
     async with instance(new) as made:

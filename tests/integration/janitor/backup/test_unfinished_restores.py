@@ -22,6 +22,7 @@ from libs.storage.records.configs import QueueConfigRecord, encode_config
 from libs.storage.records.states import QueueStateRecord, encode_queue_state
 from services.janitor.backup.catalogue import Catalogue
 from services.janitor.backup.restoring import Restoring
+from services.janitor.verify.command import verify_stopped
 from tests.integration.janitor.backup.stopped_instance import read, restored, taking, write
 
 
@@ -82,6 +83,8 @@ async def test_no_database_of_it_is_opened_until_it_was_repeated(
     for name, kind in (("broker/0", Kind.BROKER), ("ingest/0", Kind.INGEST)):
         with pytest.raises(UnfinishedRestore, match=r"repeat it .*or empty the root"):
             await open_root(fresh.url, sync=False).database(name, kind)
+    with pytest.raises(UnfinishedRestore):
+        await verify_stopped(open_root(fresh.url, sync=False))
 
     await restored(backups, fresh)
     assert [await read(fresh, name) for name in ("broker/0", "ingest/0")] == [b"x", b"x"]

@@ -73,6 +73,14 @@ async def test_how_old_an_object_is_counts_from_before_the_databases_were_read(r
         assert leftovers(findings) == found
 
 
+async def test_only_an_instance_that_serves_has_an_entry_for_each_shard(root: Root) -> None:
+    for is_stopped, expected in ((True, set()), (False, {"ingest/0", "broker/0"})):
+        databases = StoppedDatabases(root, ["ingest/0", "broker/0"], is_stopped)
+        findings = await Verification(root, databases, 1).run()
+        found = {one.shard for one in findings.all() if one.record == "topology entry"}
+        assert found == expected
+
+
 class GoesOn(StoppedDatabases):
     """An instance in which a push moves to its ingest after that was read."""
 

@@ -297,7 +297,6 @@ async def test_objects_beside_the_databases_are_verified_too(root: Root) -> None
     assert faults == {
         ("queue-names", "queue name"),
         ("broker/0", "queue name"),
-        ("broker/0", "topology entry"),
         ("instance", "settings"),
     }
     leftovers = {(one.shard, one.record) for one in findings if not one.is_fault}
