@@ -1,9 +1,9 @@
 """The bodies of write tasks: small ones travel in their tasks, others are objects.
 
-An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and is
-removed once the task is applied. Before its publish is answered, a record says that it must be
-kept. An old object without a record is an orphan: its publish was never answered (see
-services.ingest.tasks.cleanup). Objects in the folders of other backends stay here; a janitor
+An object `tasks/ingest-<shard>/<backend>/<task ID>.<digest>` is durable before its task is
+enqueued, and is removed once the task is applied. Before its publish is answered, a record says
+that it must be kept. An old object without a record is an orphan: its publish was never answered
+(see services.ingest.tasks.cleanup). Objects in the folders of other backends stay here; a janitor
 removes them later (services.janitor.jobs.task_bodies).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
-from libs.storage.objects.task_folders import task_folder
+from libs.storage.objects.task_folders import body_name, read_body, task_folder
 from slatemq.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -52,18 +52,18 @@ class TaskBodies:
         held: dict[str, Any] = {"content_length": len(body)}
         if travels_in_task(body):
             return {**held, "body": b64encode(body).decode()}
-        path = f"{self._folder}/{task_id}"
+        path = f"{self._folder}/{body_name(task_id, body)}"
         await self._objects.put(path, body)
         return {**held, "data_ref": path}
 
     async def get(self, payload: Mapping[str, Any]) -> bytes:
         """The body that a task's payload holds or names.
 
-        Raises ObjectNotFound, and InvalidArgument for a payload of another form.
+        Raises ObjectNotFound, DamagedObject, and InvalidArgument for a payload of another form.
         """
         path = self.path_of(payload)
         if path is not None:
-            return await self._objects.get(path)
+            return await read_body(self._objects, path)
         try:
             return b64decode(str(payload["body"]), validate=True)
         except (KeyError, ValueError) as error:

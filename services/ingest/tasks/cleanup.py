@@ -8,6 +8,7 @@ import logging
 from typing import Final
 
 from libs.storage.errors import StorageError
+from libs.storage.objects.task_folders import task_of_body
 from libs.storage.records.task_records import AppliedTask
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
@@ -81,7 +82,7 @@ class TaskCleanup:
         return count
 
     async def _is_orphan(self, path: str) -> bool:
-        task_id = path.rpartition("/")[2]
+        task_id = task_of_body(path)
         if path in self._answered or not is_task_id(task_id) or self._consumer.is_running(task_id):
             return False
         record = await self._outcomes.find(task_id)

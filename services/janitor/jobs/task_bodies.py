@@ -15,7 +15,7 @@ from libs.storage.database.roots import Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.own_keys import task_key
 from libs.storage.objects.small_objects import ObjectInfo
-from libs.storage.objects.task_folders import task_folder
+from libs.storage.objects.task_folders import task_folder, task_of_body
 from libs.storage.records.task_records import AppliedTask, decode_task_record
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.snapshots import SnapshotName, opened
@@ -41,7 +41,7 @@ async def unneeded_bodies(
 
 
 async def _is_unneeded(reader: SnapshotReader, body: ObjectInfo, store_time_ms: int) -> bool:
-    task_id = body.path.rpartition("/")[2]
+    task_id = task_of_body(body.path)
     if not is_task_id(task_id):
         return False
     record = await reader.get(task_key(parse_task_id(task_id).ulid))

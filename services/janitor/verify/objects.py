@@ -22,7 +22,7 @@ from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
 from libs.storage.objects.queue_names import QueueNames, named_shards
 from libs.storage.objects.shard_owners import ShardOwners
-from libs.storage.objects.task_folders import task_folder
+from libs.storage.objects.task_folders import read_body, task_folder, task_of_body
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
 from libs.storage.objects.topology_entries import database_of
 from services.janitor.orphans import ORPHAN_AGE_MS
@@ -162,12 +162,26 @@ class ObjectCheck:
                     wrong = f"no record names it; it has {info.size_bytes:,} bytes"
                     self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
 
-    async def missing_bodies(self, shard: int, tasks: Set[bytes]) -> set[bytes]:
-        """The tasks, of these of one ingest, that have no body in the store of any backend."""
-        names = [
-            path.rpartition("/")[2] for path in await self.root.objects.list(task_folder(shard))
-        ]
-        return set(tasks - {parse_task_id(name).ulid for name in names if is_task_id(name)})
+    async def wrong_bodies(self, shard: int, tasks: Set[bytes]) -> dict[bytes, str]:
+        """What is wrong with the bodies of these tasks of one ingest, in the store of any backend.
+
+        Bodies are read, unless sizes alone are looked at.
+        """
+        wrong = dict.fromkeys(tasks, "its body is gone")
+        for path in await self.root.objects.list(task_folder(shard)):
+            task_id = task_of_body(path)
+            ulid = parse_task_id(task_id).ulid if is_task_id(task_id) else b""
+            if ulid not in wrong:
+                continue
+            try:
+                if not self.sizes_only:
+                    await read_body(self.root.objects, path)
+                del wrong[ulid]
+            except ObjectNotFound:
+                pass
+            except DamagedObject as error:
+                wrong[ulid] = f"its body, {path}, is damaged: {error.detail}"
+        return wrong
 
     # --- The instance -------------------------------------------------------
 

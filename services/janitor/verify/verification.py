@@ -231,33 +231,33 @@ class Verification:
 
     async def _check_bodies(self, objects: ObjectCheck) -> None:
         """Each task that is to be applied, and whose body is an object, has its body."""
-        missing = {
-            ingest.name: await objects.missing_bodies(ingest.shard, ingest.waiting_tasks)
+        wrong = {
+            ingest.name: await objects.wrong_bodies(ingest.shard, ingest.waiting_tasks)
             for ingest in self._ingests.values()
             if ingest.waiting_tasks
         }
-        if not any(missing.values()):
+        if not any(wrong.values()):
             return
 
         async def look_again(walk: Walk) -> None:
             # A body goes once its task was applied, perhaps since the ingest was read.
-            waiting = missing.get(walk.name, set())
+            waiting = wrong.get(walk.name, {})
             for ulid in sorted(waiting):
                 value = await walk.reader.get(task_key(ulid))
                 if value is None or not isinstance(decode_task_record(value), WaitingTask):
-                    waiting.discard(ulid)
+                    del waiting[ulid]
 
         async with self.databases.later_ingests() as later:
             for name in later.names:
                 await self._read(later, name, look_again)
-        for name, tasks in missing.items():
-            for ulid in sorted(tasks):
+        for name, tasks in wrong.items():
+            for ulid, why in sorted(tasks.items()):
                 self.findings.add(
                     Kind.OBJECT,
                     name,
                     "task",
                     task_id_of(ulid),
-                    "it is still to be applied, but its body is gone",
+                    f"it is still to be applied, but {why}",
                     advice=_LOST_BODY,
                 )
 

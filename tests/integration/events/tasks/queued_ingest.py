@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -17,6 +17,7 @@ from libs.events.settings import Consistency, QueueSettings
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.objects.task_folders import body_name, task_folder
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import INLINE_BODY_BYTES_MAX
 from slatemq._admin.task_ids import TaskIds
@@ -159,6 +160,14 @@ async def eventually(call: Callable[[], Any], seconds: float = EVENTUALLY_S) -> 
             except Unavailable:
                 pass
             await asyncio.sleep(0.05)
+
+
+BACK: Final = ingest_pb2.PublishRequest(runs=[message(b"back")]).SerializeToString()
+
+
+def body_path(task_id: str, body: bytes = BACK) -> str:
+    """Where an ingest takes the body of a task from, whatever backend it is of."""
+    return f"{task_folder(0)}/{body_name(task_id, body)}"
 
 
 def new_task_id() -> str:

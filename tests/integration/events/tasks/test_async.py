@@ -18,6 +18,7 @@ from redis import asyncio as aioredis
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.objects.task_folders import body_name
 from services.ingest.tasks import servicer
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS
@@ -109,7 +110,7 @@ async def test_a_task_has_the_request_or_names_its_object_and_says_how_long_it_i
         },
     }
     place = TaskBackend(settings, 0, Telemetry().meter).place
-    path = f"tasks/ingest-0/{place}/{answers[1].task_id}"
+    path = f"tasks/ingest-0/{place}/{body_name(answers[1].task_id, bodies[1])}"
     assert large == {
         "task_id": answers[1].task_id,
         **common,
@@ -220,7 +221,10 @@ async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
     elsewhere = TaskBackend(queue_settings(*backend), 0, Telemetry().meter).place
     assert elsewhere != place
     folders = (place, place, elsewhere, elsewhere)
-    old, new, *others = [f"tasks/ingest-0/{folder}/{new_task_id()}" for folder in folders]
+    names = [body_name(new_task_id(), b"body") for _ in folders]
+    old, new, *others = [
+        f"tasks/ingest-0/{folder}/{name}" for folder, name in zip(folders, names, strict=True)
+    ]
     for path in (old, new, *others):
         await objects.put(path, b"body")
     long_ago = (tmp_path / old).stat().st_mtime - ORPHAN_MS / 1000 - 1

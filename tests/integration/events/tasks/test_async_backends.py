@@ -14,6 +14,7 @@ from libs.events.backends import open_backend
 from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.objects.task_folders import body_name
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS, TaskBodies
 from services.ingest.tasks.cleanup import TaskCleanup
@@ -21,12 +22,13 @@ from services.ingest.tasks.consumer import SETTLE_MS, TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.envelope import Event
-from slatemq.v1 import ingest_pb2
 from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.conftest import SERVERS, next_task, served
 from tests.integration.events.tasks.queued_ingest import (
+    BACK,
     LARGE,
+    body_path,
     enqueue,
     eventually,
     names_of_shard,
@@ -53,7 +55,6 @@ from tests.integration.events.tasks.test_task_consumer import consuming
 from tests.integration.events.tasks.test_task_dead_letters import (
     test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried,
 )
-from tests.integration.ingest.server import message
 from tests.manual_clock import ManualClock
 
 # The same tests, with the backends of this file.
@@ -226,8 +227,8 @@ async def test_copies_of_a_dead_letter_are_reported_retried_and_applied_once(
     settings = queue_settings(*backend, max_retries=0)
     async with queued(settings, tmp_path.as_uri()) as ingest:
         # Given a task that fails, and that the backend has three times, as after crashes
-        path = f"tasks/ingest-0/{new_task_id()}"
-        task_id = path.rpartition("/")[2]
+        task_id = new_task_id()
+        path = body_path(task_id)
         for _ in range(3):
             await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
         await ingest.applied(await ingest.send_task(b"behind it"))
@@ -237,8 +238,7 @@ async def test_copies_of_a_dead_letter_are_reported_retried_and_applied_once(
 
         await eventually(is_dead)
         # When a fourth copy finds the cause removed, then it is a dead letter no more
-        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
-        await open_root(tmp_path.as_uri()).objects.put(path, request.SerializeToString())
+        await open_root(tmp_path.as_uri()).objects.put(path, BACK)
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
         await ingest.applied(await ingest.send_task(b"and behind that"))
         (message_id,) = await ingest.applied(task_id)
@@ -268,7 +268,8 @@ async def test_the_body_of_an_answered_publish_stays_though_the_backend_shows_no
         async with queued(settings, root) as ingest:
             task_id = await ingest.send_task(LARGE)
     zombie = TaskBackend(settings, 0, Telemetry().meter)
-    body, orphan = (f"tasks/ingest-0/{zombie.place}/{one}" for one in (task_id, new_task_id()))
+    (body,) = await objects.list(f"tasks/ingest-0/{zombie.place}")
+    orphan = f"tasks/ingest-0/{zombie.place}/{body_name(new_task_id(), b'body')}"
     await objects.put(orphan, b"body")
     for path in (body, orphan):
         long_ago = (tmp_path / path).stat().st_mtime - ORPHAN_MS / 1000 - 1

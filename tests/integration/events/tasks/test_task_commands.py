@@ -12,19 +12,20 @@ from subprocess import CompletedProcess
 import pytest
 
 from libs.storage.database.roots import open_root
-from slatemq.v1 import ingest_pb2
 from tests.integration.cli import ready_command
 from tests.integration.cli.stack import RUN_SECONDS
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.tasks.queued_ingest import (
+    BACK,
     LARGE,
+    body_path,
     enqueue,
     new_task_id,
     queue_settings,
     write_config,
 )
-from tests.integration.ingest.server import message, process
+from tests.integration.ingest.server import process
 
 pytestmark = pytest.mark.slow  # Commands and an ingest in processes of their own.
 
@@ -68,7 +69,7 @@ async def test_tasks_are_shown_waited_for_and_retried_by_command(
 
         # Given a task whose body is gone
         poison = new_task_id()
-        path = f"tasks/ingest-0/{poison}"
+        path = body_path(poison)
         await enqueue(settings, poison, {"content_length": 4, "data_ref": path})
         failed = await slate("task", "wait", poison)
         assert failed.returncode == 1
@@ -81,8 +82,7 @@ async def test_tasks_are_shown_waited_for_and_retried_by_command(
         assert poison in (await slate("task", "failed")).stdout
 
         # When its cause is removed and it is retried, then it is applied
-        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
-        await open_root(root).objects.put(path, request.SerializeToString())
+        await open_root(root).objects.put(path, BACK)
         assert "1 task is retried" in (await slate("task", "retry")).stderr
         assert (await slate("task", "wait", poison)).returncode == 0
         assert (await slate("task", "failed", "--json")).stdout == ""

@@ -23,11 +23,13 @@ from services.ingest.config import IngestConfig
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import Unavailable
-from slatemq.v1 import ingest_pb2, task_pb2
+from slatemq.v1 import task_pb2
 from tests.configs import config_of
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
+    BACK,
     QueuedIngest,
+    body_path,
     enqueue,
     eventually,
     names_of_shard,
@@ -37,7 +39,6 @@ from tests.integration.events.tasks.queued_ingest import (
     until_connected,
 )
 from tests.integration.ingest.server import Server as IngestServer
-from tests.integration.ingest.server import message
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
 
@@ -52,8 +53,8 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
     # Given a task whose body someone has taken away, and one behind it
     async with queued(settings, root) as ingest:
         objects = open_root(root).objects
-        path = f"tasks/ingest-0/{new_task_id()}"
-        task_id = path.rpartition("/")[2]
+        task_id = new_task_id()
+        path = body_path(task_id)
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
         good = await ingest.send_task(b"good")
 
@@ -70,8 +71,7 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
         assert (await ingest.failed())[0].error == task.error
 
         # When the cause is removed and it is retried, then it is applied, once
-        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
-        await objects.put(path, request.SerializeToString())
+        await objects.put(path, BACK)
         assert await ingest.retry() == 1
         (message_id,) = await ingest.applied(task_id)
         assert await ingest.payloads(message_id) == [b"back"]
@@ -146,18 +146,13 @@ async def test_a_task_that_is_lost_before_its_last_attempt_fails_is_pending_unti
 async def enqueue_poison(settings: QueueSettings) -> str:
     """A task whose body is not there; gives its ID."""
     task_id = new_task_id()
-    await enqueue(settings, task_id, {"content_length": 4, "data_ref": path_of(task_id)})
+    await enqueue(settings, task_id, {"content_length": 4, "data_ref": body_path(task_id)})
     return task_id
 
 
-def path_of(task_id: str) -> str:
-    return f"tasks/ingest-0/{task_id}"
-
-
 async def put_bodies(root: str, *task_ids: str) -> None:
-    request = ingest_pb2.PublishRequest(runs=[message(b"back")])
     for task_id in task_ids:
-        await open_root(root).objects.put(path_of(task_id), request.SerializeToString())
+        await open_root(root).objects.put(body_path(task_id), BACK)
 
 
 class Gate:
@@ -228,6 +223,25 @@ async def test_dead_letters_that_cannot_be_retried_now_have_failed_as_before(
         await put_bodies(root, task_id)
         assert await ingest.retry() == 1
         await ingest.applied(task_id)
+
+
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+async def test_a_body_that_was_damaged_is_not_published(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
+    async with queued(settings, root) as ingest:
+        # Given a body that is not what was accepted, and one that was cut off
+        for body in (BACK.replace(b"back", b"bads"), BACK[:-1]):
+            task_id = new_task_id()
+            await open_root(root).objects.put(body_path(task_id), body)
+            await enqueue(settings, task_id, {"content_length": 4, "data_ref": body_path(task_id)})
+
+            # Then the task fails, and says which object it is
+            task = await ingest.wait(task_id)
+            assert (task.state, task.attempts_count) == (FAILED, 1)
+            assert f"{body_path(task_id)} is damaged" in task.error
+        assert await ingest.stored() == []
 
 
 @pytest.mark.parametrize("backend", ["redis"], indirect=True)
@@ -357,8 +371,8 @@ async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(
     root = tmp_path.as_uri()
     settings = queue_settings(*backend, max_retries=0)
     dead = f"{settings.redis.stream_prefix}.ingest-0:dead-letter"
-    path = f"tasks/ingest-0/{new_task_id()}"
-    task_id = path.rpartition("/")[2]
+    task_id = new_task_id()
+    path = body_path(task_id)
     async with queued(settings, root) as ingest, aioredis.Redis.from_url(settings.redis.url) as one:
         # Given damaged dead letters before and behind one that is whole
         made = {"task_id": new_task_id(), "operation": "Publish", "payload": {}}
@@ -389,8 +403,7 @@ async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(
         assert [failed.task_id for failed in listed] == [*[""] * len(damaged), task_id, ""]
         assert all(failed.ended_at_ms for failed in listed)
         assert listed[0].error.startswith("unreadable: entry ")
-        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
-        await open_root(root).objects.put(path, request.SerializeToString())
+        await open_root(root).objects.put(path, BACK)
         assert await ingest.retry() == 1
         await ingest.applied(task_id)
         assert [failed.task_id for failed in await ingest.failed()] == [""] * (len(damaged) + 1)

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 import slatemq
 from libs.storage.database.roots import open_root
+from libs.storage.objects.task_folders import body_name
 from services.janitor.jobs.contract import JobOptions, JobResult, Progress
 from services.janitor.jobs.dead_letter_jobs import DeadLetterRestore
 from services.janitor.jobs.run import PHASES, run_on
@@ -210,7 +211,7 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
 async def stale_task_body(made: Instance) -> str:
     """The path of a body that a publish left eight days ago without an answer."""
     now_ms = int(time.time() * 1000)
-    path = f"tasks/ingest-0/redis-1/{TaskIds(0).make(now_ms)}"
+    path = f"tasks/ingest-0/redis-1/{body_name(TaskIds(0).make(now_ms), b'body')}"
     await open_root(made.url).objects.put(path, b"body")
     os.utime(made.data / path, (time.time() - 8 * 24 * 3600,) * 2)
     return path

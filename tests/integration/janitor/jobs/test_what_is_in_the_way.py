@@ -26,6 +26,7 @@ from libs.storage.layout.own_keys import (
     routing_cursor_key,
     task_key,
 )
+from libs.storage.objects.task_folders import body_name
 from libs.storage.records.execution_records import (
     RefusedPushRecord,
     encode_outbox,
@@ -280,8 +281,11 @@ async def test_bodies_of_tasks_are_unneeded_once_applied_or_after_a_week_without
         "ingest/0",
         [(task_key(parse_task_id(one).ulid), encode_task_record(r)) for one, r in records.items()],
     )
-    body, strange = f"tasks/ingest-0/redis-1/{task_id}", "tasks/ingest-0/redis-1/strange"
-    elsewhere = f"tasks/ingest-1/redis-1/{TaskIds(1).make(1_771_761_600_000)}"
+    body, strange = (
+        f"tasks/ingest-0/redis-1/{name}" for name in (body_name(task_id, b"body"), "strange")
+    )
+    of_other = body_name(TaskIds(1).make(1_771_761_600_000), b"body")
+    elsewhere = f"tasks/ingest-1/redis-1/{of_other}"
     for path in (body, strange, elsewhere):
         await root.objects.put(path, b"body")
         os.utime(tmp_path / path, (time.time() - age_s,) * 2)

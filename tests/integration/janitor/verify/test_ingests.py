@@ -21,7 +21,7 @@ from libs.storage.layout.own_keys import (
     task_request_key,
 )
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.objects.task_folders import task_folder
+from libs.storage.objects.task_folders import body_name, task_folder
 from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe
 from libs.storage.records.execution_records import OutboxCounter, encode_outbox_counter
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
@@ -36,7 +36,7 @@ from libs.storage.records.task_records import (
     encode_task_request,
 )
 from services.janitor.verify import ingests
-from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.findings import Finding, Findings, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from tests.integration.janitor.verify.stored_rows import Row, write
@@ -115,13 +115,20 @@ async def test_an_object_of_a_message_whose_log_entry_is_lost_is_not_left_over(
 async def test_a_task_that_is_to_be_applied_has_its_body(root: Root) -> None:
     waiting = encode_task_record(WaitingTask(1, has_failed=False))
     await write(root, "ingest/0", (TASK_KEY, waiting))
-    path = f"{task_folder(0)}/redis-1/{TASK}"
+    path = f"{task_folder(0)}/redis-1/{body_name(TASK, b'a publish')}"
     await root.objects.put(path, b"a publish")
     assert await wrong_with(root) == []
 
+    async def fault() -> Finding:
+        (found,) = [one for one in (await verified(root)).all() if one.record == "task"]
+        assert (found.kind, found.shard, found.key) == (Kind.OBJECT, "ingest/0", TASK)
+        return found
+
+    await root.objects.put(path, b"b publish")
+    assert f"its body, {path}, is damaged" in (await fault()).wrong
+
     await root.objects.delete(path)
-    (fault,) = [one for one in (await verified(root)).all() if one.record == "task"]
-    assert (fault.kind, fault.shard, fault.key) == (Kind.OBJECT, "ingest/0", TASK)
+    assert "its body is gone" in (await fault()).wrong
 
 
 async def test_a_request_names_a_task_that_was_applied_for_it(root: Root) -> None:
