@@ -427,10 +427,8 @@ class _Stream(PartitionFetcher):
                 if error.reason == PAUSED:
                     self.watch.end()
                     self._paused = True
-                elif not await self._locations.may_have_moved(
-                    self.queue_id, self.shard, error, self.index
-                ):
-                    self._consumer._fail(error)
+                elif (final := await self._final(error)) is not None:
+                    self._consumer._fail(final)
                     return
             except Exception as error:
                 log.exception("the stream of %s ended by a fault", self.queue_id)
@@ -441,6 +439,19 @@ class _Stream(PartitionFetcher):
             if not self._consumer._closed:
                 await asyncio.sleep(pause_s(refused, backoff))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    async def _final(self, error: SlateMQError) -> SlateMQError | None:
+        """Why this ends, after a stream was refused; None where the next try asks again."""
+        try:
+            moved = await self._locations.may_have_moved(
+                self.queue_id, self.shard, error, self.index
+            )
+        except ResourceExhausted as problem:
+            log.debug("where %s is cannot be asked now: %s", self.queue_id, problem)
+            return None
+        except SlateMQError as problem:
+            return problem
+        return None if moved else error
 
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""

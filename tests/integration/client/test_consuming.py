@@ -1,7 +1,9 @@
 """Consuming from a broker that misbehaves: leases are kept, no attempt is burnt, no one hangs."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     SlateMQError,
+    Unauthenticated,
     Unavailable,
 )
-from tests.integration.client.peers import Broker, Instance
+from tests.integration.client.peers import Broker, Instance, refuse
 from tests.integration.waiting import eventually
 
 
@@ -438,3 +442,69 @@ async def test_wishes_that_could_not_work_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgument):
         client.consume("q", **options)
+
+
+class Locating(Broker):
+    """Refuses to say where a queue is.
+
+    Attributes:
+        refusals: With what, one after the other.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refusals: deque[SlateMQError] = deque()
+
+    async def LocateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.refusals:
+            await refuse(context, self.refusals.popleft())
+        return await super().LocateQueue(request, context)
+
+
+@asynccontextmanager
+async def locating() -> AsyncIterator[tuple[Instance, Locating]]:
+    """An instance of two brokers, that refuse to say where a queue is; one has it."""
+    make: Any = Locating
+    async with Instance(broker=make()) as instance:
+        other: Any = make(shard=1)
+        await instance.serve(broker=other, broker_shard=1)
+        broker: Any = instance.broker
+        other.refusals = broker.refusals
+        yield instance, broker
+
+
+async def test_a_consumer_that_may_not_ask_whether_its_queue_has_moved_says_so() -> None:
+    async with (
+        locating() as (instance, broker),
+        slatemq.connect(instance.endpoint) as client,
+        client.consume("q") as messages,
+        asyncio.timeout(60),
+    ):
+        # Given a consumer that waits, whose token ends
+        waiting = asyncio.create_task(anext(messages))
+        await broker.until(lambda: broker.streams)
+        broker.refusals.extend(Unauthenticated("the token has expired") for _ in range(2))
+        # When its queue is deleted
+        broker.exists = False
+        await broker.report()
+        # Then iterating ends with that
+        with pytest.raises(Unauthenticated):
+            await waiting
+
+
+async def test_a_consumer_asks_again_whether_its_queue_has_moved_where_a_limit_is_reached() -> None:
+    async with (
+        locating() as (instance, broker),
+        slatemq.connect(instance.endpoint) as client,
+        client.consume("q") as messages,
+        asyncio.timeout(60),
+    ):
+        waiting = asyncio.create_task(anext(messages))
+        await broker.until(lambda: broker.streams)
+        full = ResourceExhausted("too many calls", retry_after_ms=1)
+        broker.refusals.extend(full for _ in range(2))
+        broker.exists = False
+        await broker.report()
+        with pytest.raises(NotFound):
+            await waiting
+        assert not broker.refusals
