@@ -275,6 +275,11 @@ class DelayedWatch(StreamFace[watching.DelayedWatch, Entry]):
         return self._loop.run(lambda: anext(self._inner))
 
 
+def _release(messages: list[delivered.Received]) -> None:
+    for message in messages:
+        message.release_soon()
+
+
 class SyncClient(Face[asynchronous.Client]):
     """See slatemq.Client: the same methods, each waiting for its result. For any thread."""
 
@@ -352,7 +357,7 @@ class SyncClient(Face[asynchronous.Client]):
     watch_delayed = maker_of(asynchronous.Client.watch_delayed, DelayedWatch)
     consume = maker_of(asynchronous.Client.consume, Consumer)
     consume_batches = maker_of(asynchronous.Client.consume_batches, BatchConsumer)
-    claim = list_of(asynchronous.Client.claim, Received)
+    claim = list_of(asynchronous.Client.claim, Received, _release)
     queue_view = maker_of(asynchronous.Client.queue_view, QueueView)
     queue_commands = maker_of(asynchronous.Client.queue_commands, QueueCommands)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
 import threading
@@ -16,11 +17,13 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
+from weakref import WeakSet
 
 from slatemq._rpc.forks import inherited_client, refuse_pickling
 from slatemq._rpc.peers import closed
+from slatemq.errors import Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,12 +47,14 @@ class Loop:
         # The same thread may come twice: a generator that is collected meanwhile closes itself.
         self._handing_over = threading.RLock()
         self._thread.start()
+        _OPEN.add(self)
 
     def run(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None] | None = None) -> T:
-        """Waits for the result. Ctrl-C while waiting cancels the work, and waits for its end.
+        """Waits for the result.
 
-        `undo` gets a result that came although the caller was interrupted. Raises Unavailable
-        (CLIENT_CLOSED) after `close`, RuntimeError in a forked process.
+        Ctrl-C, or whatever else the handler of a signal raises meanwhile, cancels the work, and
+        waits for its end; on the loop, `undo` gets a result that comes all the same. Raises
+        Unavailable (CLIENT_CLOSED) after `close`, RuntimeError in a forked process.
         """
         running: list[asyncio.Task[Any] | None] = []
 
@@ -66,11 +71,20 @@ class Loop:
             return future.result()
         except concurrent.futures.CancelledError:
             raise closed() from None
-        except Exception:
+        except BaseException as error:
+            if not future.done() or future.cancelled() or future.exception() is not error:
+                self._interrupt(future, running, undo)
             raise
-        except BaseException:
-            self._interrupt(future, running, undo)
-            raise
+
+    def end(self, work: Callable[[], Awaitable[object]]) -> None:
+        """As `run`, of work that is nothing to do once the client is closed, nor in a fork."""
+        if self._is_closing or self.is_inherited:
+            return
+        try:
+            self.run(work)
+        except Unavailable as error:
+            if error.reason != "CLIENT_CLOSED":
+                raise
 
     def _interrupt(
         self,
@@ -86,12 +100,18 @@ class Loop:
             if not running:
                 future.cancel()  # It has not even begun.
 
-        self._loop.call_soon_threadsafe(cancel)
+        def take_back(ended: concurrent.futures.Future[T]) -> None:
+            if undo is not None and not ended.cancelled() and ended.exception() is None:
+                self._call_soon(partial(undo, ended.result()))
+
+        self._call_soon(cancel)
+        future.add_done_callback(take_back)
         concurrent.futures.wait([future], timeout=INTERRUPT_S)
-        if undo is None or not future.done() or future.cancelled():
-            return
-        if future.exception() is None:
-            self._loop.call_soon_threadsafe(undo, future.result())
+
+    def _call_soon(self, function: Callable[[], object]) -> None:
+        with self._handing_over:
+            if not self._is_closing:
+                self._loop.call_soon_threadsafe(function)
 
     @property
     def is_inherited(self) -> bool:
@@ -120,6 +140,16 @@ class Loop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+_OPEN: WeakSet[Loop] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the program's end: a call that comes later, from a finalizer, would wait for ever."""
+    for loop in list(_OPEN):
+        loop.close()
 
 
 async def _cancel_others() -> None:
@@ -187,12 +217,13 @@ def maker_of(
 def list_of(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, list[T]]],
     face: Callable[[Loop, T], F],
+    undo: Callable[[list[T]], None],
 ) -> Callable[Concatenate[Face[A], P], list[F]]:
-    """`method`, but waiting for its list, and returning faces of the items."""
+    """`method`, but waiting for its list, and returning faces of the items; `undo` as in `run`."""
 
     @wraps(method)
     def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> list[F]:
-        items = self._loop.run(lambda: method(self._inner, *args, **kwargs))
+        items = self._loop.run(lambda: method(self._inner, *args, **kwargs), undo)
         return [face(self._loop, item) for item in items]
 
     return waiting
@@ -226,6 +257,6 @@ def iterator_of(
                     return
         finally:
             if isinstance(items, AsyncGenerator):
-                self._loop.run(items.aclose)
+                self._loop.end(items.aclose)
 
     return waiting

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from slatemq._rpc import blocking
 from slatemq._rpc.blocking import Loop
 from slatemq.errors import Unavailable
+from tests.interrupts import interrupt, interrupts
 
 STOPPING_S = 0.5
 """How long a call waits for the loop to stop: it never does where `close` waits for the call."""
@@ -70,3 +72,74 @@ def test_of_two_threads_that_close_one_does() -> None:
     assert not any(one.is_alive() for one in closers)
     with pytest.raises(Unavailable):
         loop.run(lambda: asyncio.sleep(0))
+
+
+class Alarm(Exception):
+    """What a signal's handler raises, as those of SIGALRM do for a timeout."""
+
+
+def test_a_call_ends_that_is_interrupted_by_an_ordinary_exception() -> None:
+    loop, ended = Loop(), list[bool]()
+
+    async def work() -> None:
+        interrupt()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    with interrupts(Alarm), pytest.raises(Alarm):
+        loop.run(work)
+    assert ended == [True]
+    loop.close()
+
+
+@pytest.mark.parametrize("interrupt_s", [0.0, 5.0])
+def test_a_result_is_undone_that_comes_though_the_call_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, interrupt_s: float
+) -> None:
+    monkeypatch.setattr(blocking, "INTERRUPT_S", interrupt_s)
+    loop, undone = Loop(), list[str]()
+    done = threading.Event()
+
+    async def work() -> str:
+        interrupt()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "result"
+        raise AssertionError
+
+    def undo(result: str) -> None:
+        undone.append(result)
+        done.set()
+
+    with interrupts(Alarm), pytest.raises(Alarm):
+        loop.run(work, undo)
+    assert done.wait(60)
+    assert undone == ["result"]
+    loop.close()
+
+
+def test_an_error_of_the_work_is_raised_and_undoes_nothing() -> None:
+    loop, undone = Loop(), list[object]()
+
+    async def work() -> None:
+        raise Alarm
+
+    with pytest.raises(Alarm):
+        loop.run(work, undone.append)
+    assert not undone
+    loop.close()
+
+
+def test_what_is_left_to_end_is_nothing_to_do_once_the_loop_is_closed() -> None:
+    loop, worked = Loop(), list[bool]()
+
+    async def work() -> None:
+        worked.append(True)
+
+    loop.end(work)
+    loop.close()
+    loop.end(work)
+    assert worked == [True]

@@ -1,0 +1,99 @@
+"""The synchronous client of programs that leave it open, and of callers that are interrupted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slatemq.client
+import slatemq.sync
+from slatemq._consume.gathering import claim_from_all
+from slatemq._rpc.blocking import Loop
+from tests.integration.client.peers import Instance
+from tests.interrupts import interrupt, interrupts
+
+ROOT = Path(__file__).parents[3]
+
+BEGIN = """
+import sys
+import slatemq.sync
+
+client = slatemq.sync.connect(sys.argv[1])
+"""
+
+PROGRAMS = {
+    "an iterator that was not finished": """
+changes = client.watch_queues()
+next(changes)
+print("end")
+""",
+    "an iterator in a traceback": """
+def work():
+    changes = client.watch_queues()
+    next(changes)
+    print("end", flush=True)
+    sys.excepthook = lambda *_: None
+    raise ValueError
+work()
+""",
+    "an iterator that outlives its client": """
+with client:
+    changes = client.watch_queues()
+    next(changes)
+print("end")
+""",
+    "a consumer": """
+messages = client.consume("q")
+next(messages)
+print("end")
+""",
+}
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    """On a loop of its own: this thread waits."""
+    servers, made = Loop(), Instance()
+    servers.run(made.__aenter__)
+    made.broker.available.append((b"work", 0))
+    yield made
+    servers.run(made.__aexit__)
+    servers.close()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_ends_that_leaves_something_open(instance: Instance, name: str) -> None:
+    program = [sys.executable, "-c", BEGIN + PROGRAMS[name], instance.endpoint]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout == "end\n"
+    assert ended.stderr == ""
+    assert ended.returncode == (1 if "traceback" in name else 0)
+
+
+def test_a_claim_whose_caller_was_interrupted_gives_back_what_it_brings(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a claim whose messages come just as a signal interrupts its caller
+    async def claim_and_interrupt(*arguments: Any) -> Any:
+        claimed = await claim_from_all(*arguments)
+        interrupt()
+        return claimed
+
+    monkeypatch.setattr(slatemq.client, "claim_from_all", claim_and_interrupt)
+    with (
+        slatemq.sync.connect(instance.endpoint) as client,
+        interrupts(KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        client.claim("q")
+    # Then they go back, and no attempt is counted
+    assert instance.broker.nacked == [(b"work", "", True)]
