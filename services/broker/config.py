@@ -52,8 +52,8 @@ class BrokerConfig(CommitConfig):
     )
     queue_changes_per_s: int = setting(
         "Queues that may be created, updated and deleted in a second, so that messages keep "
-        "moving meanwhile; fewer while the broker is busy. The others wait for their turn, up to "
-        "10 s; then their callers get RESOURCE_EXHAUSTED.",
+        "moving meanwhile; fewer while the broker is busy. The others wait for their turn, one "
+        "principal after the other, up to 10 s; then their callers get RESOURCE_EXHAUSTED.",
         default=change_pace.PER_S,
         minimum=1,
         maximum=1_000_000,

@@ -117,7 +117,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             require("inspect", beside)
         self._owner.admit()
         self._check_limits(wanted)
-        await self._pace.turn()
+        await self._pace.turn(caller_name())
         with self._starts.creating():
             return await self._create(request, queue_id, wanted, beside, shards)
 
@@ -228,7 +228,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._owner.admit()
         queue = await self._owner.find(queue_id)
         self._check_limits(changed(queue.settings, changes), queue.settings)
-        await self._pace.turn()
+        await self._pace.turn(caller_name())
 
         def update(now_ms: int) -> Queue:
             current = self._current(queue_id, request.queue.etag)
@@ -251,7 +251,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self, request: queue_pb2.DeleteQueueRequest, context: Any
     ) -> queue_pb2.DeleteQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
-        await self._pace.turn()
+        await self._pace.turn(caller_name())
 
         def delete(now_ms: int) -> Queue:
             queue = self._current(queue_id, request.etag)

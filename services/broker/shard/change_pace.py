@@ -3,7 +3,9 @@
 A change takes 3 ms of the broker's event loop, 1 ms of the router's, and two writes; more where the
 machine is slow. If callers make as many as they can, a message takes five times as long from
 publish to delivery as on a quiet instance (decision 0053). So changes come at a limited rate, and
-at a lower one where they and all else keep the loop busy: behind each the loop rests first.
+at a lower one where they and all else keep the loop busy: behind each the loop rests first. The
+principals whose changes wait have turns one after the other, so none of them waits for all that
+another asks for.
 Pausing and resuming are not limited: an operator may be in a hurry.
 """
 
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +44,61 @@ _WAITED = Path("/proc/thread-self/schedstat")
 """Linux: the second number is for how many ns the thread waited for a processor."""
 
 
+class FairLock:
+    """A lock for which lines wait: they get it in turn, each for its first that waits."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        # Those that have just got the lock are no longer in here. No line is empty.
+        self._lines: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def held(self, line: str) -> AsyncIterator[None]:
+        """Wait in a line for the lock, and hold it."""
+        if self._is_held:
+            await self._wait(line)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, line: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(line, {})[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(line, turn)
+            else:  # It got the lock at the same moment.
+                self._pass_on()
+            raise
+
+    def _leave(self, line: str, turn: asyncio.Future[None]) -> None:
+        del self._lines[line][turn]
+        if not self._lines[line]:
+            del self._lines[line]
+
+    def _pass_on(self) -> None:
+        """Give the lock to the next line; that line then waits behind the others.
+
+        Who cancels a waiter has to let it run before it leaves: it is passed over.
+        """
+        for line, waiting in list(self._lines.items()):
+            turn = next((one for one in waiting if not one.done()), None)
+            if turn is None:
+                continue
+            self._lines.move_to_end(line)
+            self._leave(line, turn)
+            turn.set_result(None)
+            return
+        self._is_held = False
+
+
 class ChangePace:
-    """Lets changes through at a limited rate; the others wait in the order of their arrival."""
+    """Lets changes through at a limited rate; the others wait, in the order of their arrival among
+    those of one principal."""
 
     def __init__(
         self,
@@ -58,14 +115,14 @@ class ChangePace:
         self._rest_s = SLOWER_MAX / per_s
         self._busy_ns = busy_ns or thread_busy_ns
         self._last: tuple[int, int] | None = None
-        self._next = asyncio.Lock()  # The limiter alone lets a late caller overtake waiting ones.
+        self._next = FairLock()  # The limiter alone lets a late caller overtake waiting ones.
         self._per_s = per_s
         self._wait_s = wait_s
 
-    async def turn(self) -> None:
-        """Wait for the turn of one change. Raises ResourceExhausted."""
+    async def turn(self, principal: str) -> None:
+        """Wait for the turn of one change of this principal. Raises ResourceExhausted."""
         try:
-            async with asyncio.timeout(self._wait_s), self._next:
+            async with asyncio.timeout(self._wait_s), self._next.held(principal):
                 await self._limiter.acquire()
                 await self._rest()
         except TimeoutError:

@@ -200,11 +200,10 @@ class Rig:
         self.signals = Signals()
         config = config_of(
             BrokerConfig,
-            queue_changes_per_s=1_000_000,
             root="memory:///",
             port=0,
             shard=shard,
-            **{"drain_ms": 2000, **(settings or {})},
+            **{"drain_ms": 2000, "queue_changes_per_s": 1_000_000, **(settings or {})},
         )
         self.service = BrokerService(
             config,

@@ -149,13 +149,18 @@ def write_policy(folder: Path, limits: Mapping[str, int]) -> None:
 
 
 @asynccontextmanager
-async def limited(folder: Path, data: Path | None = None, **limits: int) -> AsyncIterator[Limited]:
+async def limited(
+    folder: Path,
+    data: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **limits: int,
+) -> AsyncIterator[Limited]:
     write_policy(folder, limits)
     tokens = {"tokens": [TOKENS(name).entry for name in NAMES]}
     (folder / "tokens.yaml").write_text(yaml.safe_dump(tokens))
     access = {name: str(folder / f"{name[7:]}.yaml") for name in ("access_policy", "access_tokens")}
     async with (
-        running(data, settings=access) as rig,
+        running(data, settings={**access, **(settings or {})}) as rig,
         grpc.aio.insecure_channel(rig.running.address) as channel,
     ):
         yield Limited(rig, channel, folder)
@@ -378,6 +383,23 @@ async def test_filters_cost_so_much_each_and_together(tmp_path: Path) -> None:
         await made.shop.update("b", filter=CHEAP)
         await refused(made.shop.create("d", filter=COSTLY), "filter_cost_sum")
         await made.ops.create("d", filter=f"{COSTLY} || {COSTLY}")
+
+
+async def test_a_change_of_a_queue_does_not_wait_for_all_that_another_principal_asks_for(
+    tmp_path: Path,
+) -> None:
+    async with limited(tmp_path, settings={"queue_changes_per_s": 10}) as made:
+        for caller, name in ((made.shop, "orders"), (made.ops, "bills")):
+            await caller.create(name)
+        mine = [asyncio.create_task(made.shop.update("orders", max_attempts=3)) for _ in range(100)]
+        await asyncio.wait(mine, return_when=asyncio.FIRST_COMPLETED)
+
+        await made.ops.update("bills", max_attempts=3)
+
+        assert not all(one.done() for one in mine)
+        for one in mine:
+            one.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
 
 
 async def test_many_at_once_get_no_more_than_one_may_have(tmp_path: Path) -> None:
