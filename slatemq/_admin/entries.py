@@ -34,7 +34,7 @@ from slatemq._consume.handles import (
     shard_of_handle,
 )
 from slatemq._requests import message_of
-from slatemq._rpc.peers import ATTEMPT_S, NOT_TAKEN, CallOptions, Method
+from slatemq._rpc.peers import ATTEMPT_S, QUEUE_MOVING, REFUSED, CallOptions, Method
 from slatemq._rpc.queue_locations import ANSWER_S, Calls, bounded
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import (
@@ -71,11 +71,6 @@ PAGE_SIZE = 1000
 
 SEARCH_S = 3600.0
 """The limit of a search, by a handle without a place or for a message in all queues."""
-
-QUEUE_MOVING: Final = "QUEUE_MOVING"
-
-REFUSED: Final = NOT_TAKEN | {QUEUE_MOVING}
-"""Reasons of tries that cannot have changed an entry."""
 
 
 class EntryCalls(Calls):

@@ -92,6 +92,12 @@ NOT_TAKEN = NOT_REACHED | {"STARTING", "STANDBY", "NOT_SERVING"}
 """Reasons of calls that cannot have taken effect: also those that a process gives which lets no
 calls in. What ends calls that it has let in has others (DRAINING, STOPPING)."""
 
+QUEUE_MOVING = "QUEUE_MOVING"
+"""The reason of a call about a queue that moves to another shard."""
+
+REFUSED = NOT_TAKEN | {QUEUE_MOVING}
+"""Reasons of calls about a queue that cannot have changed anything."""
+
 PROOF_RENEWED = "PROOF_RENEWED"
 """The reason of a call's end where the client has another token or certificate by now."""
 
@@ -352,7 +358,7 @@ class Peers:
                 on_failure(problem)
             if not isinstance(problem, ResourceExhausted):
                 self.forget()
-                if not repeat_unknown:
+                if not repeat_unknown and problem.reason not in REFUSED:
                     raise problem
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)

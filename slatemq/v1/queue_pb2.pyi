@@ -134,7 +134,7 @@ class Queue(_message.Message):
     """Output only. The shard's config revision with which this queue last changed."""
     etag: _builtins.str
     """Set in responses. In an update or delete: the etag last seen, so that no other change is
-    overwritten; empty = any.
+    overwritten; empty = any. A move of the queue to another shard does not change it.
     """
     created_at_ms: _builtins.int
     """Output only. When the queue was created."""

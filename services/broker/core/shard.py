@@ -288,7 +288,7 @@ class Shard:
         """Takes in a queue that has come from another shard, or does not leave this one after all.
 
         `ranges` have open ends. It begins in quarantine: see `settle`. Its revision is above all
-        that it ever had, so that no etag comes twice.
+        that it ever had.
         """
         self.revision = max(self.revision, settings.revision)
         revision = self.revision + 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, check
@@ -58,6 +60,9 @@ CHANGES_BYTES_MAX = 1 << 20
 
 PARTITIONS_MAX = 1000
 """Partitions of one queue at most: a claim of its name, and a look for it, name all shards."""
+
+ETAG_BYTES = 8
+"""Two states of a queue do not share one by chance."""
 
 BEING_CREATED = "its partitions are being created; if that broke off, create it again"
 """The quarantine in which a partition begins."""
@@ -207,8 +212,16 @@ _EXPRESSIONS: Final[dict[str, Literal["bool", "int"]]] = {"filter": "bool", "pri
 
 
 def etag_of(settings: QueueSettings) -> str:
-    """Changes with every change of the settings."""
-    return f"{settings.revision:x}"
+    """Changes with every change of the settings, and not where the queue moves.
+
+    It comes from what they are, since shards count their revisions apart.
+    """
+    content = repr(_EDITABLE(settings)).encode()
+    return hashlib.blake2s(content, digest_size=ETAG_BYTES).hexdigest()
+
+
+_EDITABLE = attrgetter(*SETTINGS, "paused", "created_at_ms", "updated_at_ms")
+"""What callers change, and when the queue and they were."""
 
 
 def with_counts(queue: Queue, shard: int, now_ms: int, replay: Ranges) -> queue_pb2.Queue:

@@ -277,6 +277,7 @@ async def test_a_queue_re_created_is_empty_and_refuses_the_old_leases() -> None:
 
         await delete(rig)
         await swept(rig)
+        rig.clock.advance(1)
         second = await rig.create()
 
         assert second.etag != first.etag
