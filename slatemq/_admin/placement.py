@@ -25,6 +25,9 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 CHOICES: Final = 2
 
+SHARD_DRAINING: Final = "SHARD_DRAINING"
+"""The reason where a shard takes no new queues."""
+
 ANSWER_S: Final = 1.0
 """A broker that needs longer to say what it has to do has too much to do."""
 
@@ -57,7 +60,7 @@ async def least_loaded(peers: Peers, beside: Collection[int] = ()) -> int:
                 problem = answer
             elif answer.draining:
                 problem = FailedPrecondition(
-                    "SHARD_DRAINING", "no broker that answers takes new queues: all are drained"
+                    SHARD_DRAINING, "no broker that answers takes new queues: all are drained"
                 )
             else:
                 found.append((answer.load, shard))
@@ -92,7 +95,7 @@ async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
         silent_count = sum(isinstance(answer, SlateMQError) for answer in answers)
         if len(loads) + silent_count < count:
             raise FailedPrecondition(
-                "SHARD_DRAINING",
+                SHARD_DRAINING,
                 f"{count} partitions need as many broker shards, and of {len(shards)} all but "
                 f"{len(loads) + silent_count} are being drained",
             )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, TypeVar, Unpack
 
 import grpc.aio
 
 from slatemq._admin.entry_models import EntryState, StateName, state_wire
 from slatemq._admin.merging import merged
-from slatemq._admin.placement import least_loaded, least_loaded_of_all
+from slatemq._admin.placement import SHARD_DRAINING, least_loaded, least_loaded_of_all
 from slatemq._admin.queue_models import (
     ETAGS_BETWEEN,
     Backoff,
@@ -25,13 +26,20 @@ from slatemq._admin.queue_models import (
 )
 from slatemq._checks import check_kind, check_text, check_whole, iterable, moved
 from slatemq._requests import check_field, fields_of, message_of
-from slatemq._rpc.peers import NOT_TAKEN, Method, errors_translated
+from slatemq._rpc.peers import (
+    NOT_TAKEN,
+    PEER_UNKNOWN,
+    Method,
+    errors_translated,
+    raise_unknown,
+)
 from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, is_absent
 from slatemq.errors import (
     INCOMPLETE,
     Aborted,
     AlreadyExists,
     DeadlineExceeded,
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     SlateMQError,
@@ -57,6 +65,9 @@ Start = Time | Literal["now", "beginning"]
 """The time from which a new queue gets messages."""
 
 PAGE_SIZE = 1000
+
+CHOOSE_AGAIN = NOT_TAKEN | {PEER_UNKNOWN}
+"""Reasons for which a new queue goes to another shard than the one that was asked."""
 
 PARTITIONS_MAX = (1 << 31) - 1
 """What a request can name; the brokers that there are allow fewer."""
@@ -120,25 +131,36 @@ class QueueCalls(Calls):
             nonlocal chosen, tries
             if chosen is None:
                 chosen = await self._shard_for(with_queue, shard)
-            stub = QueueServiceStub(await self._peers.broker(chosen))
-            tries += 1
             try:
                 with errors_translated():
+                    stub = QueueServiceStub(await self._peers.broker(chosen))
+                    tries += 1
                     response = await stub.CreateQueue(request, timeout=timeout)
             except Unavailable as error:
-                if error.reason in NOT_TAKEN:
+                if error.reason in CHOOSE_AGAIN:
                     chosen = None  # Nothing was created: try another broker.
                 raise
             self._locations.note(queue_id, (chosen,))
             return queue_of(response.queue)
 
-        try:
-            return await self._peers.call(attempt)
-        except AlreadyExists:
-            # The first try may have created it, and its response got lost.
-            if tries > 1 and _is_as_asked(found := await self.get_queue(queue_id), request.queue):
-                return found
-            raise
+        while True:
+            try:
+                return await self._peers.call(attempt)
+            except AlreadyExists:
+                # The first try may have created it, and its response got lost.
+                if tries > 1:
+                    found = await self.get_queue(queue_id)
+                    if _is_as_asked(found, request.queue):
+                        return found
+                raise
+            except (FailedPrecondition, NotFound) as error:
+                refused = chosen
+                if refused is None or not _is_misplaced(error, with_queue):
+                    raise
+                tries -= 1  # That one has created nothing.
+                chosen = await self._peers.call(lambda _: self._shard_for(with_queue, shard))
+                if chosen == refused:
+                    raise
 
     async def _create_partitions(
         self, request: queue_pb2.CreateQueueRequest, with_queue: str
@@ -147,29 +169,91 @@ class QueueCalls(Calls):
 
         A repeat after any step goes on with what was begun.
         """
-        count = request.queue.partition.count
-        shards = await self._peers.call(lambda _: self._shards_for(count, with_queue))
-        try:
-            await self._create_partition(request, shards, 0)
-        except AlreadyExists:
-            # Begun before, or by a try whose response got lost: on the shards of its claim.
-            shards = await self._locations.shards_of(request.queue.queue_id, fresh=True)
-            if not await self._is_begun(request, shards[0]):
-                raise
+        shards = await self._begin(request, with_queue)
         others = range(1, len(shards))
-        await asyncio.gather(*(self._create_partition(request, shards, one) for one in others))
-        self._locations.note(request.queue.queue_id, tuple(shards))
+        problems = await asyncio.gather(*(self._try_partition(request, shards, n) for n in others))
+        for index, problem in zip(others, problems, strict=True):
+            if problem is not None:
+                shards = await self._create_elsewhere(request, shards, index, problem)
+        self._locations.note(request.queue.queue_id, shards)
         opened = await asyncio.gather(*(self._open(request, one) for one in others))
         return joined([await self._open(request, 0), *opened])
 
-    async def _is_begun(self, request: queue_pb2.CreateQueueRequest, shard: int) -> bool:
-        """Whether partition 0 is on this shard as wanted, and its queue not open yet."""
+    async def _begin(
+        self, request: queue_pb2.CreateQueueRequest, with_queue: str
+    ) -> tuple[int, ...]:
+        """Creates partition 0, unless a creation that broke off has; returns the shards of all."""
+        count = request.queue.partition.count
+        refused: int | None = None
+        while True:
+            shards: tuple[int, ...] = ()
+            try:
+                shards = await self._peers.call(lambda _: self._shards_for(count, with_queue))
+                await self._create_partition(request, shards, 0)
+            except SlateMQError as error:
+                is_misplaced = _is_misplaced(error, with_queue)
+                if not is_misplaced and not isinstance(error, AlreadyExists):
+                    raise
+                # It may be begun, before or by a try whose response got lost.
+                if begun := await self._begun(request):
+                    return begun
+                if not is_misplaced or not shards or shards[0] == refused:
+                    raise
+                refused = shards[0]
+            else:
+                return shards
+
+    async def _try_partition(
+        self, request: queue_pb2.CreateQueueRequest, shards: Sequence[int], index: int
+    ) -> SlateMQError | None:
+        """As `_create_partition`; returns the error where another shard may take the partition."""
+        try:
+            await self._create_partition(request, shards, index)
+        except SlateMQError as error:
+            if not _is_misplaced(error, request.with_queue_id):
+                raise
+            return error
+        return None
+
+    async def _create_elsewhere(
+        self,
+        request: queue_pb2.CreateQueueRequest,
+        shards: tuple[int, ...],
+        index: int,
+        problem: SlateMQError,
+    ) -> tuple[int, ...]:
+        """Creates a partition on another shard than the claim has for it; returns those of all.
+
+        Raises `problem`, for which the claim's shard does not take it, where there is no other.
+        """
+        found: SlateMQError | None = problem
+        while found is not None:
+            choose = partial(self._other_shard, request.with_queue_id, shards, index)
+            chosen = await self._peers.call(choose)
+            if chosen in shards:
+                raise found
+            shards = (*shards[:index], chosen, *shards[index + 1 :])
+            found = await self._try_partition(request, shards, index)
+        return shards
+
+    async def _other_shard(
+        self, with_queue: str, shards: Sequence[int], index: int, _: float
+    ) -> int:
+        """The shard for a partition that that of the claim does not take."""
+        if with_queue:
+            return (await self._shards_beside(with_queue, len(shards)))[index]
+        return await least_loaded(self._peers, shards)
+
+    async def _begun(self, request: queue_pb2.CreateQueueRequest) -> tuple[int, ...] | None:
+        """The shards of such a queue, of which partition 0 exists, and which is not open yet."""
         wanted = request.queue
         try:
-            first = await self._get_part(wanted.queue_id, shard)
+            shards = await self._locations.shards_of(wanted.queue_id, fresh=True)
+            first = await self._get_part(wanted.queue_id, shards[0])
         except NotFound:
-            return False  # A deletion broke off.
-        return first.quarantine.being_created and _is_as_asked(joined([first]), wanted)
+            return None  # There is none, or a deletion broke off.
+        is_begun = first.quarantine.being_created and _is_as_asked(joined([first]), wanted)
+        return shards if is_begun else None
 
     async def _create_partition(
         self, request: queue_pb2.CreateQueueRequest, shards: Sequence[int], index: int
@@ -181,7 +265,10 @@ class QueueCalls(Calls):
         mine.broker_shards.extend(shards)
         try:
             await self._peers.ask_broker(
-                shards[index], lambda channel: QueueServiceStub(channel).CreateQueue, mine
+                shards[index],
+                lambda channel: QueueServiceStub(channel).CreateQueue,
+                mine,
+                on_failure=raise_unknown,
             )
         except AlreadyExists:
             if not index:
@@ -214,7 +301,7 @@ class QueueCalls(Calls):
         return await least_loaded_of_all(self._peers, count)
 
     async def _shards_beside(self, with_queue: str, count: int) -> tuple[int, ...]:
-        shards = await self._locations.shards_of(with_queue)
+        shards = await self._locations.shards_of(with_queue, fresh=True)
         if len(shards) != count:
             raise InvalidArgument(
                 "partitions", f"must be {len(shards)}, as many as queue {with_queue!r} has"
@@ -364,12 +451,16 @@ class QueueCalls(Calls):
 
         try:
             request.etag = etags[0] if etags else ""
-            first = await self._locations.outcome(queue_id, attempt, 0)
-            if isinstance(first, SlateMQError) and not is_absent(first, queue_id):
+            first = await self._locations.outcome(queue_id, attempt, 0, on_failure=raise_unknown)
+            is_unknown = first is not None and first.reason == PEER_UNKNOWN
+            if first is not None and not is_unknown and not is_absent(first, queue_id):
                 raise first
             # Without partition 0 the queue is given up: the others follow, however they changed.
             request.etag = ""
             deleted = [first, *await self._delete_others(queue_id, attempt)]
+            if is_unknown:  # If its shard was removed, the last of the others has freed the name.
+                request.etag = etags[0] if etags else ""
+                deleted[0] = await self._locations.outcome(queue_id, attempt, 0)
             problem = next((one for one in deleted if one and not is_absent(one, queue_id)), None)
             if problem is not None:
                 raise problem
@@ -484,6 +575,14 @@ class QueueCalls(Calls):
             self._peers.router, lambda channel: RouterServiceStub(channel).Explain, request
         )
         return [Explanation(**fields_of(queue, Explanation)) for queue in response.queues]
+
+
+def _is_misplaced(error: SlateMQError, with_queue: str) -> bool:
+    """Whether a shard takes no new queue that another may take.
+
+    It is drained or was removed, or the queue beside which the new one is to be is elsewhere.
+    """
+    return error.reason in (SHARD_DRAINING, PEER_UNKNOWN) or is_absent(error, with_queue)
 
 
 def _get_queue(

@@ -79,6 +79,9 @@ NOT_CONNECTED = "NOT_CONNECTED"
 WRONG_SERVICE = "WRONG_SERVICE"
 """The reason of a call that got to a process of another kind."""
 
+PEER_UNKNOWN = "PEER_UNKNOWN"
+"""The reason of a call to a shard that the topology lacks."""
+
 PEER_SILENT = "PEER_SILENT"
 """The reason of a call whose server answered no ping: it may have been silent for `SILENCE_S`."""
 
@@ -261,7 +264,7 @@ class Peers:
     def _of(self, service: str, addresses: Any, shard: int) -> grpc.aio.Channel:
         if shard not in addresses:
             self.forget()
-            raise Unavailable(f"no {service} {shard} is known", reason="PEER_UNKNOWN")
+            raise Unavailable(f"no {service} {shard} is known", reason=PEER_UNKNOWN)
         return self.at(addresses[shard])
 
     # --- Calls --------------------------------------------------------------
@@ -416,6 +419,12 @@ def pause_s(error: SlateMQError | None, backoff_s: float) -> float:
     """How long to wait before the next try: never sooner than asked, nor all at the same moment."""
     asked_s = (getattr(error, "retry_after_ms", 0) or 0) / 1000
     return max(asked_s, backoff_s * random.uniform(0.5, 1.0)) + asked_s * random.uniform(0, 0.2)
+
+
+def raise_unknown(error: SlateMQError) -> None:
+    """For calls that are not repeated where the topology lacks the shard: `on_failure`."""
+    if error.reason == PEER_UNKNOWN:
+        raise error
 
 
 def connect_s(call_s: float) -> float:

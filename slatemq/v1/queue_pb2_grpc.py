@@ -135,7 +135,10 @@ class QueueServiceServicer:
         creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
         says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
         with another `broker_shard` means that the name is another queue's, or that the queue has
-        partitions on other shards than named, or another count of them.
+        partitions on other shards than named, or another count of them. A partition other than 0 that
+        does not exist yet may be created on another shard than its claim has, where that one is
+        drained or was removed: with that shard in place of it, and the rest of `broker_shards` as
+        claimed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

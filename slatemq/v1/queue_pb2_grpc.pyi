@@ -67,7 +67,10 @@ class QueueServiceStub:
     creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
     says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
     with another `broker_shard` means that the name is another queue's, or that the queue has
-    partitions on other shards than named, or another count of them.
+    partitions on other shards than named, or another count of them. A partition other than 0 that
+    does not exist yet may be created on another shard than its claim has, where that one is
+    drained or was removed: with that shard in place of it, and the rest of `broker_shards` as
+    claimed.
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
@@ -195,7 +198,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
     says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
     with another `broker_shard` means that the name is another queue's, or that the queue has
-    partitions on other shards than named, or another count of them.
+    partitions on other shards than named, or another count of them. A partition other than 0 that
+    does not exist yet may be created on another shard than its claim has, where that one is
+    drained or was removed: with that shard in place of it, and the rest of `broker_shards` as
+    claimed.
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
@@ -326,7 +332,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
         says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
         with another `broker_shard` means that the name is another queue's, or that the queue has
-        partitions on other shards than named, or another count of them.
+        partitions on other shards than named, or another count of them. A partition other than 0 that
+        does not exist yet may be created on another shard than its claim has, where that one is
+        drained or was removed: with that shard in place of it, and the rest of `broker_shards` as
+        claimed.
         """
 
     @_abc_1.abstractmethod

@@ -133,10 +133,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         starts = await self._starts.find(request, now_ms)
 
         def check(_: int) -> None:
-            self._drain.check_open()
             moves = self._owner.shard.moves
             if queue_id in self._owner.shard.queues or moves.is_leaving(queue_id):
                 raise AlreadyExists("queue", queue_id)
+            self._drain.check_open()
             if queue_id in moves.arrivals:
                 raise moving(queue_id)
             self._check_limits(wanted)

@@ -21,9 +21,10 @@ removed has no queue, and needs no name.
 A partitioned queue is claimed for the shards of all partitions at once, by the creation of
 partition 0: no other shard of the claim before may have such a queue then, nor one that it lists,
 which a former queue may have left by a move (decision 0086). The creation of another partition
-makes the same claim once more, and only while partition 0 is there. So of two callers that create a
-queue of one name, the one that creates partition 0 decides which shards it has. Later only moves
-change them, each that of one partition.
+makes the same claim once more, and only while partition 0 is there; on another shard than the claim
+has for it, since that is drained or was removed, only where that one does not need the name. So of
+two callers that create a queue of one name, the one that creates partition 0 decides which shards
+it has. Later only moves change them, each that of one partition.
 """
 
 from __future__ import annotations
@@ -117,10 +118,13 @@ class UniqueNames:
             listed = () if claim == UNCLAIMED else shards
             for shard in sorted({*claim.broker_shards, *listed} - {self._shard}):
                 await self._check_unused(queue_id, shard)
-        elif claim.broker_shards != shards:
-            raise _exists_on(queue_id, claim.broker_shards)
         else:
             index = shards.index(self._shard)
+            before = claim.broker_shards[index : index + 1]
+            if claim.broker_shards != (*shards[:index], *before, *shards[index + 1 :]):
+                raise _exists_on(queue_id, claim.broker_shards)
+            if before != (self._shard,):
+                await self._check_unused(queue_id, *before)
             return await self._names.place(queue_id, index, self._shard, claim)
         return await self._names.claim(queue_id, shards, claim)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,16 @@ async def two_brokers(folder: Path) -> AsyncIterator[tuple[Rig, Rig]]:
     async with running(folder, shard=0) as first, running(folder, shard=1) as second:
         await introduce(first, second)
         yield first, second
+
+
+@asynccontextmanager
+async def brokers(folder: Path, count: int = 4) -> AsyncIterator[Sequence[Rig]]:
+    async with AsyncExitStack() as stack:
+        rigs = [
+            await stack.enter_async_context(running(folder, shard=shard)) for shard in range(count)
+        ]
+        await introduce(*rigs)
+        yield rigs
 
 
 def shard_of(rig: Rig) -> int:
@@ -60,6 +70,15 @@ async def move(source: Rig, target: Rig, queue_id: str = "q") -> None:
     """Moves a queue; returns when it has arrived, and its former shard has none of it."""
     await begin_move(source, target, queue_id)
     await gone(source, queue_id)
+
+
+async def remove(rig: Rig) -> None:
+    """Removes a shard that has nothing."""
+    shards = shard_pb2_grpc.ShardServiceStub(rig.channel)
+    await shards.DrainShard(shard_pb2.DrainShardRequest())
+    database = f"broker/{shard_of(rig)}"
+    await shards.RemoveShard(shard_pb2.RemoveShardRequest(database=database))
+    await rig.ended
 
 
 async def gone(source: Rig, queue_id: str = "q") -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,9 @@ import pytest
 import slatemq
 from slatemq._rpc import queue_locations
 from slatemq.errors import NotFound
-from slatemq.v1 import consumer_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
-from tests.integration.broker.moves.movers import move, shard_of
-from tests.integration.broker.rig import Rig, introduce, refusal, running
-
-SHARDS = 4
-
-
-@asynccontextmanager
-async def brokers(folder: Path) -> AsyncIterator[Sequence[Rig]]:
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(running(folder, shard=shard)) for shard in range(SHARDS)
-        ]
+from slatemq.v1 import consumer_pb2, queue_pb2
+from tests.integration.broker.moves.movers import brokers, move, remove
+from tests.integration.broker.rig import Rig, introduce, refusal
 
 
 async def located(rig: Rig, queue_id: str, *, fresh: bool = False) -> list[int]:
@@ -39,15 +28,6 @@ async def relocate(rigs: Sequence[Rig], queue_id: str, source: int, target: int)
     await rigs[target].create(queue_id)
 
 
-async def remove(rig: Rig) -> None:
-    """Removes a shard that has nothing."""
-    shards = shard_pb2_grpc.ShardServiceStub(rig.channel)
-    await shards.DrainShard(shard_pb2.DrainShardRequest())
-    database = f"broker/{shard_of(rig)}"
-    await shards.RemoveShard(shard_pb2.RemoveShardRequest(database=database))
-    await rig.ended
-
-
 def remembering(rigs: Sequence[Rig], queue_id: str) -> list[Rig]:
     return [rig for rig in rigs if queue_id in rig.broker.placement.locations._known]
 
@@ -56,7 +36,7 @@ async def test_every_broker_says_where_a_queue_is(tmp_path: Path) -> None:
     async with brokers(tmp_path) as rigs:
         await rigs[2].create("q")
 
-        assert [await located(rig, "q") for rig in rigs] == [[2]] * SHARDS
+        assert [await located(rig, "q") for rig in rigs] == [[2]] * len(rigs)
         code, reason, _ = await refusal(located(rigs[0], "absent"))
         assert (code.name, reason) == ("NOT_FOUND", "QUEUE_NOT_FOUND")
 
@@ -66,7 +46,10 @@ async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(
 ) -> None:
     # A broker that is slow to answer is not the only one that is asked
     monkeypatch.setattr(queue_locations, "STAGGER_S", 60.0)
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         await rigs[3].create("q")
 
         for _ in range(3):
@@ -76,7 +59,10 @@ async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(
 
 
 async def test_a_client_knows_where_the_queue_is_that_it_has_created(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         created = await client.create_queue("q")
 
         assert (await client.get_queue("q")).broker_shard == created.broker_shard
@@ -86,7 +72,10 @@ async def test_a_client_knows_where_the_queue_is_that_it_has_created(tmp_path: P
 async def test_a_queue_is_found_once_it_exists_though_brokers_remember_that_it_did_not(
     tmp_path: Path,
 ) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         for rig in rigs:
             await refusal(located(rig, "q"))
         await rigs[1].create("q")
@@ -111,7 +100,10 @@ async def test_the_refusal_of_a_call_to_the_wrong_shard_names_the_right_one(tmp_
 
 
 async def test_a_client_follows_a_queue_that_has_changed_its_shard(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         await rigs[1].create("q")
         assert (await client.get_queue("q")).broker_shard == 1
         await relocate(rigs, "q", source=1, target=2)
@@ -124,21 +116,19 @@ async def test_a_client_follows_a_queue_that_has_changed_its_shard(tmp_path: Pat
 
 
 async def test_a_queue_is_found_though_the_shard_is_removed_on_which_it_was(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs:
-        await introduce(*rigs)
-        async with slatemq.connect(rigs[0].running.address) as client:
-            # Given a client and brokers that remember a queue where it was before a move
-            await rigs[2].create("q")
-            assert (await client.get_queue("q")).broker_shard == 2
-            for rig in rigs:
-                assert await located(rig, "q") == [2]
-            await move(rigs[2], rigs[1])
-            await remove(rigs[2])
-            left = [rigs[0], rigs[1], rigs[3]]
-            await introduce(*left)
+    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+        # Given a client and brokers that remember a queue where it was before a move
+        await rigs[2].create("q")
+        assert (await client.get_queue("q")).broker_shard == 2
+        for rig in rigs:
+            assert await located(rig, "q") == [2]
+        await move(rigs[2], rigs[1])
+        await remove(rigs[2])
+        left = [rigs[0], rigs[1], rigs[3]]
+        await introduce(*left)
 
-            assert (await client.get_queue("q")).broker_shard == 1
-            assert [await located(rig, "q") for rig in left] == [[1]] * 3
+        assert (await client.get_queue("q")).broker_shard == 1
+        assert [await located(rig, "q") for rig in left] == [[1]] * 3
 
 
 async def test_a_client_asks_for_a_fresh_answer_where_one_names_a_shard_that_it_does_not_know(
@@ -146,7 +136,6 @@ async def test_a_client_asks_for_a_fresh_answer_where_one_names_a_shard_that_it_
 ) -> None:
     async with brokers(tmp_path) as rigs:
         # Given brokers that remember a shard which was removed, and have not heard of that
-        await introduce(*rigs)
         await rigs[2].create("q")
         for rig in rigs:
             assert await located(rig, "q") == [2]
@@ -162,7 +151,10 @@ async def test_a_client_asks_for_a_fresh_answer_where_one_names_a_shard_that_it_
 
 
 async def test_a_consumer_and_a_watch_begin_where_the_queue_is_now(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         # Given a client that knows where the queue was
         await rigs[1].create("q")
         assert (await client.get_queue("q")).broker_shard == 1
@@ -178,7 +170,10 @@ async def test_a_consumer_and_a_watch_begin_where_the_queue_is_now(tmp_path: Pat
 
 
 async def test_an_outdated_answer_is_asked_for_again(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         # Given brokers that all remember a queue where it is not any more
         await rigs[1].create("q")
         for rig in rigs:
@@ -191,7 +186,10 @@ async def test_an_outdated_answer_is_asked_for_again(tmp_path: Path) -> None:
 
 
 async def test_a_deleted_queue_is_not_found(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as rigs, slatemq.connect(rigs[0].running.address) as client:
+    async with (
+        brokers(tmp_path) as rigs,
+        slatemq.connect(rigs[0].running.address) as client,
+    ):
         await rigs[1].create("q")
         assert (await client.get_queue("q")).broker_shard == 1
         await rigs[1].queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="q"))
