@@ -234,11 +234,7 @@ class BatchConsumer(QueueConsumer):
         """Returns the batch of a caller that was interrupted while it took it."""
         self._ready.appendleft(batch)
 
-    async def close(self) -> None:
-        """Stops, and releases the batches that were not taken, without counting an attempt.
-
-        Waits for a broker that does not answer for 5 s at most.
-        """
+    async def _close(self) -> None:
         self._closed = True
         for part in self._parts:
             part.close()
@@ -249,8 +245,8 @@ class BatchConsumer(QueueConsumer):
         self._ready.clear()
         tokens = [lease.token for lease in leases if not lease.refused]
         self._keeper.drop_all(tokens)
-        self._on_close(self)
         await self._settle(tokens)
+        self._on_close(self)
 
     def _part(self, index: int) -> _Claims:
         return _Claims(self, index)

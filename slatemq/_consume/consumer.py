@@ -116,6 +116,7 @@ class QueueConsumer(ABC):
         self._closed = False
         self._parts: list[PartitionFetcher] = []
         self._on_close = on_close
+        self._closing: asyncio.Task[None] | None = None
         self._timeout_s = timeout_of(options.outage_timeout)
 
     def __reduce__(self) -> NoReturn:
@@ -130,8 +131,20 @@ class QueueConsumer(ABC):
     def __aiter__(self) -> Self:
         return self
 
+    async def close(self) -> None:
+        """Stops, and releases the messages that were not taken, without counting an attempt.
+
+        Keeps the leases of messages in work until they are finished or the client is closed. Waits
+        for a broker that does not answer for 5 s at most. Where its task is cancelled, it goes on
+        in the background.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+            self._origin.finisher.keep(self._closing)
+        await asyncio.shield(self._closing)
+
     @abstractmethod
-    async def close(self) -> None: ...
+    async def _close(self) -> None: ...
 
     @abstractmethod
     def _part(self, index: int) -> PartitionFetcher:
@@ -298,12 +311,7 @@ class Consumer(QueueConsumer):
         self._buffer.appendleft((message, lease, stream))
         self._arrived.set()
 
-    async def close(self) -> None:
-        """Stops, and releases the messages that were not taken, without counting an attempt.
-
-        Keeps the leases of messages in work until they are finished or the client is closed. Waits
-        for a broker that does not answer for 5 s at most.
-        """
+    async def _close(self) -> None:
         self._closed = True
         for stream in self._streams:
             stream.close()
@@ -316,9 +324,9 @@ class Consumer(QueueConsumer):
             tokens = [lease.token for _, lease, _ in self._buffer if not lease.refused]
             self._buffer.clear()
             self._keeper.drop_all(tokens)
-            self._on_close(self)
             await self._end_parts()
             await self._settle(tokens)
+            self._on_close(self)
 
     def _part(self, index: int) -> _Stream:
         stream = _Stream(self, index)
