@@ -89,8 +89,7 @@ def claim(
                 if error.reason != INGEST_DOWN or step == left:
                     raise
                 claimed = []  # There is time left, in which the ingest may come back.
-            for message in claimed:
-                show(session, message)
+            _show_all(session, claimed)
             if claimed and not printed:
                 _note_cut(queue, lease, claimed[0])
             printed += len(claimed)
@@ -101,6 +100,18 @@ def claim(
 
     if not session.call(work) and not session.json:
         note(f"nothing is available in {queue}")
+
+
+def _show_all(session: Session, claimed: Sequence[Received]) -> None:
+    """Prints messages; where that fails, the rest goes back: no caller knows their leases."""
+    shown_count = 0
+    try:
+        for message in claimed:
+            show(session, message)
+            shown_count += 1
+    finally:
+        for message in claimed[shown_count:]:
+            message.release_soon()
 
 
 def _note_cut(queue: str, lease: timedelta | None, message: Received) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slatemq import OutgoingMessage
 from tests.acceptance.local_stack import wait_until
 from tests.integration.cli.stack import COMMAND, Cli, Result
 
@@ -401,3 +402,22 @@ def test_consume_says_that_its_queue_is_paused(cli: Cli) -> None:
     # And nothing where it is not
     cli.ok("queue", "resume", "at-rest")
     assert cli.ok("consume", "at-rest", "--wait", "1s").err == ""
+
+
+def test_claim_gives_back_what_its_reader_does_not_take(cli: Cli, queue: str) -> None:
+    # Given more messages than a pipe holds, each of which fits into it
+    count, held_max = 400, 100
+    cli.client.publish_many([OutgoingMessage(bytes(4000), {"queue": queue})] * count)
+    wait_until(lambda: cli.counts(queue)["available_count"] == count, 60)
+
+    # When the reader of a claim leaves after the first one
+    with cli.start("claim", queue, "--max", str(count), "--json") as claiming:
+        assert claiming.stdout is not None
+        claiming.stdout.readline()
+        claiming.stdout.close()
+        assert claiming.wait(60) == 141
+
+    # Then the rest is available
+    counts = cli.counts(queue)
+    assert 0 < counts["in_flight_count"] < held_max
+    assert counts["in_flight_count"] + counts["available_count"] == count
