@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
@@ -135,7 +134,8 @@ def import_(session: Session, file: str) -> None:
     counts: Counter[str] = Counter()
 
     async def work() -> None:
-        with _opened(file) as (stream, name):
+        name = "stdin" if file == STDIN else file
+        with await in_thread(lambda: _opened(file)) as stream:
             size = os.fstat(stream.fileno()).st_size
             await in_thread(lambda: _check(stream, name))
             async with session.connect() as client:
@@ -159,19 +159,18 @@ def import_(session: Session, file: str) -> None:
         note(f"accepted, and not stored yet: {counts['accepted']}")
 
 
-@contextmanager
-def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The file, or a copy of stdin, which can be read twice; and its name for messages."""
-    with ExitStack() as stack:
-        stream: BinaryIO = sys.stdin.buffer
-        if file != STDIN:
-            stream = stack.enter_context(open(file, "rb"))
-        if file == STDIN or not stream.seekable():
-            copy = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(stream, copy)
-            copy.flush()
-            stream = copy
-        yield stream, "stdin" if file == STDIN else file
+def _opened(file: str) -> BinaryIO:
+    """The file, or a copy of what can be read only once, such as stdin. It may block."""
+    # A reader of our own: a thread left behind would keep Python's locked, and break the exit.
+    stream = open(0 if file == STDIN else file, "rb", closefd=file != STDIN)  # noqa: SIM115
+    if file != STDIN and stream.seekable():
+        return stream
+    copy = tempfile.TemporaryFile()  # noqa: SIM115
+    shutil.copyfileobj(stream, copy)
+    copy.flush()
+    if file != STDIN:
+        stream.close()
+    return copy
 
 
 def _check(stream: BinaryIO, name: str) -> None:

@@ -80,3 +80,25 @@ def test_a_command_without_its_packages_says_what_to_install(missing: str, tmp_p
     assert done.returncode == 1
     assert b"pip install '.[cli]'" in done.stderr
     assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_an_import_that_reads_its_input(number: signal.Signals, code: int) -> None:
+    # Given an import that has read more than a pipe holds, and waits for the rest
+    with subprocess.Popen(
+        [*COMMAND, "events", "import", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(bytes(1 << 20))
+        process.stdin.flush()
+
+        # When it is told to end
+        process.send_signal(number)
+
+        # Then it does
+        assert process.wait(SECONDS) == code
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
