@@ -27,6 +27,7 @@ from slatemq._consume import delivered
 from slatemq._consume.commands import Command
 from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, list_of, maker_of, method_of
 from slatemq._rpc.forks import check_can_connect
+from slatemq._rpc.outages import Outage
 from slatemq._rpc.peers import CALL_S
 from slatemq.credentials import Credentials
 from slatemq.errors import Unavailable
@@ -129,6 +130,16 @@ class Consumer(StreamFace[consuming.Consumer, Received]):
 
     close = method_of(consuming.Consumer.close)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the queue is paused, as of the last try; iterating waits for its end."""
+        return self._inner.paused
+
+    @property
+    def outage(self) -> Outage | None:
+        """See slatemq.Consumer.outage; for another thread than the one that iterates."""
+        return self._inner.outage
+
     def take(self) -> Received:
         """The next message; waits for it."""
         taken = self._loop.run(lambda: anext(self._inner), self._inner.requeue)
@@ -139,6 +150,11 @@ class BatchConsumer(StreamFace[batching.BatchConsumer, Batch]):
     """Batches of a queue as an iterator and context manager; see slatemq.BatchConsumer."""
 
     close = method_of(batching.BatchConsumer.close)
+
+    @property
+    def outage(self) -> Outage | None:
+        """See slatemq.BatchConsumer.outage; for another thread than the one that iterates."""
+        return self._inner.outage
 
     def take(self) -> Batch:
         """The next batch; waits for it."""
@@ -266,6 +282,11 @@ class DelayedWatch(StreamFace[watching.DelayedWatch, Entry]):
     close = method_of(watching.DelayedWatch.close)
 
     @property
+    def outage(self) -> Outage | None:
+        """See slatemq.DelayedWatch.outage; for another thread than the one that iterates."""
+        return self._inner.outage
+
+    @property
     def position(self) -> str:
         """Where a later watch goes on: behind the last answer that was taken in whole."""
         return self._inner.position
@@ -281,7 +302,10 @@ def _release(messages: list[delivered.Received]) -> None:
 
 
 class SyncClient(Face[asynchronous.Client]):
-    """See slatemq.Client: the same methods, each waiting for its result. For any thread."""
+    """See slatemq.Client: the same methods but `process`, each waiting for its result.
+
+    For any thread.
+    """
 
     publish = method_of(asynchronous.Client.publish)
     publish_many = method_of(asynchronous.Client.publish_many)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import slatemq.client
 import slatemq.sync
 from slatemq._consume.gathering import claim_from_all
 from slatemq._rpc.blocking import Loop
+from tests.acceptance.local_stack import wait_until
 from tests.integration.client.peers import Instance
 from tests.interrupts import interrupt, interrupts
 
@@ -97,3 +99,15 @@ def test_a_claim_whose_caller_was_interrupted_gives_back_what_it_brings(
         client.claim("q")
     # Then they go back, and no attempt is counted
     assert instance.broker.nacked == [(b"work", "", True)]
+
+
+def test_the_pause_of_a_queue_is_seen_while_another_thread_iterates(instance: Instance) -> None:
+    instance.broker.paused = True
+    with slatemq.sync.connect(instance.endpoint) as client, client.consume("q") as messages:
+        iterating = threading.Thread(target=list, args=[messages])
+        iterating.start()
+        wait_until(lambda: messages.paused, 60)
+        assert messages.outage is None
+        messages.close()
+        iterating.join(60)
+        assert not iterating.is_alive()
