@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ import grpc.aio
 
 from slatemq._publish.published import Published, published
 from slatemq._publish.shards import IngestShards, Liveness
-from slatemq._publish.streams import ATTEMPT_S, PublishStream, PublishStreams
+from slatemq._publish.streams import PublishStream, PublishStreams
 from slatemq._publish.wire import Runs
 from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
 from slatemq.errors import (
@@ -179,7 +180,8 @@ class Sender:
         bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
         while True:
             try:
-                return await self._peers.call(attempt, call_s=bound_s, attempt_s=ATTEMPT_S)
+                # A large request takes as long as the link needs: another try would begin again.
+                return await self._peers.call(attempt, call_s=bound_s, attempt_s=inf)
             except (ResourceExhausted, FailedPrecondition) as error:
                 # That shard stored nothing and never will; another one may.
                 if error.reason not in TAKES_NOTHING or shard is not None or chosen is None:

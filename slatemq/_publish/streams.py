@@ -33,7 +33,7 @@ from slatemq.errors import DeadlineExceeded, ResourceExhausted, SlateMQError, Un
 from slatemq.v1 import ingest_pb2
 
 ATTEMPT_S: Final = 30.0
-"""The limit of one try of a publish: it may have 64 MiB, and a store may be slow."""
+"""The limit of a request on a stream, which is small: then it is sent by a call."""
 
 BYTES_MAX: Final = 1 << 20
 """Larger requests are sent by calls, so that others do not wait behind them."""

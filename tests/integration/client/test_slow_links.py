@@ -14,7 +14,7 @@ import pytest
 import slatemq
 from slatemq.errors import Unavailable
 from tests.integration.client.links import Link
-from tests.integration.client.peers import Broker, Instance
+from tests.integration.client.peers import Broker, Ingest, Instance
 
 WAIT_S: Final = 120.0
 
@@ -124,3 +124,31 @@ async def test_a_claim_whose_answer_was_lost_returns_what_its_repeat_brings() ->
         broker.answers_claims.set()
         [message] = await claiming
     assert message.payload == b"more"
+
+
+class PublishedTo(Ingest):
+    """Notes how long the last publish may take."""
+
+    left_s: float = 0.0
+
+    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
+        left_s = context.time_remaining()
+        self.left_s = inf if left_s is None else left_s
+        return await super().Publish(request, context)
+
+
+@pytest.mark.parametrize("form", ["publish", "publish_many", "publish_batch"])
+async def test_a_try_of_a_large_publish_may_take_as_long_as_the_whole_call(form: str) -> None:
+    ingest = PublishedTo()
+    message = slatemq.OutgoingMessage(bytes(2 << 20))
+    async with (
+        Instance(ingest=ingest) as instance,
+        slatemq.connect(instance.endpoint, call_timeout=500) as client,
+    ):
+        if form == "publish":
+            await client.publish(message.payload)
+        elif form == "publish_many":
+            await client.publish_many([message])
+        else:
+            await client.publish_batch([message])
+    assert 300 < ingest.left_s < inf
