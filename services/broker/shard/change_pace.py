@@ -97,8 +97,7 @@ class FairLock:
 
 
 class ChangePace:
-    """Lets changes through at a limited rate; the others wait, in the order of their arrival among
-    those of one principal."""
+    """Lets changes through at a limited rate; those of one principal in the order they came."""
 
     def __init__(
         self,

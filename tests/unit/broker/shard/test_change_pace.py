@@ -74,7 +74,7 @@ async def test_no_principal_waits_for_all_changes_of_another() -> None:
     await asyncio.gather(*many, *few)
 
     # Then each has every third turn
-    came = [turn for turn in turns[30:] if turn.startswith("bills") or turn.startswith("news")]
+    came = [turn for turn in turns[30:] if turn.startswith(("bills", "news"))]
     assert came == ["bills1", "news1", "bills2", "news2"]
     assert turns.index("news2") - turns.index("bills1") == 4
     assert turns.index("news2") < 30 + 8
