@@ -7,6 +7,7 @@ needs no Spark. In reading order; a file imports only files above it:
 `walk`         The rows of a database, decoded; goes on behind what cannot be read
 `events`       Events that wait: numbered without a gap
 `message_ids`  Sets of message IDs that take little memory
+`dedupe_pairs` Dedupe keys and the rows of their ends: each names the other
 `ingests`      One ingest's database: the log, the payloads beside it
 `brokers`      One broker's database: queues, lists, counts, leases, cursors, the outbox
 `parquet_parts` Which dead letters the parts of the archive have

@@ -186,6 +186,7 @@ class BrokerCheck:
         if lists is not None:
             for needed in self._finish(kind, lists):
                 yield needed
+        self._check_revisions()
         self._check_empty()
         self._check_outbox()
         events.check()
@@ -453,7 +454,6 @@ class BrokerCheck:
         match row.key[1]:
             case RecordType.CONFIG_REVISION:
                 self._revision = value
-                self._check_revisions()
             case RecordType.ROUTING_CURSOR:
                 self.contents.cursors[row.parsed] = value
             case RecordType.REPLAY:
@@ -479,6 +479,8 @@ class BrokerCheck:
         return ()
 
     def _check_revisions(self) -> None:
+        if self.walk.name in self.walk.findings.unreadable:
+            return
         for queue, state in self._states.items():
             if state.created_revision > self._revision:
                 wrong = f"its revision is {state.created_revision}, the newest is {self._revision}"

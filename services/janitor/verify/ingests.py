@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from libs.storage.layout.ids import SeqBlock, message_id, sequence_of, shard_of
+from libs.storage.layout.ids import MAX_MESSAGE_ID, SeqBlock, message_id, sequence_of, shard_of
 from libs.storage.layout.keys import LAST_NUMBER, RecordType, key_head, log_range, payload_range
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.catalogue import KINDS
@@ -27,6 +27,7 @@ from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.states import RequestIdRecord
 from libs.storage.records.task_records import AppliedTask, WaitingTask
+from services.janitor.verify.dedupe_pairs import DedupePairs
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
@@ -148,6 +149,7 @@ class IngestCheck:
     _named_ids: dict[str, int] = field(default_factory=dict, init=False)
     """By the kind of record, the last message that one names."""
     _applied: AppliedRequests = field(default_factory=AppliedRequests, init=False)
+    _dedupe: DedupePairs = field(default_factory=DedupePairs, init=False)
 
     def __post_init__(self) -> None:
         self.contents = IngestContents(self.walk.name, self.walk.shard)
@@ -177,6 +179,7 @@ class IngestCheck:
                 else:
                     self._take(row, events)
         events.check()
+        self._check_dedupe()
         if not self.contents.clock_ms:
             self._add(Kind.ROW, "clock", "(the only one)", "every commit writes it, and it is gone")
 
@@ -198,10 +201,14 @@ class IngestCheck:
             case RecordType.EVENT_COUNTER:
                 events.counter = EventCounterRecord(*value)
             case RecordType.REQUEST_IDS:
+                self._check_first(row, value)
                 for request in value:
                     self._take_published(row, request)
             case RecordType.DEDUPE_KEY:
                 self._take_named(row, value.message_id)
+                self._dedupe.take_key(row.parsed, value)
+            case RecordType.DEDUPE_END:
+                self._dedupe.take_ends(row.parsed[0], value)
             case RecordType.TASK if isinstance(value, AppliedTask):
                 self._take_published(row, value)
                 self._applied.add(value.request, row.parsed)
@@ -209,6 +216,23 @@ class IngestCheck:
                 self._check_request(row)
             case RecordType.TASK if isinstance(value, WaitingTask) and not value.has_failed:
                 self.contents.waiting_tasks.add(row.parsed)
+
+    def _check_first(self, row: ReadRow, requests: list[RequestIdRecord]) -> None:
+        """A row is named by its first message; without a new one, by a number above all IDs."""
+        place, first = row.parsed.first_sequence, requests[0].first_message_id if requests else 0
+        if place != first and (first or place <= MAX_MESSAGE_ID):
+            wrong = f"it begins with message {first}: a repeat of the publish would not find it"
+            self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
+
+    def _check_dedupe(self) -> None:
+        if self.walk.name in self._findings.unreadable:
+            return
+        for key in self._dedupe.unnamed(self.contents.clock_ms):
+            wrong = "no row of the keys that end in its minute names it, so it would stay for ever"
+            self._add(Kind.REFERENCE, "dedupe key", key, wrong)
+        for key in self._dedupe.lost(self.contents.clock_ms):
+            wrong = f"it names the key {key}, which is gone: its message could be stored twice"
+            self._add(Kind.REFERENCE, "dedupe ends", "", wrong)
 
     def _check_request(self, row: ReadRow) -> None:
         """The task that it names was applied for it: both rows are of one commit.

@@ -134,6 +134,8 @@ class Verification:
     findings: Findings = field(default_factory=Findings, init=False)
     _ingests: dict[int, IngestContents] = field(default_factory=dict, init=False)
     _brokers: dict[int, BrokerContents] = field(default_factory=dict, init=False)
+    _needed: dict[str, set[int]] = field(default_factory=dict, init=False)
+    """By broker database, the ingests whose messages its queues have."""
     _removed: frozenset[str] = field(default=frozenset(), init=False)
     _done: int = field(default=0, init=False)
 
@@ -315,8 +317,10 @@ class Verification:
     def _compare_messages(self, name: str, needed: NeededMessages) -> None:
         missing: list[int] = []
         shardless: list[int] = []
+        named = self._needed.setdefault(name, set())
         for one in needed.ids:
             shard = shard_of(one)
+            named.add(shard)
             if f"ingest/{shard}" in self.findings.unreadable:
                 continue
             ingest = self._ingests.get(shard)
@@ -356,6 +360,7 @@ class Verification:
                 continue
             for shard, cursor in broker.cursors.items():
                 self._check_place(broker.name, "routing cursor", f"ingest {shard}", shard, cursor)
+            self._check_cursors(broker)
             for queue, ranges in broker.replays.items():
                 for part in ranges:
                     last = part.cursor if part.end == OPEN_END else part.end
@@ -365,6 +370,18 @@ class Verification:
         for ingest in self._ingests.values():
             if ingest.name not in self.findings.unreadable:
                 self._check_progress(ingest)
+
+    def _check_cursors(self, broker: BrokerContents) -> None:
+        """Messages of a log are in queues only up to its cursor, or behind it in a replay."""
+        replayed = {part.ingest_shard for ranges in broker.replays.values() for part in ranges}
+        needed = self._needed.get(broker.name, set())
+        for shard in sorted(needed - broker.cursors.keys() - replayed):
+            if f"ingest/{shard}" not in self._removed:
+                wrong = "queues have messages of its log, and the cursor is gone"
+                key = f"ingest {shard}"
+                self.findings.add(
+                    Kind.REFERENCE, broker.name, "routing cursor", key, wrong, advice=_LOST_CURSOR
+                )
 
     def _check_place(self, name: str, record: str, key: str, shard: int, place: int) -> None:
         if f"ingest/{shard}" in self._removed:
@@ -428,6 +445,11 @@ _GIVEN_UP: Final = (
 _NO_SHARD: Final = (
     "restore the ingest's database from a copy. If the shard was given up, this is expected: leave "
     "it, and never start a shard with that number"
+)
+
+_LOST_CURSOR: Final = (
+    "restore the broker's database from a copy that has it, before its process starts: all that is "
+    "left of the log would be routed again, and delivered twice"
 )
 
 _LOST_END: Final = (

@@ -12,22 +12,30 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.layout.ids import SeqBlock, encode_seq_block, message_id
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import (
+    CLOCK_KEY,
     ID_BLOCK_KEY,
     LOG_BOUNDS_KEY,
+    dedupe_ends_key,
     dedupe_key,
     outbox_counter_key,
     outbox_progress_key,
+    request_ids_key,
     task_key,
     task_request_key,
 )
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.task_folders import body_name, task_folder
-from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe
+from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe, encode_dedupe_ends
 from libs.storage.records.execution_records import OutboxCounter, encode_outbox_counter
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import encode_inline, encode_uri
-from libs.storage.records.states import encode_outbox_progress
+from libs.storage.records.states import (
+    RequestIdRecord,
+    encode_clock,
+    encode_outbox_progress,
+    encode_request_ids,
+)
 from libs.storage.records.task_records import (
     AppliedTask,
     TaskRequestRecord,
@@ -35,7 +43,8 @@ from libs.storage.records.task_records import (
     encode_task_record,
     encode_task_request,
 )
-from services.janitor.verify import ingests
+from services.ingest.write.request_ids import NAMES_FROM
+from services.janitor.verify import dedupe_pairs, ingests
 from services.janitor.verify.findings import Finding, Findings, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._admin.task_ids import TaskIds, parse_task_id
@@ -238,7 +247,7 @@ async def test_an_object_that_went_since_with_its_message_is_not_missing(
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("dedupe key", dedupe_key("k"), lambda one: encode_dedupe(DedupeRecord(one, 1 << 50))),
+        ("dedupe key", dedupe_key("k"), lambda one: encode_dedupe(DedupeRecord(one, 0))),
         ("task", TASK_KEY, lambda one: encode_task_record(AppliedTask(1, one, 1, 1))),
         (
             "task",
@@ -258,6 +267,78 @@ async def test_what_names_a_message_names_none_behind_the_end_of_the_log(
     assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", name)]
     await write(root, "ingest/0", (key, value(message_id(1, 1))))
     assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", name)]
+
+
+def request_ids(*first_ids: int) -> bytes:
+    return encode_request_ids(
+        [RequestIdRecord(f"request-{one}", one, 1, bytes(16)) for one in first_ids]
+    )
+
+
+@pytest.mark.parametrize(
+    ("first_sequence", "value", "is_right"),
+    [
+        (message_id(0, 1), request_ids(message_id(0, 1), message_id(0, 2)), True),
+        (message_id(0, 1), request_ids(message_id(0, 2)), False),
+        (NAMES_FROM, request_ids(0, message_id(0, 2)), True),
+        (NAMES_FROM + 7, request_ids(message_id(0, 2)), False),
+        (message_id(0, 1), request_ids(0), False),
+    ],
+)
+async def test_a_row_of_request_ids_begins_with_the_message_in_its_key(
+    root: Root, first_sequence: int, value: bytes, is_right: bool
+) -> None:
+    await write(root, "ingest/0", (request_ids_key(9, first_sequence), value))
+    expected = [] if is_right else [(Kind.REFERENCE, "ingest/0", "request IDs")]
+    assert await wrong_with(root) == expected
+
+
+MINUTE = 7
+END_MS = MINUTE * 60_000 + 1
+
+
+def key_row(name: str, end_ms: int = END_MS) -> Row:
+    return dedupe_key(name), encode_dedupe(DedupeRecord(LAST, end_ms))
+
+
+def ends_row(*names: str, minute: int = MINUTE) -> Row:
+    return dedupe_ends_key(minute, LAST), encode_dedupe_ends(names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "record"),
+    [
+        ([key_row("a"), key_row("b"), ends_row("a", "b")], None),
+        ([ends_row("a", "b"), key_row("a")], "dedupe ends"),
+        ([key_row("a"), key_row("b"), ends_row("b")], "dedupe key"),
+        ([key_row("a"), ends_row("a", minute=MINUTE + 1)], "dedupe key"),
+        # Taken again since: the row of its first end is not removed yet
+        ([key_row("a", END_MS + 60_000), ends_row("a"), ends_row("a", minute=MINUTE + 1)], None),
+        # What has ended is ignored
+        ([key_row("a", 0)], None),
+        ([ends_row("a"), (CLOCK_KEY, encode_clock(END_MS + 60_000))], None),
+    ],
+)
+async def test_a_dedupe_key_and_the_row_of_its_end_name_one_another(
+    root: Root, rows: list[Row], record: str | None
+) -> None:
+    await write(root, "ingest/0", *rows)
+    expected = [] if record is None else [(Kind.REFERENCE, "ingest/0", record)]
+    assert await wrong_with(root) == expected
+
+
+async def test_of_very_many_dedupe_keys_a_sample_is_compared(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe_pairs, "KEYS_MAX", 10)
+    names = [f"key-{number}" for number in range(400)]
+    await write(root, "ingest/0", *map(key_row, names), ends_row(*names))
+    assert await wrong_with(root) == []
+
+    await write(root, "ingest/0", *((dedupe_key(name), None) for name in names))
+    found = await wrong_with(root)
+    assert 0 < len(found) <= 10
+    assert {*found} == {(Kind.REFERENCE, "ingest/0", "dedupe ends")}
 
 
 async def test_pushes_that_an_ingest_has_stored_were_sent_by_a_broker_that_counts_them(

@@ -278,6 +278,21 @@ async def test_single_records_that_lag_behind_what_is_used_are_found(root: Root)
     }
 
 
+async def test_single_records_that_are_gone_are_found(root: Root) -> None:
+    async def lose(_: Database) -> list[Any]:
+        return [(CONFIG_REVISION_KEY, None), (routing_cursor_key(0), None)]
+
+    await change(root, "broker/0", lose)
+
+    faults = [one for one in await found(root) if one.is_fault]
+    assert {(one.shard, one.record) for one in faults} == {
+        ("broker/0", "queue state"),
+        ("broker/0", "routing cursor"),
+    }
+    (cursor,) = [one for one in faults if one.record == "routing cursor"]
+    assert "before its process starts" in cursor.what_to_do
+
+
 async def test_objects_beside_the_databases_are_verified_too(root: Root) -> None:
     folder = root.address.folder
     assert folder is not None
