@@ -18,7 +18,7 @@ from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import RabbitmqSettings
 from libs.events.tasks import WriteTask
-from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, PreparedServer, Server, running
@@ -41,7 +41,7 @@ def amqp10(kind: str, folder: Any, **options: bool) -> Server:
 
 SERVERS: dict[str, tuple[str, Callable[[Any], Server]]] = {
     "redis": ("redis", lambda folder: RedisServer(folder, "streams")),
-    "kafka": ("kafka", KafkaServer),
+    "kafka": ("kafka", kafka_server),
     "slatemq": ("slatemq", SlatemqServer),
     "rabbitmq": ("rabbitmq", RabbitmqServer),
     "redis-lists": ("redis", lambda folder: RedisServer(folder, "lists")),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from libs.events.backends import open_backend
-from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import a_task, created
 from tests.integration.events.conftest import next_task
@@ -26,7 +26,7 @@ async def test_the_programs_on_the_page_show_events_and_how_far_a_group_is(
     shown: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), shown)
-    with running(KafkaServer(tmp_path)) as server:
+    with running(kafka_server(tmp_path)) as server:
         settings = server.settings("slatemq")
         servers = settings.brokers[0]
         # Given an event, a finished task, and one that waits

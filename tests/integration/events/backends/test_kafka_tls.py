@@ -17,7 +17,7 @@ from libs.events.kafka.connection import tls_context
 from libs.events.settings import KafkaSettings
 from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.errors import InvalidArgument, Unavailable
-from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import created
 from tests.ports import free_ports
@@ -65,7 +65,7 @@ async def test_brokers_are_reached_by_tls_with_a_client_certificate(
     certificates = tmp_path / "certificates"
     make_certificates(certificates)
     (port,) = free_ports(1)
-    with running(KafkaServer(tmp_path, port)) as server:
+    with running(kafka_server(tmp_path, port)) as server:
         settings = msgspec.structs.replace(
             server.settings("slatemq"),
             brokers=(f"127.0.0.1:{port}",),

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from libs.events.backends import open_backend
 from libs.events.settings import KafkaSettings
 from slatemq.events.envelope import Event, encode_event
-from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import created, deleted, persist
 from tests.integration.events.conftest import eventually
@@ -33,7 +33,7 @@ async def records_of(settings: KafkaSettings, topic: str, count: int) -> list[tu
 async def test_each_type_has_its_topic_also_a_compacted_one_of_fewer_partitions(
     tmp_path: Path,
 ) -> None:
-    with running(KafkaServer(tmp_path)) as server:
+    with running(kafka_server(tmp_path)) as server:
         # Given topics that were made with one partition, one of them of a compacted type
         settings = msgspec.structs.replace(
             server.settings("slatemq"), partitions=1, compacted=("object.created",)
@@ -60,7 +60,7 @@ async def test_each_type_has_its_topic_also_a_compacted_one_of_fewer_partitions(
 async def test_an_event_is_committed_by_the_call_that_repeats_an_acknowledgement(
     tmp_path: Path,
 ) -> None:
-    with running(KafkaServer(tmp_path)) as server:
+    with running(kafka_server(tmp_path)) as server:
         # Given an event that its subscriber has, and an acknowledgement that was given up
         settings = msgspec.structs.replace(
             server.settings("slatemq"), partitions=1, retry_delay_ms=3_600_000

@@ -21,7 +21,7 @@ from libs.events import tls_faults
 from libs.events.backends import open_backend
 from slatemq._rpc import tls_probe
 from slatemq.errors import InvalidArgument, Unavailable
-from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, program, running
@@ -298,7 +298,7 @@ async def test_a_vhost_that_does_not_exist_ends_the_ingest_with_its_key(
     "address", ["localhost:first", "localhost", ":9092", "localhost:99999", "kafka://localhost:1"]
 )
 async def test_an_address_of_kafka_that_is_none_is_named(tmp_path: Path, address: str) -> None:
-    settings = KafkaServer(tmp_path).settings("any")
+    settings = kafka_server(tmp_path).settings("any")
     refused = await refusal_of("kafka", settings, brokers=(settings.brokers[0], address))
     assert refused.field == "queue.kafka.brokers"
 
