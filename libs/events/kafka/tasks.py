@@ -116,7 +116,14 @@ class Tasks:
         if not wanted:  # the group is dividing its partitions
             await asyncio.sleep(wait_ms / 1000)
             return
-        fetched = await self._consumer.getmany(*wanted, timeout_ms=wait_ms, max_records=FETCH_COUNT)
+        try:
+            fetched = await self._consumer.getmany(
+                *wanted, timeout_ms=wait_ms, max_records=FETCH_COUNT
+            )
+        except errors.KafkaError:
+            # A consumer whose coordination has ended raises this at each call, for ever.
+            await self._drop_consumer()
+            raise
         for partition, records in fetched.items():
             for record in records:
                 self._offsets.begin(partition, record.offset)
@@ -271,11 +278,17 @@ class Tasks:
 
     async def stop(self) -> None:
         self._is_stopped = True
+        try:
+            await self._drop_consumer()
+        finally:
+            await self._topics.close()
+
+    async def _drop_consumer(self) -> None:
+        """What it has given out, or has fetched, comes again, from the next one."""
         consumer, self._consumer = self._consumer, None
         self._held = TaskDeliveries[_Delivery]()
         for waiting in (self._fetched, self._ready, self._delayed):
             waiting.clear()
-        await self._topics.close()
         if consumer is not None:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.stop()

@@ -47,6 +47,7 @@ class Broker:
         listed_count: How many records of each topic it lists at most, since it is late.
         removed: Topics that it had, and whose records it refuses until they are created.
         created: What clients have asked to create, in order.
+        consumers: All that were made.
     """
 
     topics: dict[str, list[Record]] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Broker:
     partitions: int = 1
     removed: set[str] = field(default_factory=set)
     created: list[NewTopic] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
 
     def add(
         self,
@@ -114,7 +116,8 @@ class BrokerConnection(Connection):
         return list(range(self._broker.partitions))
 
     def consumer(self, group: str, **options: Any) -> Any:
-        return Consumer(self._broker, group)
+        self._broker.consumers.append(Consumer(self._broker, group))
+        return self._broker.consumers[-1]
 
     async def delete_records(self, before: Mapping[Any, int]) -> None:
         self._broker.deleted.update(before)
@@ -151,9 +154,14 @@ class Producer:
 
 
 class Consumer:
-    """A consumer of a group, without joining it."""
+    """A consumer of a group, without joining it.
+
+    Attributes:
+        fault: What each fetch raises.
+    """
 
     def __init__(self, broker: Broker, group: str) -> None:
+        self.fault: errors.KafkaError | None = None
         self._broker = broker
         self._group = group
         self._positions: dict[TopicPartition, int] = {}
@@ -194,6 +202,8 @@ class Consumer:
     async def getmany(
         self, *wanted: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
+        if self.fault is not None:
+            raise self.fault
         found: dict[TopicPartition, list[Record]] = {}
         for partition in wanted or tuple(self._positions):
             if partition in self._paused:

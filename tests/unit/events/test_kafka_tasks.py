@@ -108,6 +108,24 @@ async def test_a_task_whose_partition_went_to_another_consumer_has_not_failed(
         assert await tasks.fail(TASK_ID, "refused") is False
 
 
+async def test_a_consumer_that_only_fails_is_replaced_and_what_it_had_comes_again() -> None:
+    # Given a task that was given out
+    broker = Broker()
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        assert await tasks.dequeue() == task()
+
+        # When the consumer's coordination has ended, as each of its fetches says from then on
+        broker.consumers[-1].fault = errors.KafkaError("Unexpected error during coordination")
+        with pytest.raises(errors.KafkaError):
+            await tasks.dequeue()
+
+        # Then the task comes again, from another one
+        assert await tasks.complete(TASK_ID) is False
+        assert await tasks.dequeue() == task()
+        assert await tasks.complete(TASK_ID) is True
+
+
 async def test_what_is_not_a_task_is_one_dead_letter_though_its_end_is_refused() -> None:
     broker = Broker()
     broker.add("t.tasks", b"not JSON")
