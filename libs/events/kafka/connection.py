@@ -118,6 +118,7 @@ class Connection:
         self._producer: Any = None
         self._topics: set[str] = set()
         self._changing = asyncio.Lock()
+        self._replacing = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect. Raises InvalidArgument for a wrong setting, and aiokafka's errors."""
@@ -125,6 +126,9 @@ class Connection:
         context = tls_context(self.settings)
         if context is not None:
             self._reach |= {"security_protocol": "SSL", "ssl_context": context}
+        self._producer = await self._start_producer()
+
+    async def _start_producer(self) -> Any:
         producer = AIOKafkaProducer(
             **self._reach,
             acks=self.settings.acks,
@@ -136,7 +140,7 @@ class Connection:
         except BaseException:
             await producer.stop()
             raise
-        self._producer = producer
+        return producer
 
     async def check_tls(self) -> None:
         """Raise InvalidArgument where TLS keeps a broker from answering, which is not down."""
@@ -163,11 +167,25 @@ class Connection:
         """Send records in order, each as the arguments of the producer; waits for all."""
         kept = [*records]
         with self._noting_lost({record["topic"] for record in kept}):
-            await self._send(kept)
+            producer = self._producer
+            try:
+                await self._send(producer, kept)
+            except errors.KafkaError as error:
+                if type(error) is not errors.KafkaError:
+                    raise
+                # aiokafka's own: its sender has ended, and each call of it raises this, for ever.
+                await self._replace(producer)
+                raise errors.KafkaConnectionError(f"sending has ended: {error}") from error
 
-    async def _send(self, records: Iterable[dict[str, Any]]) -> None:
+    async def _replace(self, producer: Any) -> None:
+        async with self._replacing:
+            if self._producer is producer:  # else another call has done it
+                self._producer = await self._start_producer()
+                await producer.stop()
+
+    async def _send(self, producer: Any, records: Iterable[dict[str, Any]]) -> None:
         async with asyncio.timeout(OPERATION_S):
-            sent = [await self._producer.send(**record) for record in records]
+            sent = [await producer.send(**record) for record in records]
             for one in await asyncio.gather(*sent):
                 if one is not None:  # with acks=0 no broker answers
                     place, end = one.topic_partition, one.offset + 1

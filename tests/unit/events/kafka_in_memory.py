@@ -47,7 +47,7 @@ class Broker:
         listed_count: How many records of each topic it lists at most, since it is late.
         removed: Topics that it had, and whose records it refuses until they are created.
         created: What clients have asked to create, in order.
-        consumers: All that were made.
+        consumers: All that were made, in order, as `producers`.
     """
 
     topics: dict[str, list[Record]] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class Broker:
     removed: set[str] = field(default_factory=set)
     created: list[NewTopic] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
+    producers: list[Producer] = field(default_factory=list)
 
     def add(
         self,
@@ -112,6 +113,9 @@ class BrokerConnection(Connection):
         self._broker = broker
         self._producer = Producer(broker)
 
+    async def _start_producer(self) -> Any:
+        return Producer(self._broker)
+
     async def partitions(self, topic: str) -> list[int]:
         return list(range(self._broker.partitions))
 
@@ -128,10 +132,18 @@ class BrokerConnection(Connection):
 
 
 class Producer:
-    """Appends what fits into a record."""
+    """Appends what fits into a record.
+
+    Attributes:
+        fault: What each call raises.
+    """
 
     def __init__(self, broker: Broker) -> None:
+        self.fault: errors.KafkaError | None = None
         self._broker = broker
+        broker.producers.append(self)
+
+    async def stop(self) -> None: ...
 
     async def send(
         self,
@@ -141,6 +153,8 @@ class Producer:
         partition: int = 0,
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> asyncio.Future[RecordMetadata]:
+        if self.fault is not None:
+            raise self.fault
         size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, [*headers])
         if size_bytes > RECORD_BYTES_MAX:
             raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")

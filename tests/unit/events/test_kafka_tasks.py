@@ -126,6 +126,20 @@ async def test_a_consumer_that_only_fails_is_replaced_and_what_it_had_comes_agai
         assert await tasks.complete(TASK_ID) is True
 
 
+async def test_a_producer_that_only_fails_is_replaced() -> None:
+    broker = Broker()
+    async with tasks_of(broker) as tasks:
+        # Given a producer whose sender has ended, as each call says from then on
+        fault = errors.KafkaError("Unexpected error during batch delivery")
+        broker.producers[-1].fault = fault
+
+        # When a task is sent, then it fails as if brokers were down, and the next one is sent
+        with pytest.raises(errors.KafkaConnectionError):
+            await tasks.enqueue(task())
+        await tasks.enqueue(task())
+        assert len(broker.topics["t.tasks"]) == 1
+
+
 async def test_what_is_not_a_task_is_one_dead_letter_though_its_end_is_refused() -> None:
     broker = Broker()
     broker.add("t.tasks", b"not JSON")
