@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -100,12 +100,41 @@ class AnswerBudget(ByteBudget):
         super().__init__(bytes_max)
         self._setting = setting
         self._beyond = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._by_principal = Counter[str]()
         self._is_stalled = False
 
     @property
     def share_bytes(self) -> int:
         """The bytes that one fetch or response may take now."""
         return max((self.bytes_max - self.used_bytes) // 4, SMALL_BYTES)
+
+    def share_of(self, principal: str) -> int:
+        """The same for a response to this principal; all of its responses have half of the budget.
+
+        An empty name is that of all callers where there is no policy, and is not held to that.
+        """
+        if not principal:
+            return self.share_bytes
+        left_bytes = self.bytes_max // 2 - self._by_principal.get(principal, 0)
+        return max(min(self.share_bytes, left_bytes), SMALL_BYTES)
+
+    def admit(self, principal: str) -> None:
+        """Raise ResourceExhausted for a principal that has left half of the budget unread."""
+        if principal and self._by_principal.get(principal, 0) > self.bytes_max // 2:
+            raise self._unread(f"answers that {principal!r} has not read take half of the memory")
+
+    def take_for(self, principal: str, size_bytes: int) -> None:
+        """Count what is on its way to a principal."""
+        self.take(size_bytes)
+        if principal:
+            self._by_principal[principal] += size_bytes
+
+    def release_for(self, principal: str, size_bytes: int) -> None:
+        if principal:
+            self._by_principal[principal] -= size_bytes
+            if not self._by_principal[principal]:
+                del self._by_principal[principal]
+        self.release(size_bytes)
 
     @property
     def is_exceeded(self) -> bool:
@@ -114,18 +143,20 @@ class AnswerBudget(ByteBudget):
 
     def exceeded(self) -> ResourceExhausted:
         """The error of a call whose messages are too large for the bytes left."""
+        return self._unread("answers that callers have not read take all the memory")
+
+    def _unread(self, problem: str) -> ResourceExhausted:
         return ResourceExhausted(
-            "answers that callers have not read take all the memory for messages on their way; "
-            f"read or close them, or raise {self._setting}",
+            f"{problem} for messages on their way; read or close them, or raise {self._setting}",
             reason="UNREAD_ANSWERS",
             retry_after_ms=1_000,
         )
 
-    def hold(self, size_bytes: int) -> None:
+    def hold(self, size_bytes: int, principal: str = "") -> None:
         """Count a response until it is released. Raises ResourceExhausted where it is too large."""
         if size_bytes > SMALL_BYTES and self.is_exceeded:
             raise self.exceeded()
-        self.take(size_bytes)
+        self.take_for(principal, size_bytes)
 
     @asynccontextmanager
     async def fetching(self, size_bytes: int, turns: str = "") -> AsyncIterator[int]:

@@ -63,7 +63,7 @@ class Visit:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Give back what the call took of its caller's limits, and note how its handler ended."""
+        """Note how the handler of the call ended."""
 
     async def judge(self, request: Any) -> None:
         """Let a request be served; as `Judge.enter` for who calls, since a token may have ended.
@@ -396,15 +396,16 @@ class _JudgedVisit(_CertifiedVisit):
         self._queues: tuple[str, ...] | None = None
 
     def __enter__(self) -> Visit:
-        if self._place is not None:
-            self._place.__enter__()
+        if (place := self._place) is not None:
+            place.__enter__()
+            # Called when gRPC has sent the last response: until its caller reads it, it is memory.
+            context: Any = self._context
+            context.add_done_callback(lambda _: place.__exit__(None, None, None))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._act is not None:
             self._act.handled(error)
-        if self._place is not None:
-            self._place.__exit__(None, None, None)
 
     async def judge(self, request: Any) -> None:
         await self._judge_again()

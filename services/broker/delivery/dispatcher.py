@@ -326,9 +326,13 @@ class Dispatcher:
                 return claimed
             await asyncio.sleep(0)
 
-    def sent(self, batches: Sequence[ClaimBatch]) -> None:
+    def admit(self, principal: str) -> None:
+        """Raises ResourceExhausted for a principal that leaves too much of its responses unread."""
+        self._budget.admit(principal)
+
+    def sent(self, batches: Sequence[ClaimBatch], principal: str) -> None:
         """Releases the memory of messages whose responses were sent, or never will be."""
-        self._budget.release(sum(one.size_bytes for one in batches))
+        self._budget.release_for(principal, sum(one.size_bytes for one in batches))
 
     @contextmanager
     def keeping_back(self, message_id: int) -> Iterator[None]:
@@ -499,7 +503,7 @@ class Dispatcher:
                 waiter.failed(None)
                 continue
             claimed += len(batch.held)
-            self._budget.take(batch.size_bytes)
+            self._budget.take_for(waiter.principal, batch.size_bytes)
             if self.record_wait is not None:
                 now_s = time.monotonic()
                 self.record_wait(now_s - waiter.since_s)
@@ -528,7 +532,7 @@ class Dispatcher:
         choosing = ClaimSelector(
             min(waiter.wants, TURN, share, capacity),
             waiter.bytes_left,
-            min(waiter.answer_bytes_left, self._budget.share_bytes),
+            min(waiter.answer_bytes_left, self._budget.share_of(waiter.principal)),
             held,
             self._payloads.get,
             self._kept_back,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from libs.access.current import require
+from libs.access.current import caller_name, require
 from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
@@ -52,6 +52,7 @@ class Streams:
             consumer = consumer_id(start.consumer_id, "start.consumer_id")
             queue = await self._owner.find(queue_id)
             stream = Stream(consumer, lease_length(asked_ms, queue), keep_leases=start.keep_leases)
+            stream.principal = caller_name()
             stream.heard(self._owner.clock.now_ms())
             if start.HasField("credit"):
                 stream.grant(start.credit, "start.credit")
@@ -66,14 +67,14 @@ class Streams:
                 while answer := await self._next_answer(queue, stream):
                     yield answer
                     del answer
-                    self._delivery.sent(stream.sent())
+                    self._delivery.sent(stream.sent(), stream.principal)
             finally:
                 reading.cancel()
                 stream.is_closed = True
                 del self._delivery.streams[stream]
                 self._delivery.remove(queue, stream)
                 batches = stream.take_back()
-                self._delivery.sent((*stream.sent(), *batches))
+                self._delivery.sent((*stream.sent(), *batches), stream.principal)
                 await release(self._owner, batches)
 
     def drain(self) -> None:
@@ -111,7 +112,7 @@ class Streams:
                 return None
             if too_late(self._owner, batches):
                 batches = stream.take_back()
-                self._delivery.sent(batches)
+                self._delivery.sent(batches, stream.principal)
                 await release(self._owner, batches)
                 continue
             head = self._head(stream).SerializeToString()

@@ -81,6 +81,9 @@ class Waiter(ABC):
     def bytes_left(self) -> int:
         """How many bytes of payloads fit; one message fits always, unless it `has_begun`."""
 
+    principal = ""
+    """Of its caller; empty where there is no policy."""
+
     since_s = 0.0
     """Since when it has waited for messages, by the monotonic clock."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from libs.access.current import caller_name
 from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.buckets import BucketKind, lane_order
 from libs.storage.layout.ids import shard_of
@@ -152,11 +153,13 @@ class EntryReader:
             await self._add_attempts(entries)
         if view not in WITH_MESSAGE:
             return len(entries)
-        count, held_bytes = await self.add_messages(entries, view)
-        context.add_done_callback(lambda _: self._budget.release(held_bytes))
+        principal = caller_name()
+        self._budget.admit(principal)
+        count, held_bytes = await self.add_messages(entries, view, principal)
+        context.add_done_callback(lambda _: self.release(held_bytes, principal))
         return count
 
-    async def add_messages(self, entries: Entries, view: View) -> tuple[int, int]:
+    async def add_messages(self, entries: Entries, view: View, principal: str) -> tuple[int, int]:
         """Adds messages; returns how many of the first entries fit, and what to `release` later.
 
         Raises as `read`.
@@ -165,12 +168,12 @@ class EntryReader:
         async with self._budget.fetching(MESSAGES_BYTES_MAX, "entries") as bytes_max:
             count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
         size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
-        self._budget.hold(size_bytes)
+        self._budget.hold(size_bytes, principal)
         return count, size_bytes
 
-    def release(self, held_bytes: int) -> None:
+    def release(self, held_bytes: int, principal: str) -> None:
         """Messages of this many bytes were sent."""
-        self._budget.release(held_bytes)
+        self._budget.release_for(principal, held_bytes)
 
     async def _add_attempts(self, entries: Entries) -> None:
         queues, attempts = self._owner.shard.queues, self._owner.shard.attempts

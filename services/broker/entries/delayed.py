@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from libs.access.current import require
+from libs.access.current import caller_name, require
 from libs.storage.database.binding import Row
 from libs.storage.database.slate import Database
 from libs.storage.errors import StoreUnavailable
@@ -127,7 +127,7 @@ class DelayedWatches:
         begin = decode_position(queue_id, position) if position else _beginning(queue)
         if len(self._streams) >= self._streams_max:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
-        stream = _Stream(queue, begin)
+        stream, principal = _Stream(queue, begin), caller_name()
         self._streams[stream] = None
         sent_s, loop = -math.inf, asyncio.get_running_loop()
         try:
@@ -135,14 +135,14 @@ class DelayedWatches:
                 stream.wake.clear()
                 await self._check(stream)
                 page = await self._page(queue, stream.position)
-                answers, end, held_bytes = await self._filled(queue, page, view)
+                answers, end, held_bytes = await self._filled(queue, page, view, principal)
                 stream.position = end
                 try:
                     if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
                         sent_s = loop.time()
                         yield answers.pop()
                 finally:
-                    self._reader.release(held_bytes)
+                    self._reader.release(held_bytes, principal)
                 if page.is_last and end == page.end:
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(sent_s + self._heartbeat_s):
@@ -199,7 +199,7 @@ class DelayedWatches:
     # --- Messages -----------------------------------------------------------
 
     async def _filled(
-        self, queue: Queue, page: _Page, view: View
+        self, queue: Queue, page: _Page, view: View, principal: str
     ) -> tuple[list[entry_pb2.WatchDelayedResponse], WatchPosition, int]:
         """An answer with the first entries of a page, the position behind them, bytes held.
 
@@ -208,7 +208,7 @@ class DelayedWatches:
         entries = [delayed_entry(queue, message) for message, _ in page.messages]
         end, held_bytes = page.end, 0
         if view in WITH_MESSAGE and entries:
-            count, held_bytes = await self._reader.add_messages(entries, view)
+            count, held_bytes = await self._reader.add_messages(entries, view, principal)
             if not count:
                 raise Unavailable("an ingest gave no message", reason="INGEST_DOWN")
             if count < len(entries):

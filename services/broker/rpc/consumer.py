@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
-from libs.access.current import require_publish_any, require_pushes
+from libs.access.current import caller_name, require_publish_any, require_pushes
 from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
@@ -104,13 +104,16 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         size = min(size, CLAIM_BYTES_MAX)
         known = _known_awaited(request)
         name = queue_id, within_bytes("claim_id", request.claim_id, CLAIM_ID_BYTES_MAX)
+        principal = caller_name()
+        self._delivery.admit(principal)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
+        claim.principal = principal
         try:
             answer = await self._answer(queue, claim, wait_ms, name)
         except BaseException:
-            self._delivery.sent(claim.batches)
+            self._delivery.sent(claim.batches, principal)
             raise
-        context.add_done_callback(lambda _: self._delivery.sent(claim.batches))
+        context.add_done_callback(lambda _: self._delivery.sent(claim.batches, principal))
         return encoded(consumer_pb2.ClaimResponse, answer)
 
     async def _answer(

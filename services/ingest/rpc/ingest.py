@@ -23,7 +23,14 @@ from typing import Any, Final, cast
 from opentelemetry import trace
 from opentelemetry.metrics import Observation
 
-from libs.access.current import ALL_QUEUES, current_caller, headers_size, hold_back, require
+from libs.access.current import (
+    ALL_QUEUES,
+    caller_name,
+    current_caller,
+    headers_size,
+    hold_back,
+    require,
+)
 from libs.serving import limits
 from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import (
@@ -446,15 +453,17 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "must not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
+        principal = caller_name()
+        self._answers.admit(principal)
         async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
             # Nothing of it but these bytes is kept until the caller has read them.
             data = await self._read(request, bytes_max)
         size_bytes = len(data)
         if size_bytes > bytes_max:  # a single message, or one with headers
-            self._answers.hold(size_bytes)
+            self._answers.hold(size_bytes, principal)
         else:
-            self._answers.take(size_bytes)
-        context.add_done_callback(lambda _: self._answers.release(size_bytes))
+            self._answers.take_for(principal, size_bytes)
+        context.add_done_callback(lambda _: self._answers.release_for(principal, size_bytes))
         return encoded(ingest_pb2.BatchGetMessagesResponse, data)
 
     async def _read(self, request: ingest_pb2.BatchGetMessagesRequest, bytes_max: int) -> bytes:
