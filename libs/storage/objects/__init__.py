@@ -7,6 +7,7 @@ In reading order; a file imports only files above it:
 `small_objects`    Small objects below a root: blobs, topology, probes
 `json_objects`     Objects of JSON, read with one kind of error
 `task_folders`     Where the bodies of write tasks are
+`unfinished_files` Files of uploads that were killed, on `file://`
 `topology_entries` Where a process notes what it serves
 `instance_records` The settings of the instance: numbered objects, the highest of which is valid
 `probe`            Tests of a store before it is used: conditional writes, and its clock

@@ -11,6 +11,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from libs.storage.objects.unfinished_files import unfinished_files
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.janitor.jobs.batches import (
     Task,
@@ -90,6 +91,7 @@ def unreferenced(work: Work) -> Counter[str]:
     with work.phase("objects"):
         counts.update(_remove_orphans(work))
         counts.update(asyncio.run(_remove_task_bodies(work)))
+        counts.update(_remove_unfinished(work))
     return counts
 
 
@@ -154,6 +156,19 @@ async def _remove_task_bodies(work: Work) -> dict[str, int]:
         await work.root.objects.delete_all([body.path for body in bodies])
     size_bytes = sum(body.size_bytes for body in bodies)
     return {"objects_removed": len(bodies), "object_bytes": size_bytes}
+
+
+def _remove_unfinished(work: Work) -> dict[str, int]:
+    """The files of killed uploads, on `file://`."""
+    before_ms = work.store_time_ms - ORPHAN_AGE_MS
+    counts = {"objects_removed": 0, "object_bytes": 0}
+    for folder in work.root.folders.values():
+        for file in unfinished_files(folder, before_ms):
+            if not work.options.dry_run:
+                file.path.unlink(missing_ok=True)
+            counts["objects_removed"] += 1
+            counts["object_bytes"] += file.size_bytes
+    return counts
 
 
 def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:

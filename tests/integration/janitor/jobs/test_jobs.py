@@ -170,8 +170,13 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         assert await made.listed("brief", "failed") == set()
 
         body = await stale_task_body(made)
+        unfinished, recent = stopped_uploads(made)
+        planned = await run(spark, made, "unreferenced", dry_run=True)
         result = await run(spark, made, "unreferenced")
         assert not (made.data / body).exists()
+        assert not unfinished.exists()
+        recent.unlink()  # and fails if it was removed
+        assert planned.counts["objects_removed"] == result.counts["objects_removed"]
         kept = filled.in_flight | failed | waiting
         assert await made.stored(everything) == kept
         others = await made.logged() - kept
@@ -215,6 +220,17 @@ async def stale_task_body(made: Instance) -> str:
     await open_root(made.url).objects.put(path, b"body")
     os.utime(made.data / path, (time.time() - 8 * 24 * 3600,) * 2)
     return path
+
+
+def stopped_uploads(made: Instance) -> tuple[Path, Path]:
+    """Files of uploads that were killed two days ago, and just now."""
+    folder = made.data / "blobs" / "00"
+    folder.mkdir(parents=True, exist_ok=True)
+    old, new = folder / f"{'0' * 62}#1", folder / f"{'1' * 62}#1"
+    for path in (old, new):
+        path.write_bytes(b"half of it")
+    os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
+    return old, new
 
 
 async def _report(spark: SparkSession, made: Instance, filled: Filled) -> None:
