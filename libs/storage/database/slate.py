@@ -342,6 +342,11 @@ class Database:
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
             await self._durability.sync()
 
+    async def outlast_wal_store(self) -> None:
+        """Have what is durable outlast the loss of the store of the WALs, where that is another."""
+        if self._of_commits is not self._durability:
+            await self.flush_memtable()
+
     def _bound_replay(self) -> None:
         """Count a commit; flush the memtable behind it when that is due."""
         self._unflushed_commits += 1

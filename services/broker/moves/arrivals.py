@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from libs.storage.database.formats import FORMAT
+from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.objects.queue_names import NameClaim, QueueNames
 from libs.storage.records.configs import decode_config
@@ -74,6 +75,7 @@ class Arrival(NamedTuple):
 class Arrivals:
     _shard: int
     _owner: ShardOwner
+    _database: Database
     _sweeper: Sweeper
     _drain: Drain
     _names: QueueNames
@@ -177,6 +179,9 @@ class Arrivals:
             await self._owner.run(receive, size_bytes)
         self._heard[queue_id] = time.monotonic()
         await self._owner.durable()
+        if is_last:
+            # Before the name is claimed: from then on this is where the queue is.
+            await self._database.outlast_wal_store()
 
     async def _check_claim(self, queue_id: str, begun: MoveRecord, partition: int) -> None:
         """Raises unless the claim is that by which the move began.

@@ -280,6 +280,8 @@ class Departures:
         if claim.place_of(partition).number <= record.number:
             _check_beside(queue_id, claim, record.shard)
             await self._turns.take(queue_id)
+            # Whatever the target has, this shard knows that the queue has left.
+            await self._database.outlast_wal_store()
             await copy.run()
             claim = await self._claim(queue_id, record, record.shard)
         if claim.place_of(partition).shard == self._shard:

@@ -8,6 +8,7 @@ In reading order; a file imports only files above it:
 `turns`       One backup at a time below a backup root
 `taking`      Takes a backup: what is copied when, so that no shard lacks what others need
 `renumbering` What a copied instance must not continue as it was: numbers given out since
+`queue_places` Where each queue is by the brokers' databases; claims of the names that say so
 `restoring`   Makes an instance from a backup
 `worker`      The child that a janitor starts for a run of `backup`
 `command`     `python -m services.janitor backup`: create, ls, restore

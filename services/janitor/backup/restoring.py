@@ -18,10 +18,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count
 from typing import Final, NamedTuple
 
 from libs.storage.database.files import manifests_folder, tables_folder
@@ -29,15 +28,11 @@ from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound, StoreUnavailable
-from libs.storage.layout.keys import config_range, parse_config_key
-from libs.storage.layout.own_keys import move_range, parse_move_key
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.restores import RESTORING
-from libs.storage.records.configs import decode_config, partition_in
-from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from services.janitor.backup.catalogue import (
     Backup,
     Catalogue,
@@ -46,6 +41,7 @@ from services.janitor.backup.catalogue import (
     stored_manifest,
 )
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
+from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import KINDS, opened_restored
 from services.janitor.jobs.contract import Progress, Report
@@ -77,18 +73,6 @@ class _Begun(NamedTuple):
             ) from error
 
 
-class _Moving(NamedTuple):
-    """A side of a move that has all of the queue. Of several, the greatest one keeps it.
-
-    That is one of the newest move: the shard that a queue left by an older one may not know yet
-    that it has arrived, and gone on since. Of both sides of a move it is the source.
-    """
-
-    number: int
-    is_source: bool
-    shard: int
-
-
 @dataclass
 class Restoring:
     """One restore.
@@ -111,14 +95,6 @@ class Restoring:
     copied_count: int = 0
     copied_bytes: int = 0
     queues_count: int = 0
-    _shards: dict[str, dict[int, int]] = field(default_factory=dict, init=False)
-    """Of each queue, by the indexes of its partitions."""
-    _counts: dict[str, int] = field(default_factory=dict, init=False)
-    """How many partitions each queue has, those that were not there, too."""
-    _moves: dict[str, int] = field(default_factory=dict, init=False)
-    """By queue, the number of the newest move that was under way."""
-    _moving: dict[str, dict[int, _Moving]] = field(default_factory=dict, init=False)
-    """Of each queue, by the indexes of its partitions, the side of its newest move that has it."""
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -236,17 +212,18 @@ class Restoring:
         """Open each database once; let no number be given out that was given out since."""
         age_s = max(self.now_ms() - self.backup.taken_at_ms, 0) / 1000
         names = [one.database for one in self.backup.databases]
-        done = 0
+        done, places = 0, QueuePlaces(names)
 
         async def find(name: str, database: Database) -> None:
             nonlocal done
             done += 1
-            if name.startswith("broker/"):
-                await self._find_queues(database, int(name.partition("/")[2]))
+            await places.find(name, database)
             self._say("databases", done, len(names))
 
         await renumber(names, self._opened, age_s, find)
-        await self._claim_names()
+        async for count in places.claim(QueueNames(self.target.objects)):
+            self.queues_count = count
+            self._say("queue names", count, places.queues_count)
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[Database]:
@@ -254,79 +231,6 @@ class Restoring:
         await self.target.forget_snapshots(name)
         async with opened_restored(self.target, name) as database:
             yield database
-
-    async def _find_queues(self, broker: Database, shard: int) -> None:
-        departures = await self._find_moves(broker, shard)
-        async for rows in broker.scan(*config_range()):
-            for key, value in rows:
-                queue_id = parse_config_key(key)
-                move = departures.get(queue_id)
-                if move is not None and move.stage is MoveStage.ARRIVED:
-                    continue  # It is on another shard, or has gone on, or is deleted there.
-                index = self._partition(queue_id, value)
-                if move is not None:
-                    self._note_side(queue_id, index, _Moving(move.number, True, shard))
-                    continue
-                shards = self._shards.setdefault(queue_id, {})
-                if index in shards:
-                    # Deleted on one shard and created on the other between their snapshots.
-                    log.warning(
-                        "the queue %s is on broker %d and on broker %d: delete it on one of them",
-                        *(queue_id, shard, shards[index]),
-                    )
-                shards.setdefault(index, shard)
-
-    async def _find_moves(self, broker: Database, shard: int) -> dict[str, MoveRecord]:
-        """Notes the moves that were under way; returns those from the shard, by their queues."""
-        departures = {}
-        async for rows in broker.scan(*move_range()):
-            for key, value in rows:
-                queue_id, move = parse_move_key(key), decode_move(value)
-                self._moves[queue_id] = max(self._moves.get(queue_id, 0), move.number)
-                if move.is_departure:
-                    departures[queue_id] = move
-                elif move.stage is MoveStage.COPIED:
-                    index = self._partition(queue_id, move.config)
-                    self._note_side(queue_id, index, _Moving(move.number, False, shard))
-        return departures
-
-    def _partition(self, queue_id: str, config: bytes) -> int:
-        partition = partition_in(decode_config(config))
-        self._counts[queue_id] = max(self._counts.get(queue_id, 1), partition.count)
-        return partition.index
-
-    def _note_side(self, queue_id: str, index: int, side: _Moving) -> None:
-        sides = self._moving.setdefault(queue_id, {})
-        sides[index] = max(sides.get(index, side), side)
-
-    async def _claim_names(self) -> None:
-        # A queue that has arrived is its new shard's; one that has not stays where it was, or, if
-        # that shard had forgotten it, is where all of it was copied to.
-        for queue_id, sides in self._moving.items():
-            for index, side in sides.items():
-                self._shards.setdefault(queue_id, {}).setdefault(index, side.shard)
-        names = QueueNames(self.target.objects)
-        for queue_id, by_index in self._shards.items():
-            shards = self._claimed(queue_id, by_index)
-            after = await names.get(queue_id)
-            # By a claim that is newer than that which a move follows, its end is decided.
-            number = max(after.number, self._moves.get(queue_id, 0))
-            await names.claim(queue_id, shards, after._replace(number=number))
-            self.queues_count += 1
-            self._say("queue names", self.queues_count, len(self._shards))
-
-    def _claimed(self, queue_id: str, by_index: Mapping[int, int]) -> tuple[int, ...]:
-        """The shards of a claim: it has a place for each partition, also for those not there.
-
-        Their creation or deletion broke off, and goes on where the claim says.
-        """
-        brokers = sorted(one.shard for one in self.backup.databases if one.service == "broker")
-        places = dict(by_index)
-        for index in range(max(self._counts[queue_id], *by_index)):
-            if index not in places:
-                others = (one for one in chain(brokers, count()) if one not in places.values())
-                places[index] = next(others)
-        return tuple(places[index] for index in sorted(places))
 
     def _say(self, phase: str, done: int, count: int) -> None:
         number = PHASES.index(phase) + 1

@@ -11,7 +11,8 @@
 The old WALs stay: an owner that was frozen all the while finds by them that it was fenced.
 Each step may be repeated, so a move that was interrupted goes on when it is run again. Where the
 old store is lost, the second step is left out: what was answered since the last tables is lost
-then, and what may have been given out since is renumbered, as in a copy of the instance.
+then, what may have been given out since is renumbered, and the names of the queues are claimed for
+the shards that have them, as in a copy of the instance.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.database.wal_stores import WalStore, unknown_wal_store
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
+from libs.storage.objects.queue_names import QueueNames
+from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import databases_of, kind_of, opened_restored
 from slatemq.errors import FailedPrecondition
@@ -122,11 +125,19 @@ class WalMove:
                 self.say(f"{name}: its log begins in {self.target.wal_url}")
 
     async def _begin_without(self) -> None:
-        async def done(name: str, _: Database) -> None:
+        places = QueuePlaces(self.databases)
+
+        async def done(name: str, database: Database) -> None:
+            await places.find(name, database)
             self.say(f"{name}: goes on from its tables in {self.target.wal_url}")
 
         opened = partial(opened_restored, self.target)
         await renumber(self.databases, opened, LOST_COMMITS_S, done)
+        async for _ in places.claim(QueueNames(self.target.objects)):
+            pass
+        self.say(
+            f"the names of {places.queues_count} queues are claimed for the shards that have them"
+        )
 
     async def _refuse_used(self, new: WalStore) -> None:
         for name in self.databases:
