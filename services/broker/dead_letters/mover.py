@@ -158,14 +158,15 @@ class Mover:
         target is on no shard.
         """
         queues = self.owner.shard.queues
+        if target_id not in queues and await self.pusher.elsewhere({target_id}):
+            return True
+        # Looked for now: it may have come while others were asked.
         target, source = queues.get(target_id), queues.get(source_id)
-        if target is not None:
-            return source is not None and not target.settings.accepts(source.settings)
-        if not await self.pusher.elsewhere({target_id}):
+        if target is None:
             absence = self.owner.shard.absence(target_id)
             await self.owner.confirm(absence)
             raise absence
-        return True
+        return source is not None and not target.settings.accepts(source.settings)
 
 
 def places_by_key(keys: Sequence[K]) -> dict[K, list[int]]:

@@ -85,6 +85,7 @@ class Dispatcher:
         self._ingests = IngestHealth(payloads, self._ingest_back)
         self._late = LateFetches(payloads, budget, self._fetch_changed)
         self._kept_back: Counter[int] = Counter()
+        self._keeping: Counter[str] = Counter()  # by queue, its messages that are kept back
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
         """Open streams, in line or not, with their queues."""
@@ -335,15 +336,22 @@ class Dispatcher:
         self._budget.release_for(principal, sum(one.size_bytes for one in batches))
 
     @contextmanager
-    def keeping_back(self, message_id: int) -> Iterator[None]:
-        """Within the block the message is not claimed."""
+    def keeping_back(self, queue_id: str, message_id: int) -> Iterator[None]:
+        """Within the block the message is not claimed, and the queue does not leave."""
         self._kept_back[message_id] += 1
+        self._keeping[queue_id] += 1
         try:
             yield
         finally:
             self._kept_back[message_id] -= 1
+            self._keeping[queue_id] -= 1
             self._kept_back = +self._kept_back  # without those that are back at 0
+            self._keeping = +self._keeping
             self.look_again()
+
+    def keeps_back(self, queue_id: str) -> bool:
+        """Whether a message of the queue is kept back, which another shard would not know."""
+        return queue_id in self._keeping
 
     def look_again(self) -> None:
         """Looks at all lines again: more may be claimable than at the last look."""

@@ -105,7 +105,7 @@ class MessageEditor:
                 )
 
         # First kept back, then looked at, so that it cannot be claimed in between.
-        with self._delivery.keeping_back(wanted.message_id):
+        with self._delivery.keeping_back(wanted.queue_id, wanted.message_id):
             await self._owner.run(check)
             try:
                 etag = await self._replace(wanted, caller)

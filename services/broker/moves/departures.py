@@ -130,6 +130,11 @@ class Departures:
                 f"a redrive of queue {queue_id!r} is running: wait for its end, or cancel it",
                 subject=queue_id,
             )
+        if self._delivery.keeps_back(queue_id):
+            raise Unavailable(
+                f"a message of queue {queue_id!r} is being edited: it can move after that",
+                reason="QUEUE_MOVING",
+            )
         lists = (queue.done, queue.failed, queue.archived)
         if (
             queue.garbage_epochs
