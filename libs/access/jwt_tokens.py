@@ -376,7 +376,9 @@ def _is_private(url: str) -> bool:
         parts = urllib.parse.urlsplit(url)
     except ValueError:  # as for https://[
         return False
-    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if parts.scheme == "http":
+        return parts.hostname in ("127.0.0.1", "::1", "localhost")
+    return parts.scheme == "https"  # and none of files, which urllib would read as well
 
 
 def _principal(issuer: Issuer, claims: dict[str, Any]) -> Principal:

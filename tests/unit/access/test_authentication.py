@@ -8,6 +8,7 @@ import hmac
 import json
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +233,8 @@ class KeyServer:
     is_down: bool = False
     is_other_server: bool = False
     moved_to: str = ""
+    keys_url: str = ""
+    """Where its keys are, as it says; empty: here."""
     answers: threading.Event = field(default_factory=threading.Event)
     """Set: it answers, or else it hangs."""
 
@@ -279,7 +282,7 @@ def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
                 self.end_headers()
                 return
             body = (
-                {"jwks_uri": f"{served.url}/keys"}
+                {"jwks_uri": served.keys_url or f"{served.url}/keys"}
                 if self.path.startswith("/.well-known/")
                 else {"keys": list(served.published.values())}
             )
@@ -627,6 +630,20 @@ async def test_keys_are_followed_to_no_place_where_they_can_be_changed_on_the_wa
     again = accepting(files, issuer)
     assert (await again.prove(bearer(issuer.sign()))).made.name == "pod-1"
     assert "/moved" in issuer.requests
+
+
+@pytest.mark.parametrize("form", ["file://localhost{path}", "data://localhost/,{keys}"])
+async def test_keys_are_read_by_http_alone_whatever_their_issuer_says(
+    files: Files, issuer: KeyServer, tmp_path: Path, form: str
+) -> None:
+    keys, path = json.dumps({"keys": [*issuer.published.values()]}), tmp_path / "keys"
+    path.write_text(keys)
+    issuer.keys_url = form.format(path=path, keys=urllib.parse.quote(keys))
+
+    authenticator = accepting(files, issuer)
+
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
 
 
 async def test_no_proxy_sees_how_keys_of_this_machine_are_read(
