@@ -91,16 +91,17 @@ class Auditor:
                     peer,
                     refused or code_name(context) or pending.outcome,
                     request_id,
-                )
+                ),
+                is_refused=bool(refused),
             )
 
         callback: Any = ended
         context.add_done_callback(callback)
         return pending
 
-    def record(self, act: Act) -> None:
-        """Record an act, unless it is one refusal of many."""
-        if act.outcome in REFUSALS or not act.principal:
+    def record(self, act: Act, *, is_refused: bool = False) -> None:
+        """Record an act, unless it is one refusal of many, be it by a door or by its handler."""
+        if is_refused or act.outcome in REFUSALS or not act.principal:
             held_back = self._refused.admit((act.principal, act.act))
             if held_back is None:
                 return

@@ -330,10 +330,14 @@ class _ByPolicy:
             raise
         caller = identity.caller
         current_caller.set(caller)
-        if self._is_publish:
-            caller.quota.admit_publish()
-        elif not self.answers_publishes:
-            await caller.quota.pace(context.time_remaining())
+        try:
+            if self._is_publish:
+                caller.quota.admit_publish()
+            elif not self.answers_publishes:
+                await caller.quota.pace(context.time_remaining())
+        except SlateMQError as error:
+            self.refuse(context, identity, error)
+            raise
         place = None if self._place is None else caller.quota.place(self._place)
         return _JudgedVisit(self, context, certified, identity, place)
 
@@ -349,6 +353,11 @@ class _ByPolicy:
                 self.record(context, identity, request, error)
             raise
         return self.record(context, identity, request) if self.is_audited else None
+
+    def refuse(self, context: Context, identity: Identity, error: SlateMQError) -> None:
+        """Record an act that is refused before its request is judged, and may not be known."""
+        if self.is_audited:
+            self.record(context, identity, None, error)
 
     def named(self, request: Any) -> tuple[str, ...]:
         """The queues that a stream is about, by its first request, or a call that may wait."""
@@ -377,7 +386,15 @@ class _ByPolicy:
 
 
 class _JudgedVisit(_CertifiedVisit):
-    __slots__ = ("_act", "_identity", "_judge", "_place", "_queues", "answers_publishes")
+    __slots__ = (
+        "_act",
+        "_identity",
+        "_is_judged",
+        "_judge",
+        "_place",
+        "_queues",
+        "answers_publishes",
+    )
 
     def __init__(
         self,
@@ -393,11 +410,16 @@ class _JudgedVisit(_CertifiedVisit):
         self._identity = identity
         self._place = place
         self._act: PendingAct | None = None
+        self._is_judged = False
         self._queues: tuple[str, ...] | None = None
 
     def __enter__(self) -> Visit:
         if (place := self._place) is not None:
-            place.__enter__()
+            try:
+                place.__enter__()
+            except SlateMQError as error:
+                self._judge.refuse(self._context, self._identity, error)
+                raise
             # Called when gRPC has sent the last response: until its caller reads it, it is memory.
             context: Any = self._context
             context.add_done_callback(lambda _: place.__exit__(None, None, None))
@@ -406,8 +428,11 @@ class _JudgedVisit(_CertifiedVisit):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._act is not None:
             self._act.handled(error)
+        elif not self._is_judged and isinstance(error, SlateMQError):
+            self._judge.refuse(self._context, self._identity, error)
 
     async def judge(self, request: Any) -> None:
+        self._is_judged = True
         await self._judge_again()
         self._act = self._judge.check(self._context, self._identity, request)
         if self._queues is None:

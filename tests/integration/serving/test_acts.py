@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
 from libs.serving import limits
 from libs.serving.peers.channels import open_channel
+from libs.serving.process.logs import REPEATS_MAX
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from libs.serving.requests.gate import Gate
@@ -28,11 +30,13 @@ from slatemq._tokens import new_token
 from slatemq.errors import NotFound
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.waiting import eventually
+from tests.manual_clock import ManualSeconds
 
 POLICY = """
 roles: {owner: [{verbs: [administer], queues: [orders]}]}
 bindings: [{principals: [shop], roles: [owner]}]
 """
+LIMITED = f"{POLICY}limits: [{{principals: [shop], calls_per_s: 1}}]"
 PURGE = "/slatemq.v1.QueueService/PurgeQueue"
 
 
@@ -92,7 +96,8 @@ async def served(folder: Path, policy: str = POLICY) -> AsyncIterator[Served]:
     )
     gate = Gate(100)
     gate.open()
-    auditor = Auditor(lambda act: one.acts.append(act))
+    # By a clock that stands still: what is held back comes in no later interval.
+    auditor = Auditor(lambda act: one.acts.append(act), ManualSeconds())
     guard = CallGuard(gate, Telemetry()).of_door(ClientDoor(callers, auditor))
     server = grpc.aio.server(interceptors=[guard], options=limits.server_options())
     servicer_type: Any = Servicer  # Not all of it: so it is abstract.
@@ -130,3 +135,35 @@ async def test_an_act_is_recorded_with_the_end_of_its_handler(
         await made.purge().code()
 
         assert await made.outcomes(1) == [outcome]
+
+
+async def test_an_act_that_a_limit_refuses_is_recorded_and_many_are_held_back(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, LIMITED) as made:
+        made.servicer.goes_on.set()
+        calls = [made.purge() for _ in range(15)]
+        codes = [await call.code() for call in calls]
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) > REPEATS_MAX
+        done_count = codes.count(grpc.StatusCode.OK)
+
+        outcomes = await made.outcomes(done_count + REPEATS_MAX)
+
+        assert outcomes.count("RESOURCE_EXHAUSTED") == REPEATS_MAX
+        assert outcomes.count("OK") == done_count
+        assert {(act.principal, act.act) for act in made.acts} == {("shop", PURGE)}
+
+
+async def test_an_act_whose_request_cannot_be_read_is_recorded_and_many_are_held_back(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as made:
+        for _ in range(REPEATS_MAX + 5):
+            assert await made.purge(b"\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
+        made.servicer.goes_on.set()
+        await made.purge().code()
+
+        await eventually(lambda: made.acts[-1:] and made.acts[-1].outcome == "OK")
+        outcomes = await made.outcomes(1)
+
+        assert outcomes == ["INVALID_ARGUMENT"] * REPEATS_MAX + ["OK"]
