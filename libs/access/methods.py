@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
@@ -81,8 +82,10 @@ def access_of(method: str) -> MethodAccess:
     if which is None:
         raise LookupError(f"the proto of {method} does not say who may call it")
     readers = tuple(_reader(described.input_type, path.split(".")) for path in option.queues)
-    detail_readers = tuple(
-        _detail_reader(described.input_type, path.split(".")) for path in option.audited
+    # The numbers come first: an act has the first details alone.
+    detail_readers = (
+        *(_counter(described.input_type, name) for name in option.counted),
+        *(_detail_reader(described.input_type, path.split(".")) for path in option.audited),
     )
     word: str = which
     if which == "verb":
@@ -158,6 +161,28 @@ def _detail_reader(message: Descriptor, path: Sequence[str], prefix: str = "") -
             yield f"{label}={_in_words(field, found)}"
 
     return read_values
+
+
+def _counter(message: Descriptor, name: str) -> Reader:
+    """Reads how many items a repeated field has, as `message_ids=3`.
+
+    Of messages with a oneof, how many set each field of it: `drop=980`, `no_action=1`.
+    """
+    field = _field(message, name)
+    if not field.is_repeated:
+        raise LookupError(f"{message.full_name}.{name} is not repeated")
+    oneofs = [] if field.message_type is None else field.message_type.oneofs
+    choice = oneofs[0].name if oneofs else ""
+
+    def read(request: Any) -> Iterator[str]:
+        items = getattr(request, name)
+        if choice:
+            kinds = Counter(item.WhichOneof(choice) or f"no_{choice}" for item in items)
+            yield from (f"{kind}={count}" for kind, count in kinds.items())
+        elif items:
+            yield f"{name}={len(items)}"
+
+    return read
 
 
 def _in_words(field: FieldDescriptor, value: Any) -> str:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/access.proto\x12\nslatemq.v1\x1a google/protobuf/descriptor.proto\"\xa3\x01\n\x06\x41\x63\x63\x65ss\x12\x11\n\x07service\x18\x01 \x01(\x08H\x00\x12\x17\n\rauthenticated\x18\x02 \x01(\x08H\x00\x12 \n\x04verb\x18\x03 \x01(\x0e\x32\x10.slatemq.v1.VerbH\x00\x12\x0e\n\x06queues\x18\x04 \x03(\t\x12\x0f\n\x07\x61udited\x18\x05 \x03(\t\x12\r\n\x05waits\x18\x06 \x01(\x08\x12\x11\n\tpublishes\x18\x07 \x01(\x08\x42\x08\n\x06\x63\x61ller*\x88\x01\n\x04Verb\x12\x14\n\x10VERB_UNSPECIFIED\x10\x00\x12\x10\n\x0cVERB_PUBLISH\x10\x01\x12\x10\n\x0cVERB_CONSUME\x10\x02\x12\x10\n\x0cVERB_INSPECT\x10\x03\x12\r\n\tVERB_EDIT\x10\x04\x12\x13\n\x0fVERB_ADMINISTER\x10\x05\x12\x10\n\x0cVERB_OPERATE\x10\x06:D\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xd9\x87\x03 \x01(\x0b\x32\x12.slatemq.v1.AccessB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/access.proto\x12\nslatemq.v1\x1a google/protobuf/descriptor.proto\"\xb4\x01\n\x06\x41\x63\x63\x65ss\x12\x11\n\x07service\x18\x01 \x01(\x08H\x00\x12\x17\n\rauthenticated\x18\x02 \x01(\x08H\x00\x12 \n\x04verb\x18\x03 \x01(\x0e\x32\x10.slatemq.v1.VerbH\x00\x12\x0e\n\x06queues\x18\x04 \x03(\t\x12\x0f\n\x07\x61udited\x18\x05 \x03(\t\x12\r\n\x05waits\x18\x06 \x01(\x08\x12\x11\n\tpublishes\x18\x07 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x08 \x03(\tB\x08\n\x06\x63\x61ller*\x88\x01\n\x04Verb\x12\x14\n\x10VERB_UNSPECIFIED\x10\x00\x12\x10\n\x0cVERB_PUBLISH\x10\x01\x12\x10\n\x0cVERB_CONSUME\x10\x02\x12\x10\n\x0cVERB_INSPECT\x10\x03\x12\r\n\tVERB_EDIT\x10\x04\x12\x13\n\x0fVERB_ADMINISTER\x10\x05\x12\x10\n\x0cVERB_OPERATE\x10\x06:D\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xd9\x87\x03 \x01(\x0b\x32\x12.slatemq.v1.AccessB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.access_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
-  _globals['_VERB']._serialized_start=240
-  _globals['_VERB']._serialized_end=376
+  _globals['_VERB']._serialized_start=257
+  _globals['_VERB']._serialized_end=393
   _globals['_ACCESS']._serialized_start=74
-  _globals['_ACCESS']._serialized_end=237
+  _globals['_ACCESS']._serialized_end=254
 # @@protoc_insertion_point(module_scope)

@@ -76,6 +76,7 @@ class Access(_message.Message):
     AUDITED_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
     PUBLISHES_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
@@ -107,6 +108,12 @@ class Access(_message.Message):
         payloads, headers or secrets.
         """
 
+    @_builtins.property
+    def counted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Repeated fields of the request of which the audit has the number of items, as FIELD=NUMBER; of
+        messages with a oneof, how many set each field of it, as `drop=980`.
+        """
+
     def __init__(
         self,
         *,
@@ -117,10 +124,11 @@ class Access(_message.Message):
         audited: _abc.Iterable[_builtins.str] | None = ...,
         waits: _builtins.bool = ...,
         publishes: _builtins.bool = ...,
+        counted: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "caller", b"caller", "service", b"service", "verb", b"verb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "publishes", b"publishes", "queues", b"queues", "service", b"service", "verb", b"verb", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "counted", b"counted", "publishes", b"publishes", "queues", b"queues", "service", b"service", "verb", b"verb", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_caller: _TypeAlias = _typing.Literal["service", "authenticated", "verb"]  # noqa: Y015
     _WhichOneofArgType_caller: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message_factory import GetMessageClass
 
+from libs.access.audit import SUBJECTS_MAX, subjects_of
 from libs.access.methods import access_of
 from slatemq.v1 import (
     assignment_pb2,
@@ -61,6 +62,22 @@ def test_of_the_calls_of_publishers_those_that_publish_say_so() -> None:
     assert all(accesses[name].caller == "publish" for name in publishing)
 
 
+def test_of_many_settlements_an_act_says_how_many_are_of_each_kind() -> None:
+    drops = [entry_pb2.DeadLetterSettlement(handle=f"a/{number}/f0") for number in range(980)]
+    for one in drops:
+        one.drop.SetInParent()
+    redrives = [entry_pb2.DeadLetterSettlement(handle=f"a/{number}/f1") for number in range(20)]
+    for one in redrives:
+        one.redrive.SetInParent()
+    request = entry_pb2.SettleDeadLettersRequest(settlements=[*redrives, *drops])
+
+    settle = access_of("/slatemq.v1.DeadLetterService/SettleDeadLetters")
+    details = subjects_of(settle.details(request))
+
+    assert details[:3] == ("redrive=20", "drop=980", "settlements.handle=a/0/f1")
+    assert len(details) == SUBJECTS_MAX
+
+
 def _path(rpc: MethodDescriptor) -> str:
     return f"/{rpc.containing_service.full_name}/{rpc.name}"
 
@@ -94,6 +111,10 @@ def test_a_request_gives_what_the_audit_says_of_it() -> None:
     run = janitor_pb2.RunJobRequest(job="restore", queue_ids=["a"], target_queue_id="b")
     edit = entry_pb2.EditMessageRequest(handle="a/1/d0", payload=b"secret", headers={"k": "secret"})
     settlements = [entry_pb2.DeadLetterSettlement(handle=handle) for handle in ("a/1/f0", "a/2")]
+    settlements[0].drop.SetInParent()
+    redrive = entry_pb2.StartRedriveRequest(
+        queue_id="a", filter="reason == 'x'", rate=5, message_ids=[7, 8]
+    )
     purge = queue_pb2.PurgeQueueRequest(queue_id="a", states=[queue_pb2.ENTRY_STATE_AVAILABLE])
     purge.MergeFromString(b"\x10\x63")  # And a state that is not known
     update = queue_pb2.UpdateQueueRequest(update_mask=FieldMask(paths=["filter", "lease_ms"]))
@@ -103,7 +124,17 @@ def test_a_request_gives_what_the_audit_says_of_it() -> None:
         (
             "DeadLetterService/SettleDeadLetters",
             entry_pb2.SettleDeadLettersRequest(settlements=settlements),
-            ["settlements.handle=a/1/f0", "settlements.handle=a/2"],
+            ["drop=1", "no_action=1", "settlements.handle=a/1/f0", "settlements.handle=a/2"],
+        ),
+        (
+            "DeadLetterService/StartRedrive",
+            redrive,
+            ["message_ids=2", "filter=reason == 'x'", "rate=5"],
+        ),
+        (
+            "DeadLetterService/StartRedrive",
+            entry_pb2.StartRedriveRequest(queue_id="a"),
+            ["rate=0"],
         ),
         ("QueueService/PurgeQueue", purge, ["states=ENTRY_STATE_AVAILABLE", "states=99"]),
         (
