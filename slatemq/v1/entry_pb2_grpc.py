@@ -584,7 +584,8 @@ class DeadLetterServiceServicer:
 
         Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
         REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
-        RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+        RESOURCE_EXHAUSTED (TOO_MANY_REDRIVES: 100 redrives are running on the shard, or 25 that the
+        caller's principal started or resumed), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -386,7 +386,8 @@ class DeadLetterServiceStub:
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
     REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
-    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+    RESOURCE_EXHAUSTED (TOO_MANY_REDRIVES: 100 redrives are running on the shard, or 25 that the
+    caller's principal started or resumed), UNAVAILABLE.
     """
     GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
     """Returns a redrive and its progress.
@@ -447,7 +448,8 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
     REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
-    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+    RESOURCE_EXHAUSTED (TOO_MANY_REDRIVES: 100 redrives are running on the shard, or 25 that the
+    caller's principal started or resumed), UNAVAILABLE.
     """
     GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
     """Returns a redrive and its progress.
@@ -511,7 +513,8 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds;
         REQUEST_ID_REUSED: used for a redrive of other queues), NOT_FOUND (the queue or the target),
-        RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+        RESOURCE_EXHAUSTED (TOO_MANY_REDRIVES: 100 redrives are running on the shard, or 25 that the
+        caller's principal started or resumed), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

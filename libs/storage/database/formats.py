@@ -13,7 +13,7 @@ from libs.storage.errors import OtherFormat
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.records.states import decode_format, encode_format
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 
 _FIRST_KEY: Final = b"\x00"
 _BEHIND_KEYS: Final = b"\xff"

@@ -4,12 +4,13 @@
                   | total u64 | examined u64 | redriven u64
                   | next order u64 | next place u32 | end order u64
                   | queue ID Utf8 | target queue ID Utf8 | filter Utf8 | request ID Utf8
-                  | error Utf8 | message IDs: Array<u64> |
+                  | error Utf8 | principal Utf8 | message IDs: Array<u64> |
 
 Little-endian; times in milliseconds since 1970, UTC; the rate in messages per second, 0: no bound.
 The queue revision is that of the queue's creation: a later queue of the same name has another. The
 redrive continues at the next order, a row of the failed list, with the message at the next place in
-it; after the end order it is done. No message IDs: all.
+it; after the end order it is done. The principal is the one that started or last resumed it, empty
+where there was no policy. No message IDs: all.
 """
 
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class RedriveRecord(NamedTuple):
     filter: str = ""
     request_id: str = ""
     error: str = ""
+    principal: str = ""
     message_ids: Sequence[int] = ()
 
 
@@ -74,6 +76,7 @@ def encode_redrive(redrive: RedriveRecord) -> bytes:
             utf8("filter", redrive.filter),
             utf8("request ID", redrive.request_id),
             utf8("error", redrive.error),
+            utf8("principal", redrive.principal),
             number_array("message IDs", "Q", redrive.message_ids),
         )
     )
@@ -84,7 +87,7 @@ def decode_redrive(data: bytes) -> RedriveRecord:
     revision, state, *numbers = reader.fixed("numbers", _FIXED)
     texts = [
         reader.utf8(name)
-        for name in ("queue ID", "target queue ID", "filter", "request ID", "error")
+        for name in ("queue ID", "target queue ID", "filter", "request ID", "error", "principal")
     ]
     message_ids = reader.number_array("message IDs", "Q")
     reader.finish()

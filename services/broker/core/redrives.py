@@ -26,6 +26,9 @@ from slatemq.errors import ResourceExhausted
 RUNNING_MAX = 100
 """Redrives that may run at the same time on a shard."""
 
+PRINCIPAL_RUNNING_MAX = 25
+"""Of these, those that one principal started or resumed, where there is a policy."""
+
 KEPT = 1000
 """Ended redrives that are still listed, unless set otherwise."""
 
@@ -59,14 +62,14 @@ class Redrives:
     def running(self) -> list[int]:
         return [n for n, one in self._records.items() if one.state == RedriveState.RUNNING]
 
-    def check_capacity(self) -> None:
-        """Raises ResourceExhausted while too many run."""
-        if len(self.running()) >= RUNNING_MAX:
-            raise ResourceExhausted(
-                f"the limit of {RUNNING_MAX} running redrives is reached; wait for one to end",
-                reason="TOO_MANY_REDRIVES",
-                retry_after_ms=1000,
-            )
+    def check_capacity(self, principal: str) -> None:
+        """Raises ResourceExhausted while too many run, or too many of a principal's."""
+        running = self.running()
+        if len(running) >= RUNNING_MAX:
+            raise _too_many(f"{RUNNING_MAX} running redrives")
+        own_count = sum(self._records[number].principal == principal for number in running)
+        if principal and own_count >= PRINCIPAL_RUNNING_MAX:
+            raise _too_many(f"{PRINCIPAL_RUNNING_MAX} running redrives of {principal!r}")
 
     def start(self, record: RedriveRecord) -> int:
         """Adds one; returns its number."""
@@ -124,6 +127,14 @@ class Redrives:
         changed, self._changed = self._changed, {}
         for number, value in changed.items():
             yield redrive_key(number), value
+
+
+def _too_many(limit: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the limit of {limit} is reached; wait for one to end",
+        reason="TOO_MANY_REDRIVES",
+        retry_after_ms=1000,
+    )
 
 
 class RedriveStep(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any, Final
 
-from libs.access.current import hold_to, may, may_some, require
+from libs.access.current import caller_name, hold_to, may, may_some, require
 from libs.access.verbs import Verb
 from libs.filters import SOURCE_BYTES_MAX
 from libs.serving.requests.expressions import checking_expression
@@ -49,12 +49,14 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             # What has failed before the call is in rows when this is over.
             await self._owner.durable()
 
+        principal = caller_name()
+
         def start(now_ms: int) -> int:
             redrives = self._owner.shard.redrives
             known = redrives.of_request(request.request_id)
             if known is not None:
                 return known
-            redrives.check_capacity()
+            redrives.check_capacity(principal)
             queue = self._owner.queue(queue_id)
             return redrives.start(
                 RedriveRecord(
@@ -73,6 +75,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
                     target_queue_id=target_id,
                     filter=request.filter,
                     request_id=request.request_id,
+                    principal=principal,
                     message_ids=tuple(request.message_ids),
                 )
             )
@@ -169,6 +172,8 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         if state == RedriveState.RUNNING:
             require("edit", redrive.target_queue_id)
 
+        principal = caller_name()
+
         def change(now_ms: int) -> None:
             redrives = self._owner.shard.redrives
             record = redrives.get(number)
@@ -184,7 +189,8 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
                 queue = self._owner.queue(record.queue_id)
                 if queue.created_revision != record.queue_revision:
                     raise NotFound("queue", record.queue_id)
-                redrives.check_capacity()
+                redrives.check_capacity(principal)
+                record = record._replace(principal=principal)
             ended_ms = 0 if state == RedriveState.RUNNING else now_ms
             redrives.put(number, record._replace(state=state, ended_at_ms=ended_ms, error=""))
 

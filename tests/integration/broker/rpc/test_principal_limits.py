@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from libs.access import quotas
 from libs.access.callers import Callers
 from libs.serving.requests.budget import AnswerBudget
+from services.broker.core import redrives
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
 from slatemq._tokens import new_token
 from slatemq.errors import ResourceExhausted
@@ -33,6 +34,7 @@ from slatemq.v1 import (
     queue_pb2_grpc,
 )
 from tests.forms import examples
+from tests.integration.broker.entry_calls import fail
 from tests.integration.broker.rig import Ingest, Rig, running
 from tests.integration.waiting import WAIT_SECONDS, eventually
 
@@ -66,8 +68,8 @@ class Caller:
         self._delayed: Any = entry_pb2_grpc.DelayedServiceStub(channel)
         self._dead_letters: Any = entry_pb2_grpc.DeadLetterServiceStub(channel)
 
-    async def create(self, queue_id: str, **fields: str) -> queue_pb2.Queue:
-        queue = queue_pb2.Queue(queue_id=queue_id, **fields)  # type: ignore[arg-type]
+    async def create(self, queue_id: str, **fields: Any) -> queue_pb2.Queue:
+        queue = queue_pb2.Queue(queue_id=queue_id, **fields)
         request = queue_pb2.CreateQueueRequest(queue=queue)
         answer = await self._queues.CreateQueue(request, metadata=self._proof)
         return answer.queue  # type: ignore[no-any-return]
@@ -88,9 +90,18 @@ class Caller:
         request = queue_pb2.DeleteQueueRequest(queue_id=queue_id)
         await self._queues.DeleteQueue(request, metadata=self._proof)
 
-    async def redrive(self, queue_id: str, chosen: str) -> None:
-        request = entry_pb2.StartRedriveRequest(queue_id=queue_id, filter=chosen)
-        await self._dead_letters.StartRedrive(request, metadata=self._proof)
+    async def redrive(self, queue_id: str, chosen: str = "", rate: int = 0) -> str:
+        request = entry_pb2.StartRedriveRequest(queue_id=queue_id, filter=chosen, rate=rate)
+        answer = await self._dead_letters.StartRedrive(request, metadata=self._proof)
+        return answer.redrive.redrive_id  # type: ignore[no-any-return]
+
+    async def cancel_redrive(self, redrive_id: str) -> None:
+        request = entry_pb2.CancelRedriveRequest(redrive_id=redrive_id)
+        await self._dead_letters.CancelRedrive(request, metadata=self._proof)
+
+    async def resume_redrive(self, redrive_id: str) -> None:
+        request = entry_pb2.ResumeRedriveRequest(redrive_id=redrive_id)
+        await self._dead_letters.ResumeRedrive(request, metadata=self._proof)
 
     async def edit(self, handle: str, payload: bytes) -> None:
         request = entry_pb2.EditMessageRequest(handle=handle, payload=payload)
@@ -508,6 +519,38 @@ async def test_a_change_of_a_queue_does_not_wait_for_all_that_another_principal_
         for one in mine:
             one.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
+
+
+async def test_redrives_of_one_principal_leave_some_to_others_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrives, "PRINCIPAL_RUNNING_MAX", 2)
+    data = tmp_path / "data"
+    async with limited(tmp_path, data) as made:
+        await made.ops.create("q", max_attempts=1)
+        await fail(made.rig, range(1, 1001))
+        first, second = [await made.shop.redrive("q", rate=1) for _ in range(2)]
+        of_ops = await made.ops.redrive("q", rate=1)
+        await too_many(made.shop.redrive("q"))
+
+    async with limited(tmp_path, data) as made:
+        await too_many(made.shop.redrive("q"))
+        # One that another caller resumes is that caller's
+        await made.shop.cancel_redrive(first)
+        await made.ops.resume_redrive(first)
+        third = await made.shop.redrive("q", rate=1)
+        await made.ops.cancel_redrive(of_ops)
+        await too_many(made.shop.resume_redrive(of_ops))
+        for redrive_id in (first, second, third):
+            await made.ops.cancel_redrive(redrive_id)
+
+
+async def too_many(call: Awaitable[object]) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, ResourceExhausted)
+    assert error.reason == "TOO_MANY_REDRIVES"
 
 
 async def test_many_at_once_get_no_more_than_one_may_have(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from libs.storage.layout.own_keys import redrive_key
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, decode_redrive
-from services.broker.core.redrives import RUNNING_MAX, Redrives
+from services.broker.core.redrives import PRINCIPAL_RUNNING_MAX, RUNNING_MAX, Redrives
 from slatemq.errors import ResourceExhausted
 
 RUNNING, DONE, CANCELLED = RedriveState.RUNNING, RedriveState.DONE, RedriveState.CANCELLED
@@ -88,13 +88,32 @@ def test_no_number_is_given_twice_though_all_redrives_are_forgotten() -> None:
 def test_as_many_run_at_once_as_stated() -> None:
     redrives = Redrives()
     for _ in range(RUNNING_MAX):
-        redrives.check_capacity()
+        redrives.check_capacity("")
         redrives.start(record())
 
     with pytest.raises(ResourceExhausted):
-        redrives.check_capacity()
+        redrives.check_capacity("shop")
     redrives.put(1, record(DONE))
-    redrives.check_capacity()
+    redrives.check_capacity("shop")
+
+
+def test_no_principal_has_all_that_may_run() -> None:
+    # Given one that has started as many as it may
+    redrives = Redrives()
+    for _ in range(PRINCIPAL_RUNNING_MAX):
+        redrives.check_capacity("shop")
+        redrives.start(record(principal="shop"))
+
+    # When it wants another one
+    with pytest.raises(ResourceExhausted) as refused:
+        redrives.check_capacity("shop")
+
+    # Then it waits for one of its own to end, and others start theirs
+    assert refused.value.reason == "TOO_MANY_REDRIVES"
+    assert "'shop'" in refused.value.message
+    redrives.check_capacity("bills")
+    redrives.put(1, record(CANCELLED, principal="shop"))
+    redrives.check_capacity("shop")
 
 
 def test_a_request_is_known_by_its_id_and_one_without_an_id_never() -> None:

@@ -29,7 +29,7 @@ TOO_LONG = "x" * 65_536
 
 def redrive(**values: Any) -> RedriveRecord:
     numbers: list[Any] = [0, RedriveState.RUNNING, *[0] * 9]
-    return RedriveRecord._make([*numbers, "q", "q", "", "", "", ()])._replace(**values)
+    return RedriveRecord._make([*numbers, "q", "q", "", "", "", "", ()])._replace(**values)
 
 
 def ranges(count: int) -> tuple[ReplayRange, ...]:
