@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from slatemq._checks import check_text, check_whole
+from slatemq._consume.credit import CreditWindow
 from slatemq._consume.delivered import (
     Claimed,
     Lease,
@@ -365,6 +366,7 @@ class _Stream(PartitionFetcher):
         self._taken_count = 0
         self._taken_bytes = 0
         self._has_granted = False
+        self._window = CreditWindow(self._options.prefetch_bytes)
         self._buffered_count = 0
         self._buffered_bytes = 0
         super().__init__(consumer, index)
@@ -382,7 +384,8 @@ class _Stream(PartitionFetcher):
 
     @property
     def _bytes_share(self) -> int:
-        return -(-self._options.prefetch_bytes // len(self._consumer._streams))
+        share = -(-self._options.prefetch_bytes // len(self._consumer._streams))
+        return min(share, self._window.size_bytes)
 
     def buffered(self, size_bytes: int) -> None:
         """Counts a message that came into the buffer."""
@@ -508,6 +511,7 @@ class _Stream(PartitionFetcher):
     def _start(self) -> consumer_pb2.ConsumeStart:
         self._taken_count = self._taken_bytes = 0
         self._taken.clear()
+        self._window = CreditWindow(self._options.prefetch_bytes)  # It may be another link.
         count = self._messages_share - self._buffered_count
         room = self._bytes_share - self._buffered_bytes
         start = consumer_pb2.ConsumeStart(
@@ -519,6 +523,7 @@ class _Stream(PartitionFetcher):
         if self._has_granted:
             start.credit.messages_count = count
             start.credit.payload_bytes = room
+            self._window.granted(room, time.monotonic())
         else:  # Granted with what is taken, or the stream would never have more than that.
             self._taken_count, self._taken_bytes = count, room
         return start
@@ -539,16 +544,27 @@ class _Stream(PartitionFetcher):
     async def _grant(self, call: Any) -> None:
         count, size = self._taken_count, self._taken_bytes
         # Bytes are unlimited until some are granted.
-        if count < 1 or size < 0 or not (size or self._has_granted) or self._stopping:
+        is_limited = size or (count and self._has_granted)
+        if min(count, size) < 0 or not is_limited or self._stopping:
             return
         self._has_granted = True
         self._taken_count = self._taken_bytes = 0
+        self._window.granted(size, time.monotonic())
         credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=size)
         await call.write(consumer_pb2.ConsumeRequest(credit=credit))
+
+    def _grow(self, received_bytes: int) -> None:
+        """Grants more than was taken, where the link has carried what was granted."""
+        before = self._bytes_share
+        self._window.received(received_bytes, time.monotonic())
+        if self._bytes_share > before:
+            self._taken_bytes += self._bytes_share - before
+            self._taken.set()
 
     def _receive(self, claimed: Claimed) -> None:
         self.ingests.note(claimed.awaited_shards)
         if claimed.payloads:
+            self._grow(sum(map(len, claimed.payloads)))
             self._has_received = True
             self._paused = False
             self.watch.end()

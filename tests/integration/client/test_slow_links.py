@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 import slatemq
+from slatemq._consume import credit
 from slatemq.errors import Unavailable
 from tests.integration.client.links import Link
 from tests.integration.client.peers import Broker, Ingest, Instance
@@ -152,3 +153,25 @@ async def test_a_try_of_a_large_publish_may_take_as_long_as_the_whole_call(form:
         else:
             await client.publish_batch([message])
     assert 300 < ingest.left_s < inf
+
+
+async def test_a_consumer_has_little_on_its_way_until_it_comes_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a link over which all is late
+    monkeypatch.setattr(credit, "TRANSIT_S", -1.0)
+    size_bytes, count = credit.FIRST_BYTES // 4, 24
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        broker = instance.broker
+        broker.available.extend((bytes(size_bytes), 0) for _ in range(count))
+        async with client.consume("q") as messages:
+            # When messages are worked on, then no more of them are leased than the first credit has
+            for _ in range(count // 2):
+                message = await anext(messages)
+                assert len(broker.leases) <= 4 + 2
+                await message.ack()
+            # And once what was granted comes soon, all are, though nothing is taken
+            monkeypatch.setattr(credit, "TRANSIT_S", WAIT_S)
+            await (await anext(messages)).ack()
+            await (await anext(messages)).ack()
+            await broker.until(lambda: not broker.available)
