@@ -235,7 +235,6 @@ class BatchConsumer(QueueConsumer):
         self._ready.appendleft(batch)
 
     async def _close(self) -> None:
-        self._closed = True
         for part in self._parts:
             part.close()
         await self._end_parts()  # A broker takes back what it claims for a caller that left.

@@ -137,12 +137,17 @@ class QueueConsumer(ABC):
 
         Keeps the leases of messages in work until they are finished or the client is closed. Waits
         for a broker that does not answer for 5 s at most. Where its task is cancelled, it goes on
-        in the background.
+        in the background. Again waits for that, and for what was acked since.
         """
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-            self._origin.finisher.keep(self._closing)
+        self._closed = True  # From now on no task takes a message.
+        self._closing = asyncio.create_task(self._close_after(self._closing))
+        self._origin.finisher.keep(self._closing)
         await asyncio.shield(self._closing)
+
+    async def _close_after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        await self._close()
 
     @abstractmethod
     async def _close(self) -> None: ...
@@ -313,7 +318,6 @@ class Consumer(QueueConsumer):
         self._arrived.set()
 
     async def _close(self) -> None:
-        self._closed = True
         for stream in self._streams:
             stream.close()
         self._arrived.set()
