@@ -79,7 +79,7 @@ async def _echo(port: int, request: bytes, batches: int, depth: int) -> float:
 async def _write(folder: Path, size: int, batches: int, depth: int) -> float:
     """A batch of rows after the other, each flushed and synced; `depth` of them under way."""
     root = open_root(folder.as_uri())
-    database = await root.database("bench", Kind.INGEST)
+    database = await root.database("ingest/0", Kind.INGEST)
     under_way: deque[asyncio.Task[None]] = deque()
     began = time.perf_counter()
     for at in range(batches):
