@@ -16,6 +16,7 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `runs`      runs of jobs, their processes, their history
 `backup`    backups in another store, and instances made from them
 `moving`    the write-ahead logs, moved to another store
+`giving_up` a shard that the instance does without
 `events`    the events of runs, where event queues are on
 `rpc`       JanitorService, and archived dead letters read back
 

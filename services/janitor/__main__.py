@@ -1,7 +1,8 @@
 """`python -m services.janitor`: one janitor process.
 
 `… sql 'SELECT …'`: a question, answered; `… backup`: backups, and instances made from them;
-`… verify`: a stopped instance, verified; `… move-wals`: its write-ahead logs, moved.
+`… verify`: a stopped instance, verified; `… move-wals`: its write-ahead logs, moved;
+`… give-up`: a shard that the instance does without.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
         exit_with(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
-    rooms = {"backup": "backup", "verify": "verify", "move-wals": "moving"}
+    rooms = {"move-wals": "moving", "give-up": "giving_up", "backup": "backup", "verify": "verify"}
     if room := rooms.get("".join(sys.argv[1:2])):
         command = import_module(f"services.janitor.{room}.command")
         exit_with(command.main(sys.argv[1:], os.environ))

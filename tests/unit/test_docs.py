@@ -22,6 +22,7 @@ from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
+from services.janitor.giving_up.command import parse as parse_give_up
 from services.janitor.moving.command import parse as parse_move
 from services.janitor.spark.sql import parse as parse_question
 from services.janitor.verify.command import parse as parse_verify
@@ -152,6 +153,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 parse_verify(words[3:], {})
             elif words[3:4] == ["backup"]:
                 parse_backup(words[3:], {})
+            elif words[3:4] == ["give-up"]:
+                parse_give_up(words[3:], {"SLATEMQ_ROOT": "memory:///"})
             elif words[3:4] == ["move-wals"]:
                 parse_move(words[3:], {"SLATEMQ_ROOT": "memory:///"})
             elif service in OWN_CONFIGS:

@@ -115,6 +115,12 @@ class Channels:
             return False
         return await self._directory.is_removed(service, shard)
 
+    async def is_given_up(self, service: str, shard: int) -> bool:
+        """Whether a shard is gone with what it had; costs and raises as `is_removed`."""
+        return await self.is_removed(service, shard) and await self._directory.is_given_up(
+            service, shard
+        )
+
     def doubt(self, service: str, shard: int) -> None:
         """A call failed, though perhaps not the connection: the next `to` reads where the peer is.
 

@@ -211,6 +211,10 @@ class TopologyDirectory:
         """Whether a shard without an entry was removed for ever. Raises StoreUnavailable."""
         return await RemovedShards(self._objects).has(f"{service}/{shard}")
 
+    async def is_given_up(self, service: str, shard: int) -> bool:
+        """Whether a shard without an entry is gone with what it had. Raises StoreUnavailable."""
+        return await RemovedShards(self._objects).is_given_up(f"{service}/{shard}")
+
     async def remove(self, path: str) -> None:
         """Delete the entry at this path below the root. Raises StoreUnavailable."""
         await self._objects.delete(path)

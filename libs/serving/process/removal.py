@@ -53,8 +53,8 @@ class ShardRemoval:
         if await RemovedShards(self._root.objects).has(self._database):
             await self.finish()
             raise FatalError.usage(
-                f"{self._name} was removed, and its number cannot be used again: start the "
-                "process with the next free number (`slatemq shard add` names it)"
+                f"{self._name} was removed, or given up, and its number cannot be used again: "
+                "start the process with the next free number (`slatemq shard add` names it)"
             )
 
     async def finish(self) -> None:

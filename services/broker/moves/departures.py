@@ -6,7 +6,8 @@
 Once a queue has left, durably, its departure goes on by itself, after a restart too. What it does
 next follows from the claim of the queue's name: that of the move's number, the rows are still to be
 copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive, or
-has been on its target, if that was removed since. From its arrival on, which is durable, too, no
+has been on its target, if that was removed since. A target that was given up meanwhile loses it to
+this shard, which has all of it. From its arrival on, which is durable, too, no
 claim matters: only the ingests are to be asked.
 """
 
@@ -292,10 +293,14 @@ class Departures:
         if claim.place_of(partition).shard == self._shard:
             await self._stay(queue_id, "it was cancelled before the broker was started again")
             return
+        is_there = claim.place_of(partition).shard == record.shard
+        if is_there and await self._targets.is_given_up(record.shard):
+            await self._take_back(queue_id, record, claim)
+            return
         self._turns.end(queue_id)
         self._locations.note(queue_id, claim.broker_shards, time.monotonic())
         self._note(queue_id, is_claimed=True, problem="")
-        if not await self._has_come(queue_id, record):
+        if not await self._has_come(queue_id, record, is_there=is_there):
             raise moving(queue_id)
         # Durable before anything that may take long: what is claimed later is about others.
         await self._owner.run(partial(self._owner.shard.moves.arrived_elsewhere, queue_id))
@@ -304,10 +309,20 @@ class Departures:
         self._arrived.came()
         log.info("queue %s is on broker %d now", queue_id, record.shard)
 
-    async def _has_come(self, queue_id: str, record: MoveRecord) -> bool:
+    async def _take_back(self, queue_id: str, record: MoveRecord, claim: NameClaim) -> None:
+        """Has a queue whose target was given up stay: that never said that it had the queue."""
+        partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
+        if not await self._names.place(queue_id, partition, self._shard, claim):
+            return  # Another partition moved first.
+        shards = list(claim.broker_shards)
+        shards[partition] = self._shard
+        self._locations.note(queue_id, tuple(shards), time.monotonic())
+        await self._stay(queue_id, f"broker {record.shard} was given up")
+
+    async def _has_come(self, queue_id: str, record: MoveRecord, *, is_there: bool) -> bool:
         """Whether a queue that was claimed for the target is there, or has been.
 
-        Raises as ArrivalTargets.
+        `is_there`: the claim has it there still. Raises as ArrivalTargets.
         """
         try:
             return await self._targets.arrive(record.shard, queue_id, record.number)
@@ -316,6 +331,8 @@ class Departures:
             # one in, and that was moved on or deleted since.
             if not await self._targets.is_removed(record.shard):
                 raise
+            if is_there and await self._targets.is_given_up(record.shard):
+                raise  # Meanwhile: it is taken back next.
             return True
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:

@@ -90,6 +90,10 @@ class ArrivalTargets:
         with self._failures(shard):
             return await self._channels.is_removed("broker", shard)
 
+    async def is_given_up(self, shard: int) -> bool:
+        with self._failures(shard):
+            return await self._channels.is_given_up("broker", shard)
+
     async def _stub(self, shard: int) -> move_pb2_grpc.ArrivalServiceAsyncStub:
         return move_pb2_grpc.ArrivalServiceStub(await self._channels.to("broker", shard))
 

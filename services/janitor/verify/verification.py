@@ -438,13 +438,13 @@ _LOST_OUTBOX: Final = (
 )
 
 _GIVEN_UP: Final = (
-    "restore the ingest's database from a copy. If the shard was given up, these entries wait for "
-    "it for ever, and others overtake them: cancel or purge them, or let their retention end"
+    "restore the ingest's database from a copy. If the shard was given up, each of these becomes "
+    "a dead letter when it is claimed: cancel or purge them, or let their retention end"
 )
 
 _NO_SHARD: Final = (
-    "restore the ingest's database from a copy. If the shard was given up, this is expected: leave "
-    "it, and never start a shard with that number"
+    "restore the ingest's database from a copy. To do without it, give the shard up: see "
+    "docs/how-to/repair.md"
 )
 
 _LOST_CURSOR: Final = (

@@ -1,0 +1,100 @@
+"""`python -m services.janitor give-up`: has an instance do without a shard for ever.
+
+::
+
+    removed-shards/   has the record first: from here on no process starts with the number
+    topology/         lacks the shard: the others read the record, and do without
+    the database      and the names of its owners are deleted
+
+Each step may be repeated, so what was interrupted goes on when it is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.removal import ShardRemoval
+from libs.storage.database.roots import Root, check_folder, open_root
+from libs.storage.errors import StorageError
+from libs.storage.objects.removed_shards import RemovedShards
+from services.janitor.backup.shards import databases_of
+from slatemq.errors import FailedPrecondition, SlateMQError
+
+FAILED: Final = 1
+USAGE: Final = 2
+
+_SHARD: Final = re.compile(r"(ingest|broker)/(0|[1-9]\d*)")
+
+EPILOG: Final = """\
+example:
+  python -m services.janitor give-up --root s3://bucket/slatemq --yes broker/1
+
+Stop the shard's process first, and what would start it again; the others go on. What the shard had
+is lost for ever. SLATEMQ_ROOT stands in for --root.
+Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+
+async def give_up(root: Root, database: str) -> None:
+    """Raises FailedPrecondition, and the errors of the storage."""
+    removed = RemovedShards(root.objects)
+    if not await removed.has(database):
+        if database not in await databases_of(root):
+            raise FailedPrecondition(
+                "NO_SHARD", f"{root.url} has no {database}, neither a database nor an entry"
+            )
+        await removed.add(database, time.time_ns() // 1_000_000, is_given_up=True)
+    directory = TopologyDirectory(root.objects)
+    try:
+        await ShardRemoval(root, directory, database).finish()
+    finally:
+        await directory.close()
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
+    command = parser.add_subparsers(dest="command", required=True).add_parser(
+        "give-up",
+        description="Do without a shard for ever: delete what is left of it, but its number.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    command.add_argument(
+        "--wal-store",
+        default="",
+        help="URL of the store that has the WALs, where it is not reached by that of the record",
+    )
+    command.add_argument(
+        "--yes", action="store_true", required=True, help="its process is stopped, its data may go"
+    )
+    command.add_argument("shard", metavar="SHARD", help="such as broker/1 or ingest/2")
+    args = parser.parse_args(argv)
+    if not args.root:
+        command.error("--root or SLATEMQ_ROOT is required")
+    if not _SHARD.fullmatch(args.shard):
+        command.error(f"{args.shard!r} is not a shard: give one such as broker/1 or ingest/2")
+    return args
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a command line says; returns the exit code."""
+    args = parse(argv, environ)
+    try:
+        check_folder(args.root)
+        asyncio.run(give_up(open_root(args.root, args.wal_store), args.shard))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE
+    except (SlateMQError, StorageError) as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    sys.stdout.write(f"{args.shard} was given up: never start a process with its number\n")
+    return 0

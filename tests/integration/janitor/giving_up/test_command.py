@@ -1,0 +1,64 @@
+"""The command that gives a shard up leaves its number, and nothing else of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from libs.storage.objects.removed_shards import RemovedShards
+from services.janitor.giving_up.command import main
+
+
+async def put(root_url: str) -> None:
+    objects = open_root(root_url).objects
+    directory = TopologyDirectory(objects)
+    for shard in (1, 11):
+        await directory.announce(Peer("broker", shard, f"127.0.0.1:{shard}"))
+        await objects.put(f"shard-owners/broker/{shard}/1.json", b"{}")
+    await objects.put("broker/11/manifest/1", b"x")
+    await directory.close()
+
+
+async def left(root_url: str) -> list[str]:
+    objects = open_root(root_url).objects
+    folders = ("broker", "shard-owners", "topology", "removed-shards")
+    return [path for folder in folders for path in await objects.list(folder)]
+
+
+async def check(root_url: str) -> None:
+    assert [path for path in await left(root_url) if path.endswith("1.json") or "11" in path] == [
+        "broker/11/manifest/1",
+        "shard-owners/broker/11/1.json",
+        "topology/broker-11.json",
+        "removed-shards/broker-1.json",
+    ]
+    removed = RemovedShards(open_root(root_url).objects)
+    assert await removed.has("broker/1")
+    assert await removed.is_given_up("broker/1")
+    assert not await removed.is_given_up("broker/11")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_left_of_the_shard_is_deleted_but_its_number(tmp_path: Path, times: int) -> None:
+    url = tmp_path.as_uri()
+    asyncio.run(put(url))
+    for _ in range(times):
+        assert main(["give-up", "--yes", "broker/1"], {"SLATEMQ_ROOT": url}) == 0
+    asyncio.run(check(url))
+
+
+def test_a_shard_that_is_not_there_is_not_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = tmp_path.as_uri()
+    assert main(["give-up", "--root", url, "--yes", "broker/7"], {}) == 1
+    assert "has no broker/7" in capsys.readouterr().err
+    for shard in ("broker/07", "router/1", "broker"):
+        with pytest.raises(SystemExit):
+            main(["give-up", "--root", url, "--yes", shard], {})
+    with pytest.raises(SystemExit):
+        main(["give-up", "--root", url, "broker/7"], {})
