@@ -93,6 +93,7 @@ def test_what_is_published_as_tasks_comes_back_whole(tmp_path: Path) -> None:
         return
     assert {what.rsplit(", ", 2)[0] for what in result["numbers"]["k"]} == {
         "file://, bare redis streams",
+        "file://, bare redis streams, beside commits",
         "file://, async on redis streams",
     }
     assert result["counted"]["k"]["slatemq"] > 0
