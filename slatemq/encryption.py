@@ -116,12 +116,6 @@ class KeyRing:
         """Payload and headers as they are published."""
         return self.encrypt(payload), {**(headers or {}), KEY_HEADER: self.current}
 
-    @staticmethod
-    def keep_key(headers: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-        """New headers of a message whose payload stays as it was encrypted before."""
-        kept = {KEY_HEADER: before[KEY_HEADER]} if KEY_HEADER in before else {}
-        return {**headers, **kept}
-
     def open(self, payload: bytes, headers: Mapping[str, str], subject: str) -> bytes:
         """The payload of a published message; that of one without the header, as it is.
 

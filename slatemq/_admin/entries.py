@@ -333,19 +333,17 @@ class EntryCalls(Calls):
 
         All queues deliver the changed message; it is not routed again. With the `etag` of an entry
         that was read before, no other change is overwritten. Raises as `cancel_entry`, Aborted
-        (etag), InvalidArgument. With `encryption`, the message is read first, and is Aborted where
-        another change comes between.
+        (etag), InvalidArgument (also a payload without headers, by a client without `encryption`,
+        for an encrypted message). With `encryption`, a message that gets a payload alone is read
+        first, and is Aborted where another change comes between.
         """
         content = None if payload is None else payload_bytes(payload)
-        if self._encryption is not None:
-            before = await self.get_entry(handle)
-            etag = etag or before.etag
-            known = before.message.headers if before.message is not None else {}
-            headers = known if headers is None else headers
-            if content is not None:
-                content, headers = self._encryption.seal(content, headers)
-            else:
-                headers = self._encryption.keep_key(headers, known)
+        if self._encryption is not None and content is not None:
+            if headers is None:
+                before = await self.get_entry(handle)
+                etag = etag or before.etag
+                headers = before.message.headers if before.message is not None else {}
+            content, headers = self._encryption.seal(content, headers)
         request = message_of(
             entry_pb2.EditMessageRequest,
             handle=handle,

@@ -373,7 +373,8 @@ class DelayedServiceServicer:
         lost, is OK while the message is as the edit made it. Since it changes for all queues, the
         caller must be permitted to edit in the queue that it was pushed to, else in the one that its
         header `queue` names, else in all queues. New headers need what a publish with them needs; so
-        does a task or an event of event queues, whatever is edited of it.
+        does a task or an event of event queues, whatever is edited of it. The header `slatemq-key`,
+        with which clients encrypt, stays with the payload: new headers alone do not change it.
 
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is
         no longer stored); INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of

@@ -253,13 +253,15 @@ class IngestServiceServicer:
         """Replaces the payload and the headers of a stored message. The message is not routed again. For
         brokers, which know whether the edit is allowed, and must drop their copy: applications call
         DelayedService.EditMessage. A call that is repeated with the same etag gets the first answer as
-        long as the message has not changed since.
+        long as the message has not changed since. The header `slatemq-key` says how the payload is
+        encrypted: it stays as it is where the payload does.
 
-        Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; headers that
-        would make the log entry, which the message shares with others of its commit, larger than 16
-        MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has
-        as `etag`; also where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE
-        (also NOT_YET_STORED, as of BatchGetMessages).
+        Errors: INVALID_ARGUMENT (limits as of Publish; both payload and headers kept; a new payload
+        without headers where the stored headers have `slatemq-key`; headers that would make the log
+        entry, which the message shares with others of its commit, larger than 16 MiB), NOT_FOUND,
+        ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as `etag`; also
+        where `headers_etag` is not the current one), RESOURCE_EXHAUSTED, UNAVAILABLE (also
+        NOT_YET_STORED, as of BatchGetMessages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

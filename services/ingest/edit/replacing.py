@@ -2,13 +2,17 @@
 
 A replace whose answer was lost is repeated with the etag from before: it is answered like the first
 one, as long as the message is still what that made of it.
+
+The header `slatemq-key` belongs to the payload: it names the key with which a client has encrypted
+it, and without it readers take what is encrypted for the content itself. So it stays where the
+payload does, whatever headers come; and a payload never gets the key of the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +36,7 @@ from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
+from slatemq._secrets import KEY_HEADER
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -177,7 +182,7 @@ class Replacer:
         if wanted.headers is None:
             if seen.headers != current.headers:
                 return False
-        elif wanted.headers != message.headers:
+        elif _headers(message, wanted) != message.headers:
             return False
         if wanted.payload is None:
             return seen.payload == current.payload
@@ -197,11 +202,29 @@ class Replacer:
 
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:
+    """Raises InvalidArgument where a payload would get the key of the one before."""
+    if wanted.payload is not None and wanted.headers is None and KEY_HEADER in message.headers:
+        raise InvalidArgument(
+            "headers",
+            f"the stored payload is encrypted, with the key {message.headers[KEY_HEADER]!r}: "
+            f"replace the headers, too, with {KEY_HEADER} where the new one is encrypted",
+        )
+    headers = _headers(message, wanted)
     if wanted.payload is not None:
         message = message._replace(payload_bytes=len(wanted.payload))
-    if wanted.headers is not None:
-        message = message._replace(headers=dict(sorted(wanted.headers.items())))
-    return message
+    return message._replace(headers=dict(sorted(headers.items())))
+
+
+def _headers(message: MessageMetadata, wanted: Replacement) -> Mapping[str, str]:
+    """Those that the message is to have."""
+    if wanted.headers is None:
+        return message.headers
+    if wanted.payload is not None:
+        return wanted.headers
+    headers = {key: value for key, value in wanted.headers.items() if key != KEY_HEADER}
+    if KEY_HEADER in message.headers:
+        headers[KEY_HEADER] = message.headers[KEY_HEADER]
+    return headers
 
 
 def _not_found(message_id: int) -> NotFound:

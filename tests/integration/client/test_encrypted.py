@@ -148,7 +148,11 @@ async def test_stored_messages_are_read_edited_and_replaced(
 
     await client.edit_message(handle, payload=b"second")
     assert (await client.read_messages([published]))[published].payload == b"second"
-    await client.edit_message(handle, headers={"queue": "stored", "a": "2"})
+    # New headers leave the key as it is, whether their client knows of it or not
+    await client.edit_message(handle, headers={"queue": "stored", "a": "1"})
+    await plain.edit_message(handle, headers={"queue": "stored", "a": "2"})
+    with pytest.raises(InvalidArgument, match="is encrypted"):
+        await plain.edit_message(handle, payload=b"third")
     entry = await client.get_entry(handle)
     assert entry.message is not None
     assert (entry.message.payload, entry.message.headers["a"]) == (b"second", "2")

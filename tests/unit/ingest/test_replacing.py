@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
+from typing import Final
 
 import pytest
 
@@ -15,9 +16,12 @@ from libs.storage.records.metadata import decode_log_entry
 from services.ingest.edit.replacing import Replacement
 from services.ingest.read.entries import entry_before
 from services.ingest.shard import Shard
-from slatemq.errors import ResourceExhausted
+from slatemq._secrets import KEY_HEADER
+from slatemq.errors import InvalidArgument, ResourceExhausted
 from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import batch, opened
+
+KEYED: Final = {"a": "1", KEY_HEADER: "k1"}
 
 
 async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
@@ -73,6 +77,48 @@ async def test_readers_of_a_message_whose_replace_failed_get_an_error(
         async with asyncio.timeout(60):
             with pytest.raises(StoreUnavailable):
                 await read_messages(shard, first)
+
+
+async def test_new_headers_leave_the_key_of_an_encrypted_payload_as_it_is() -> None:
+    # Given a message of which the payload is encrypted, and one of which it is not
+    async with opened() as shard:
+        secret = (await shard.publisher.publish(batch(b"%!", **KEYED))).first_message_id
+        plain = (await shard.publisher.publish(batch(b"1"))).first_message_id
+        before = (await read_messages(shard, secret, with_etags=True)).etags[0]
+
+        # When headers that do not know of the key, or name another one, take the place of others
+        edit = Replacement(secret, before, None, {"a": "2"})
+        etag = await shard.replacer.replace(edit)
+        await shard.replacer.replace(Replacement(plain, "", None, {"a": "2", KEY_HEADER: "k2"}))
+
+        # Then the key stays with the payload, and a repeat is answered like the first call
+        assert await headers_of(shard, secret, plain) == [{"a": "2", KEY_HEADER: "k1"}, {"a": "2"}]
+        assert await shard.replacer.replace(edit) == etag
+        await shard.replacer.replace(
+            Replacement(secret, etag, None, {"a": "3", KEY_HEADER: "other"})
+        )
+        assert (await headers_of(shard, secret))[0] == {"a": "3", KEY_HEADER: "k1"}
+
+
+async def test_a_payload_does_not_get_the_key_of_the_one_before() -> None:
+    async with opened() as shard:
+        first = (await shard.publisher.publish(batch(b"%!", **KEYED))).first_message_id
+
+        with pytest.raises(InvalidArgument) as refused:
+            await shard.replacer.replace(Replacement(first, "", b"plain", None))
+
+        assert refused.value.field == "headers"
+        assert await headers_of(shard, first) == [KEYED]
+        await shard.replacer.replace(Replacement(first, "", b"!%", {KEY_HEADER: "k2"}))
+        assert await headers_of(shard, first) == [{KEY_HEADER: "k2"}]
+        await shard.replacer.replace(Replacement(first, "", b"plain", {"a": "1"}))
+        assert await headers_of(shard, first) == [{"a": "1"}]
+        await shard.replacer.replace(Replacement(first, "", b"plainer", None))
+
+
+async def headers_of(shard: Shard, *message_ids: int) -> list[dict[str, str]]:
+    read = await read_messages(shard, *message_ids)
+    return [dict(message.headers) for message in read.messages]
 
 
 async def test_replaces_are_bounded_like_publishes() -> None:
