@@ -18,6 +18,7 @@ from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
 from libs.storage.objects.topology_entries import database_of
@@ -70,7 +71,10 @@ async def opened_restored(root: Root, name: str) -> AsyncIterator[Database]:
 
 
 async def databases_of(root: Root) -> list[str]:
-    """The names of all databases below a root, also of those that are lost, the brokers' first."""
+    """The names of all databases below a root, the brokers' first.
+
+    Also of those that are lost, but not of shards that were removed.
+    """
     found = {
         f"{service}/{shard}"
         for service in ORDER
@@ -78,7 +82,8 @@ async def databases_of(root: Root) -> list[str]:
         if (shard := folder.rpartition("/")[2]).isdigit()
     }
     announced = map(database_of, await root.objects.list(TOPOLOGY))
-    return sorted(found.union(name for name in announced if name is not None))
+    found |= {name for name in announced if name is not None}
+    return sorted(found - await RemovedShards(root.objects).all())
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from libs.storage.errors import DamagedStore, LostWalStore, OtherWalStore, Stora
 from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
+from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.backup.catalogue import Catalogue
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
 from services.janitor.backup.restoring import Restoring
@@ -180,6 +181,18 @@ async def test_a_lost_store_is_left_behind_with_what_it_had_and_numbers_are_left
     block = decode_seq_block(await reader.get(ID_BLOCK_KEY) or b"")
     await reader.close()
     assert block.end >= 5000 + LEFT_OUT_MIN
+
+
+async def test_a_shard_that_was_removed_begins_no_log(tmp_path: Path) -> None:
+    places = in_folders(tmp_path)
+    root = open_root(places.root)
+    await make(root, places.first)
+    # Its folder stays, empty, where the root is one.
+    await RemovedShards(root.objects).add("broker/7", now_ms=0)
+    (tmp_path / "data/broker/7").mkdir()
+    shutil.rmtree(tmp_path / "first")
+    await move(places, places.second, is_lost=True)
+    assert await root.objects.list("broker/7") == []
 
 
 async def test_an_emptied_store_may_be_the_new_one(tmp_path: Path) -> None:
