@@ -138,7 +138,8 @@ async def test_an_owner_that_begins_a_database_meanwhile_is_not_taken_for_a_loss
 
 
 async def test_a_start_asks_for_the_entry_only_where_there_is_no_database(root: Root) -> None:
+    # Each start asks whether the root is being restored.
     await commit(root)
-    assert root.objects.counts.requests["head"] == 1
+    assert root.objects.counts.requests["head"] == 2
     await commit(root)
-    assert root.objects.counts.requests["head"] == 1
+    assert root.objects.counts.requests["head"] == 3
