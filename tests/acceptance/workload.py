@@ -160,10 +160,14 @@ class Run:
 
     async def consume(self, stubs: Stubs, consumers_per_queue: int = 1) -> None:
         """Consume from all queues until everything is acked, or nothing moves any more."""
-        self._progress_at = time.monotonic()
+        self.note_standstill()
         await asyncio.gather(
             *(self._consumer(stubs, queue) for queue in FILTERS for _ in range(consumers_per_queue))
         )
+
+    def note_standstill(self) -> None:
+        """Nothing could move until now: only what stands still from here on is at an end."""
+        self._progress_at = time.monotonic()
 
     async def _consumer(self, stubs: Stubs, queue: str) -> None:
         claim = consumer_pb2.ClaimRequest(

@@ -67,6 +67,7 @@ async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: f
                 await asyncio.sleep(0.05)
             await run.publish_batch(stubs, [line])
             await asyncio.sleep(seconds)
+            run.note_standstill()
             print(f"{outcome.value}: {fault.happened} reads of tables, a publish answered")
         store.set()
         assert consuming is not None
