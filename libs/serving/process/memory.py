@@ -65,10 +65,6 @@ PAUSE_SHARE: Final = 50
 """The pause after a look is at least so many times as long as the look. Old objects that are freed
 count as young ones, so there may be many more young objects than the count says: messages."""
 
-MIDDLE_MAX: Final = 50_000
-"""Of more middle objects, which are messages then, too, no look is taken here: under load one took
-48 ms."""
-
 
 async def collect_in_steps(every_s: float = STEP_S) -> None:
     """Look at the young objects while they are few, for ever.
@@ -84,10 +80,8 @@ async def collect_in_steps(every_s: float = STEP_S) -> None:
         if not STEP_MIN <= gc.get_count()[0] <= STEP_MAX:
             continue
         looks_count += 1
-        is_middle = looks_count % MIDDLE_EVERY == 0
-        is_middle = is_middle and len(gc.get_objects(generation=1)) <= MIDDLE_MAX
         began_s = time.thread_time()
-        gc.collect(1 if is_middle else 0)
+        gc.collect(0 if looks_count % MIDDLE_EVERY else 1)
         took_s = time.thread_time() - began_s
 
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import gc
+import itertools
 import platform
 import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from libs.serving.process import memory
 from libs.serving.process.memory import (
-    MIDDLE_EVERY,
-    MIDDLE_MAX,
+    PAUSE_SHARE,
     STEP_MIN,
+    STEP_S,
     collect_in_steps,
     memory_limit_bytes,
 )
@@ -106,38 +109,43 @@ async def test_what_calls_leave_is_collected_before_it_is_much() -> None:
         gc.set_threshold(*before)
 
 
-@pytest.mark.parametrize(("kept_count", "is_looked_at"), [(0, True), (2 * MIDDLE_MAX, False)])
-async def test_many_objects_that_are_in_use_are_not_walked_in_a_step(
-    kept_count: int, is_looked_at: bool
-) -> None:
-    looks: list[int] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            looks.append(info["generation"])
-
+async def test_what_outlived_a_look_is_collected_beside_many_objects_in_use() -> None:
     before = gc.get_threshold()
     gc.collect()
     gc.set_threshold(1_000_000)
-    kept = [Cycle() for _ in range(kept_count)]
-    gc.collect(0)
-    gc.callbacks.append(note)
+    in_use = [Cycle() for _ in range(100_000)]
+    of_call = Cycle()
+    gc.collect(0)  # while the call goes on
+    left = weakref.ref(of_call)
+    del of_call
     collecting = asyncio.create_task(collect_in_steps(every_s=0.001))
     try:
         async with asyncio.timeout(60):
-            while len(looks) < 3 * MIDDLE_EVERY:
-                looks_count = len(looks)
+            while left() is not None:
                 young = [Cycle() for _ in range(STEP_MIN)]
-                while len(looks) == looks_count:
-                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)
                 del young
     finally:
         collecting.cancel()
-        gc.callbacks.remove(note)
         gc.set_threshold(*before)
-    assert (1 in looks) == is_looked_at
-    assert 2 not in looks
-    assert len(kept) == kept_count
+    assert len(in_use) == 100_000
+
+
+async def test_a_long_look_is_followed_by_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.count(step=0.5)  # Each look takes half a second.
+    monkeypatch.setattr(memory, "time", SimpleNamespace(thread_time=lambda: next(readings)))
+    monkeypatch.setattr(gc, "get_count", lambda: (STEP_MIN, 0, 0))
+    pauses: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    with pytest.raises(asyncio.CancelledError):
+        await collect_in_steps()
+    assert pauses == [STEP_S, 0.5 * PAUSE_SHARE]
 
 
 PIECES = """
