@@ -21,7 +21,7 @@ from slatemq._consume.finishing import Finisher
 from slatemq._rpc.peers import ATTEMPT_S, NOT_REACHED, errors_translated, translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY
-from slatemq.errors import INGEST_DOWN, SlateMQError, Unavailable
+from slatemq.errors import INGEST_DOWN, DeadlineExceeded, SlateMQError, Unavailable
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 STOP_S: Final = 0.5
@@ -36,8 +36,13 @@ async def claim(
     on_failure: Callable[[SlateMQError], None] | None = None,
     partition: int = 0,
 ) -> Claimed:
-    """A claim from a partition; while its broker is down repeated, for `call_s` beyond its wait."""
-    return await _Claim(locations, finisher, request, on_failure, partition).run(call_s)
+    """A claim from a partition; while its broker is down repeated, for `call_s` beyond its wait.
+
+    `on_failure` gets what ends each try, and DeadlineExceeded for one that has no answer for long;
+    that one goes on, since what comes slowly would be lost.
+    """
+    claiming = _Claim(locations, finisher, request, on_failure, partition, on_failure)
+    return await claiming.run(call_s)
 
 
 async def claim_once(
@@ -78,12 +83,14 @@ class _Claim:
         request: consumer_pb2.ClaimRequest,
         on_failure: Callable[[SlateMQError], None] | None,
         partition: int,
+        on_silence: Callable[[SlateMQError], None] | None = None,
     ) -> None:
         self._locations = locations
         self._finisher = finisher
         self._request = consumer_pb2.ClaimRequest()
         self._request.CopyFrom(request)  # The caller may use it again.
         self._on_failure = on_failure
+        self._on_silence = on_silence
         self._partition = partition
         self._is_given_up = False
         self._stub: Any = None  # That the call is under way on.
@@ -117,6 +124,8 @@ class _Claim:
         channel = await self._locations.peers.broker(shard)
         metadata = self._locations.naming(self._request.queue_id, self._partition)
         self._stub = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        silence_s = self._request.wait_ms / 1000 + ATTEMPT_S
+        noting = asyncio.get_running_loop().call_later(silence_s, self._note_silence)
         try:
             response = await self._stub.Claim(
                 self._request, timeout=None if timeout == inf else timeout, metadata=metadata
@@ -127,9 +136,15 @@ class _Claim:
                 self.lost = problem
             raise problem from None
         finally:
+            noting.cancel()
             self._stub = None
         self._locations.note_count(self._request.queue_id, response.partitions_count)
         return claimed_of(response)
+
+    def _note_silence(self) -> None:
+        """Pings are answered also where the broker hangs; its answer may still come."""
+        if self._on_silence is not None and not self._is_given_up:
+            self._on_silence(DeadlineExceeded("the broker has not answered a claim yet"))
 
     def _failed(self, error: SlateMQError) -> None:
         if self._is_given_up:

@@ -7,8 +7,9 @@ from typing import Final
 FIRST_BYTES: Final = 1 << 20
 """What is on its way over a slow link delays the answers to pings, and leases run meanwhile."""
 
-TRANSIT_S: Final = 1.0
-"""What comes within this time after it was granted does neither."""
+TRANSIT_S: Final = 2.0
+"""What comes within this time after it was granted does neither, nor would twice as much. The
+broker's commit is part of it."""
 
 
 class CreditWindow:

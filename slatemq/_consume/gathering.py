@@ -27,7 +27,7 @@ import grpc.aio
 
 from slatemq._consume.claims import claim_once
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
-from slatemq._rpc.peers import BACKOFF_S_MAX, closed, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, NOT_REACHED, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations
 from slatemq.errors import (
     INGEST_DOWN,
@@ -80,6 +80,8 @@ class _Gathering:
     messages: list[Received] = field(default_factory=list, init=False)
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
+    _unanswered: set[int] = field(default_factory=set, init=False)
+    """Partitions of which a claim has no answer: it may have claimed some."""
     _asked: dict[int, int] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_over: bool = field(default=False, init=False)
@@ -88,6 +90,11 @@ class _Gathering:
     def _silence_s(self) -> float:
         """How long it waits for a silent partition: twice, where another is silent, too."""
         return min(REFUSED_S, self._call_s / 2)
+
+    @property
+    def _try_s(self) -> float:
+        """How long a call goes on, also when its caller has left: it brings what goes back."""
+        return max(self._call_s, ATTEMPT_S)
 
     @property
     def _count(self) -> int:
@@ -152,10 +159,12 @@ class _Gathering:
         try:
             finisher = self._origin.finisher
             claimed = await claim_once(
-                self._locations, finisher, request, self._call_s, check, partition=index
+                self._locations, finisher, request, self._try_s, check, partition=index
             )
         except SlateMQError as error:
             self._problems[index] = error
+            if _may_have_claimed(error):
+                self._unanswered.add(index)
         else:
             self._problems.pop(index, None)
             self._add(claimed)
@@ -218,7 +227,8 @@ class _Gathering:
                 ):
                     return
             else:
-                self._problems.pop(index, None)
+                if index not in self._unanswered:
+                    self._problems.pop(index, None)
                 return
             await _set_within(self._found, min(BACKOFF_S_MAX, until_s - time.monotonic()))
 
@@ -228,7 +238,7 @@ class _Gathering:
         self._asked[index] = shard
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await self._locations.peers.broker(shard))
         call = stub.Consume(
-            timeout=left_s + self._call_s,
+            timeout=left_s + self._try_s,
             metadata=self._locations.naming(self._request.queue_id, index),
         )
         stopping: asyncio.Task[None] | None = None
@@ -282,6 +292,12 @@ class _Gathering:
         if len(self._problems) == len(self._shards):
             return next(iter(self._problems.values()))
         return incomplete({self._shards[index]: one for index, one in self._problems.items()})
+
+
+def _may_have_claimed(error: SlateMQError) -> bool:
+    """Whether a claim that ended so may have leased messages."""
+    is_open = isinstance(error, Unavailable | DeadlineExceeded)
+    return is_open and error.reason not in (*NOT_REACHED, INGEST_DOWN, "CLIENT_CLOSED")
 
 
 async def _set_within(event: asyncio.Event, wait_s: float) -> None:

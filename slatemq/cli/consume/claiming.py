@@ -86,9 +86,11 @@ def claim(
                     queue, asked, wait=step, lease=lease, consumer_id=consumer
                 )
             except Unavailable as error:
-                if error.reason != INGEST_DOWN or step == left:
+                if step == left:
                     raise
-                claimed = []  # There is time left, in which the ingest may come back.
+                if error.reason != INGEST_DOWN:
+                    note(f"a claim has no answer, and is repeated: {error.message}")
+                claimed = []  # There is time left, in which some may come.
             _show_all(session, claimed)
             if claimed and not printed:
                 _note_cut(queue, lease, claimed[0])

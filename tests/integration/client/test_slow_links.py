@@ -12,7 +12,8 @@ from typing import Any, Final
 import pytest
 
 import slatemq
-from slatemq._consume import credit
+from slatemq._consume import batches, claims, credit
+from slatemq._rpc.peers import ATTEMPT_S
 from slatemq.errors import Unavailable
 from tests.integration.client.links import Link
 from tests.integration.client.peers import Broker, Ingest, Instance
@@ -175,3 +176,39 @@ async def test_a_consumer_has_little_on_its_way_until_it_comes_soon(
             await (await anext(messages)).ack()
             await (await anext(messages)).ack()
             await broker.until(lambda: not broker.available)
+
+
+async def test_a_broker_that_answers_pings_and_no_claims_is_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(batches, "BATCH_WAIT_S", 0.1)
+    make: Any = ClaimedFrom
+    broker = make(available=deque([(b"work", 0)]))
+    broker.answers_claims.clear()
+    async with (
+        Instance(broker=broker) as instance,
+        slatemq.connect(instance.endpoint) as client,
+        client.consume_batches("q", 1) as consumer,
+    ):
+        taking = asyncio.create_task(anext(consumer))
+        async with asyncio.timeout(WAIT_S):
+            while consumer.outage is None:
+                await asyncio.sleep(0.01)
+            assert "has not answered a claim" in str(consumer.outage.error)
+
+            # Its answer still counts.
+            broker.answers_claims.set()
+            batch = await taking
+        assert [message.payload for message in batch] == [b"work"]
+        assert len(broker.claims) == 1
+
+
+async def test_a_claim_from_a_partition_goes_on_for_longer_than_its_caller_waits() -> None:
+    make: Any = ClaimedFrom
+    brokers = [make(shard=shard, partition_shards=[0, 1]) for shard in range(2)]
+    async with Instance(broker=brokers[0]) as instance:
+        await instance.serve(broker=brokers[1], broker_shard=1)
+        async with slatemq.connect(instance.endpoint, call_timeout=1) as client:
+            assert await client.claim("q") == []
+    assert all(one.left_s > ATTEMPT_S / 2 for one in brokers)

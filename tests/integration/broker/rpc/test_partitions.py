@@ -124,19 +124,22 @@ async def test_partitions_get_nothing_until_each_is_there_and_then_what_came_mea
         assert not opened.replay.done
 
 
-async def test_partition_0_comes_first_and_decides_where_the_others_are(tmp_path: Path) -> None:
+async def test_partition_0_comes_first_and_each_is_created_on_one_shard(tmp_path: Path) -> None:
     async with brokers(tmp_path, 3) as (zero, one, two):
         assert await outcome(one.rig, 1, [0, 1]) == "PARTITION_MISSING"
         assert await outcome(zero.rig, 0, [0, 1]) == "created"
 
-        assert await outcome(two.rig, 1, [0, 2]) == "QUEUE_ALREADY_EXISTS"
+        # Where the shard that the claim has for it takes no queues, another one may have it.
+        assert await outcome(two.rig, 1, [0, 2]) == "created"
+        assert await claim_of(tmp_path) == (0, 2)
         assert await outcome(one.rig, 0, [1, 0]) == "QUEUE_ALREADY_EXISTS"
         assert await outcome(one.rig, 1, [0, 1, 2]) == "QUEUE_ALREADY_EXISTS"
         assert await two.create("q") == "QUEUE_ALREADY_EXISTS"
         assert await one.create("q") == "QUEUE_ALREADY_EXISTS"
-        assert await outcome(one.rig, 1, [0, 1]) == "created"
-        assert await outcome(zero.rig, 0, [0, 1]) == "QUEUE_ALREADY_EXISTS"
         assert await outcome(one.rig, 1, [0, 1]) == "QUEUE_ALREADY_EXISTS"
+        assert await outcome(zero.rig, 0, [0, 1]) == "QUEUE_ALREADY_EXISTS"
+        assert await outcome(two.rig, 1, [0, 2]) == "QUEUE_ALREADY_EXISTS"
+        assert await claim_of(tmp_path) == (0, 2)
 
 
 async def test_a_queue_that_is_not_partitioned_gets_no_partition(tmp_path: Path) -> None:
