@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final, NamedTuple
 
 from libs.access.current import may_some
@@ -40,6 +41,8 @@ SEEING: Final[Sequence[Verb]] = ("consume", "inspect", "edit", "administer")
 class _Remembered(NamedTuple):
     broker_shards: tuple[int, ...]
     read_at: float
+    removed: frozenset[int]
+    """Those that were removed before it was read: what is left of them in a claim may stay."""
 
 
 @dataclass(eq=False)
@@ -57,8 +60,8 @@ class Locations:
 
         None if it is free, or if all of them were removed.
 
-        A remembered answer may be a minute old, unless one of its shards was removed; that a name
-        is free, a second. `fresh` reads the claim. Raises StoreUnavailable where nothing is
+        A remembered answer may be a minute old, unless one of its shards was removed since; that a
+        name is free, a second. `fresh` reads the claim. Raises StoreUnavailable where nothing is
         remembered, CorruptRecord.
         """
         known = self._known.get(queue_id)
@@ -84,26 +87,39 @@ class Locations:
             return False
         try:
             for shard in known.broker_shards:
-                if await self._is_removed(shard):
+                if shard not in known.removed and await self._is_removed(shard):
                     return False
         except StorageError:
             return False  # The claim cannot be read either, and the last answer is taken.
         return True
 
     async def _read(self, queue_id: str) -> tuple[int, ...]:
-        read_at = self._clock()
-        shards = (await self._names.get(queue_id)).broker_shards
-        if all(await asyncio.gather(*map(self._is_removed, shards))):
+        removed = frozenset[int]()
+        while True:
+            read_at = self._clock()
+            shards = (await self._names.get(queue_id)).broker_shards
+            are_removed = await asyncio.gather(*map(self._is_removed, shards))
+            before, removed = removed, frozenset(compress(shards, are_removed))
+            if removed <= before:
+                break
+            # A queue may have left a shard since, and that been removed: read it once more.
+        if all(are_removed):
             shards = ()
-        self.note(queue_id, shards, read_at)
+        self.note(queue_id, shards, read_at, removed)
         return shards
 
-    def note(self, queue_id: str, shards: tuple[int, ...], read_at: float) -> None:
-        """Remembers where a queue was at this time."""
+    def note(
+        self,
+        queue_id: str,
+        shards: tuple[int, ...],
+        read_at: float,
+        removed: frozenset[int] = frozenset(),
+    ) -> None:
+        """Remembers where a queue was at this time; `removed`: the shards that were, before."""
         self._known.pop(queue_id, None)
         while len(self._known) >= NAMES_MAX:
             del self._known[next(iter(self._known))]
-        self._known[queue_id] = _Remembered(shards, read_at)
+        self._known[queue_id] = _Remembered(shards, read_at, removed)
 
     async def directed(self, error: NotFound, shard: int) -> NotFound:
         """An error of this shard as its caller gets it: with which other one has the queue.

@@ -120,6 +120,47 @@ async def test_an_answer_is_read_again_once_a_shard_of_it_is_removed(names: Queu
     assert await known.of("q") == (3, 5)
 
 
+async def test_an_answer_with_a_removed_shard_is_remembered_until_another_one_is_removed(
+    names: QueueNames, objects: Objects
+) -> None:
+    removed, looks_count = {4}, 0
+
+    async def is_removed(shard: int) -> bool:
+        nonlocal looks_count
+        looks_count += shard == 4
+        return shard in removed
+
+    known = Locations(names, is_removed)
+    assert await names.claim("q", (3, 4, 5), UNCLAIMED)
+    assert await known.of("q") == (3, 4, 5)
+    before = objects.counts.requests["list"], looks_count
+
+    for _ in range(10):
+        assert await known.of("q") == (3, 4, 5)
+
+    assert (objects.counts.requests["list"], looks_count) == before
+    await move(names, 3, 4, 6)
+    assert await known.of("q") == (3, 4, 5)
+    removed.add(5)
+    assert await known.of("q") == (3, 4, 6)
+
+
+async def test_a_claim_is_read_again_whose_shard_is_removed_meanwhile(names: QueueNames) -> None:
+    removed = set[int]()
+
+    async def is_removed(shard: int) -> bool:
+        if shard == 4 and not removed:
+            await move(names, 3, 5)
+            removed.add(4)
+        return shard in removed
+
+    known = Locations(names, is_removed)
+    assert await names.claim("q", (3, 4), UNCLAIMED)
+
+    assert await known.of("q") == (3, 5)
+    assert await known.of("q") == (3, 5)
+
+
 async def test_the_names_remembered_are_bounded(
     names: QueueNames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
