@@ -116,10 +116,11 @@ class ShardServiceServicer:
         Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
         shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
         claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
-        of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-        from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
-        once, BROKER_DOWN).
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+        copies at once, BROKER_DOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

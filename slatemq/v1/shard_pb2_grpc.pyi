@@ -71,10 +71,11 @@ class ShardServiceStub:
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
     shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
     claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
-    of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-    from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
-    once, BROKER_DOWN).
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+    copies at once, BROKER_DOWN).
     """
     ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
     """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
@@ -126,10 +127,11 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
     shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
     claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
-    of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-    from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
-    once, BROKER_DOWN).
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+    copies at once, BROKER_DOWN).
     """
     ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
     """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
@@ -202,10 +204,11 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
         shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
         claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING, QUEUE_BEING_REMOVED: rows
-        of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this one has
-        from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it copies at
-        once, BROKER_DOWN).
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+        copies at once, BROKER_DOWN).
         """
 
     @_abc_1.abstractmethod

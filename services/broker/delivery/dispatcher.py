@@ -337,7 +337,13 @@ class Dispatcher:
 
     @contextmanager
     def keeping_back(self, queue_id: str, message_id: int) -> Iterator[None]:
-        """Within the block the message is not claimed, and the queue does not leave."""
+        """Within the block the message is not claimed, and the queue does not leave.
+
+        Raises Unavailable for a queue that leaves: it waits for those alone that came before.
+        """
+        queue = self._owner.shard.queues.get(queue_id)
+        if queue is not None and queue.is_leaving:
+            raise moving(queue_id)
         self._kept_back[message_id] += 1
         self._keeping[queue_id] += 1
         try:

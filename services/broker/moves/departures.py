@@ -47,6 +47,10 @@ LEASES_AT_ONCE: Final = 1000
 BEHIND_S: Final = 5.0
 """How long a target has time to get what this shard had from the logs when it was first asked."""
 
+EDITS_S: Final = 3.0
+"""How long a queue that is about to leave waits for the edits of its messages that run: most take a
+commit of an ingest. New claims and edits are refused meanwhile."""
+
 LOOK_S: Final = 0.1
 
 CANCELLED_KEPT: Final = 100
@@ -131,11 +135,6 @@ class Departures:
                 f"a redrive of queue {queue_id!r} is running: wait for its end, or cancel it",
                 subject=queue_id,
             )
-        if self._delivery.keeps_back(queue_id):
-            raise Unavailable(
-                f"a message of queue {queue_id!r} is being edited: it can move after that",
-                reason="QUEUE_MOVING",
-            )
         lists = (queue.done, queue.failed, queue.archived)
         if (
             queue.garbage_epochs
@@ -186,9 +185,10 @@ class Departures:
 
     async def _leave(self, queue: Queue, record: MoveRecord) -> None:
         queue.is_leaving = True
-        self._delivery.refuse_waiters(queue, moving(queue.queue_id))
         leases = self._owner.shard.leases
         try:
+            await self._wait_for_edits(queue)
+            self._delivery.refuse_waiters(queue, moving(queue.queue_id))
             while queue.leases.count and self._owner.owns(queue):
                 await self._owner.run(partial(leases.take_back, queue, LEASES_AT_ONCE))
                 await asyncio.sleep(0)
@@ -206,6 +206,17 @@ class Departures:
         finally:
             queue.is_leaving = False
         log.info("queue %s leaves for broker %d", queue.queue_id, record.shard)
+
+    async def _wait_for_edits(self, queue: Queue) -> None:
+        """Waits until no message of a queue is being edited; no edit begins while it leaves."""
+        queue_id, until_s = queue.queue_id, time.monotonic() + EDITS_S
+        while self._delivery.keeps_back(queue_id):
+            if time.monotonic() >= until_s:
+                raise Unavailable(
+                    f"a message of queue {queue_id!r} is being edited: it can move after that",
+                    reason="QUEUE_MOVING",
+                )
+            await asyncio.sleep(LOOK_S)
 
     # --- What follows -------------------------------------------------------
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from services.broker.moves import departures
 from slatemq.v1 import entry_pb2
+from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.entry_calls import (
     DELAYED,
     entries,
@@ -14,35 +19,94 @@ from tests.integration.broker.entry_calls import (
     listed,
     redriven,
 )
-from tests.integration.broker.moves.movers import begin_move, move, route, two_brokers
-from tests.integration.broker.rig import Ingest, introduce, refusal, running
+from tests.integration.broker.moves.movers import begin_move, move, route, then, two_brokers
+from tests.integration.broker.rig import Ingest, Rig, introduce, refusal, running
 from tests.manual_clock import ManualClock
 
 
-async def test_a_queue_stays_while_one_of_its_messages_is_edited(tmp_path: Path) -> None:
+async def edit(rig: Rig) -> None:
+    """Edits the one delayed message of q."""
+    (entry,) = await listed(rig, DELAYED)
+    request = entry_pb2.EditMessageRequest(handle=entry.handle, payload=b"new")
+    await entries(rig).EditMessage(request)
+
+
+@asynccontextmanager
+async def edited_in_a_move(
+    folder: Path,
+) -> AsyncIterator[tuple[Rig, Rig, list[asyncio.Future[None]], ClaimedMessage]]:
+    """Two brokers, and a move from the first in whose midst an edit begins, which stands still.
+
+    The queue has message 1 delayed, and 2 in flight.
+    """
     clock, ingest = ManualClock(), Ingest()
     async with (
-        running(tmp_path, clock=clock, ingest=ingest, shard=0) as first,
-        running(tmp_path, clock=clock, ingest=ingest, shard=1) as second,
+        running(folder, clock=clock, ingest=ingest, shard=0) as first,
+        running(folder, clock=clock, ingest=ingest, shard=1) as second,
     ):
         await introduce(first, second)
         await first.create("q")
-        await first.assign([1], visible_at_ms=[clock.now_ms() + 60_000])
+        await first.assign([1, 2], visible_at_ms=[clock.now_ms() + 60_000, 0])
+        (in_flight,) = await first.claim()
         await route(second, 2)
-        (entry,) = await listed(first, DELAYED)
-        ingest.edit_gate.clear()
-        request = entry_pb2.EditMessageRequest(handle=entry.handle, payload=b"new")
-        edit = asyncio.ensure_future(entries(first).EditMessage(request))
-        while not ingest.edits:
-            await asyncio.sleep(0.01)
-        assert (await refusal(begin_move(first, second)))[1] == "QUEUE_MOVING"
-        ingest.edit_gate.set()
-        await edit
+        edits = list[asyncio.Future[None]]()
 
-        await move(first, second)
-        clock.advance(61_000)
-        (claimed,) = await second.claim()
+        async def begin_edit() -> None:
+            if not edits:
+                edits.append(asyncio.ensure_future(edit(first)))
+                while not ingest.edits:
+                    await asyncio.sleep(0.01)
+
+        ingest.edit_gate.clear()
+        then(first.broker.departures._targets, "check", begin_edit)
+        yield first, second, edits, in_flight
+
+
+async def test_a_queue_stays_as_it_is_where_an_edit_of_a_message_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "EDITS_S", 0.0)
+    async with edited_in_a_move(tmp_path) as (first, second, edits, in_flight):
+        waiting = asyncio.ensure_future(first.claim(wait_ms=60_000))
+        async with asyncio.timeout(60):
+            while not first.delivery.has_waiters("q"):
+                await asyncio.sleep(0.01)
+
+        assert (await refusal(begin_move(first, second)))[1] == "QUEUE_MOVING"
+
+        assert await first.ack(in_flight.lease_token) == [0]
+        first.clock.advance(61_000)
+        first.ingest.edit_gate.set()
+        await asyncio.gather(*edits)
+        (claimed,) = await waiting
         assert claimed.message.payload == b"new"
+
+
+async def test_a_move_waits_for_an_edit_and_others_for_the_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "EDITS_S", 60.0)
+    async with edited_in_a_move(tmp_path) as (first, second, edits, _):
+        moving = asyncio.ensure_future(move(first, second))
+        queue = first.owner.shard.queues["q"]
+        async with asyncio.timeout(60):
+            while not queue.is_leaving and not moving.done():
+                await asyncio.sleep(0.01)
+        assert not moving.done()
+
+        assert (await refusal(edit(first)))[1] == "QUEUE_MOVING"
+        assert queue.leases.count == 1
+        first.ingest.edit_gate.set()
+
+        await asyncio.gather(moving, *edits)
+        assert len(first.ingest.edits) == 1
+        first.clock.advance(61_000)
+        payloads = {}
+        for _ in range(2):
+            (one,) = await second.claim()
+            payloads[one.message.message_id] = one.message.payload
+        assert sorted(payloads) == [1, 2]
+        assert payloads[1] == b"new"
 
 
 async def test_a_redrive_goes_on_whose_target_comes_while_it_is_looked_for(tmp_path: Path) -> None:
