@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import (
@@ -19,7 +19,6 @@ from collections.abc import (
 )
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
-from weakref import WeakSet
 
 from slatemq._rpc.forks import inherited_client, refuse_pickling
 from slatemq._rpc.peers import closed
@@ -47,14 +46,14 @@ class Loop:
         # The same thread may come twice: a generator that is collected meanwhile closes itself.
         self._handing_over = threading.RLock()
         self._thread.start()
-        _OPEN.add(self)
 
     def run(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None] | None = None) -> T:
         """Waits for the result.
 
         Ctrl-C, or whatever else the handler of a signal raises meanwhile, cancels the work, and
         waits for its end; on the loop, `undo` gets a result that comes all the same. Raises
-        Unavailable (CLIENT_CLOSED) after `close`, RuntimeError in a forked process.
+        Unavailable (CLIENT_CLOSED) after `close`, and for a finalizer at the program's end;
+        RuntimeError in a forked process.
         """
         running: list[asyncio.Task[Any] | None] = []
 
@@ -77,8 +76,8 @@ class Loop:
             raise
 
     def end(self, work: Callable[[], Awaitable[object]]) -> None:
-        """As `run`, of work that is nothing to do once the client is closed, nor in a fork."""
-        if self._is_closing or self.is_inherited:
+        """As `run`, of work that is nothing to do once it is closed or stopped, nor in a fork."""
+        if self._is_closing or self._is_stopped or self.is_inherited:
             return
         try:
             self.run(work)
@@ -114,6 +113,11 @@ class Loop:
                 self._loop.call_soon_threadsafe(function)
 
     @property
+    def _is_stopped(self) -> bool:
+        """Whether the interpreter has stopped its thread: whatever waits for it would hang."""
+        return sys.is_finalizing()
+
+    @property
     def is_inherited(self) -> bool:
         """Whether this is a forked process, and the loop runs in its parent."""
         return self._pid != os.getpid()
@@ -121,12 +125,14 @@ class Loop:
     def _check(self) -> None:
         if self.is_inherited:
             raise inherited_client()
+        if self._is_stopped:
+            raise closed()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a synchronous call on the client's own thread would never end")
 
     def close(self) -> None:
         """Stop it; again does nothing."""
-        if self.is_inherited:
+        if self.is_inherited or self._is_stopped:
             return
         with self._handing_over:
             is_first, self._is_closing = not self._is_closing, True
@@ -140,16 +146,6 @@ class Loop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-
-_OPEN: WeakSet[Loop] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """At the program's end: a call that comes later, from a finalizer, would wait for ever."""
-    for loop in list(_OPEN):
-        loop.close()
 
 
 async def _cancel_others() -> None:

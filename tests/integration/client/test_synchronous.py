@@ -55,6 +55,14 @@ messages = client.consume("q")
 next(messages)
 print("end")
 """,
+    "a generator that would close its client": """
+def work():
+    with client:
+        yield next(client.watch_queues())
+working = work()
+next(working)
+print("end")
+""",
 }
 
 
@@ -69,16 +77,43 @@ def instance() -> Iterator[Instance]:
     servers.close()
 
 
+def run(program: str, instance: Instance) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", program, instance.endpoint]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_ends_that_leaves_something_open(instance: Instance, name: str) -> None:
-    program = [sys.executable, "-c", BEGIN + PROGRAMS[name], instance.endpoint]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = run(BEGIN + PROGRAMS[name], instance)
     assert ended.stdout == "end\n"
     assert ended.stderr == ""
     assert ended.returncode == (1 if "traceback" in name else 0)
+
+
+EXIT_HANDLERS = """
+import atexit, sys
+import slatemq.errors
+
+def publish():
+    try:
+        client.publish(b"last words")
+    except slatemq.errors.SlateMQError as error:
+        print(error)
+
+atexit.register(publish)
+import slatemq.sync
+client = slatemq.sync.connect(sys.argv[1])
+atexit.register(publish)
+"""
+
+
+def test_exit_handlers_may_use_a_client_that_is_left_open(instance: Instance) -> None:
+    # Given a program with handlers from before and after the client was imported
+    assert run(EXIT_HANDLERS, instance).stdout == ""
+    assert instance.ingest.stored == [b"last words"] * 2
 
 
 def test_a_claim_whose_caller_was_interrupted_gives_back_what_it_brings(
