@@ -23,6 +23,7 @@ from slatemq._consume.delivered import (
     LeaseKeeper,
     Origin,
     Received,
+    acks_soon,
     has_failed,
     reason_of,
     received,
@@ -60,7 +61,8 @@ PAUSED_S = 1.0
 class Batch(Sequence[Received]):
     """Messages that were claimed together; as a context manager acked or given back together.
 
-    Messages that were finished one by one are left out of that.
+    Messages that were finished one by one are left out of that. Where a call in the block had no
+    answer, leaving acks again what was acked, and leaves other leases to end.
     """
 
     __slots__ = ("_messages", "_origin")
@@ -120,24 +122,44 @@ class Batch(Sequence[Received]):
             return await settle_all(origin.telemetry, name, origin.queue_id, tokens, send)
         except SlateMQError:
             for message in messages:  # Their outcome is unknown.
-                message.unsettled()
+                message.unsettled(name)
             raise
 
     async def __aenter__(self) -> Batch:
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._leave_unanswered(error)
         if error is None:
-            refused = [one for one in await self.ack_all() if one is not None]
-            if refused:
-                log.warning("%d messages may come again: %s", len(refused), refused[0])
+            await self._ack_on_leaving()
         elif has_failed(error):
             try:
                 await self.nack_all(reason_of(error))
             except SlateMQError as problem:
+                self._take()  # No caller repeats it: the leases are left to end.
                 log.warning("%d messages could not be released: %s", len(self), problem)
         else:
             release_soon(self._origin, self._take())
+
+    def _leave_unanswered(self, error: BaseException | None) -> None:
+        """Leaves what had no answer, but for acks that `ack_all` is about to repeat."""
+        unanswered = [one for one in self._messages if one._unanswered and not one._finished]
+        acked = [one for one in unanswered if one._unanswered == "ack"]
+        for message in unanswered:
+            if error is not None or message._unanswered != "ack":
+                message.settled()  # It may have taken effect: the lease is left to end.
+        if error is not None:
+            acks_soon(self._origin, acked)  # The work is done.
+
+    async def _ack_on_leaving(self) -> None:
+        try:
+            refused = [one for one in await self.ack_all() if one is not None]
+        except SlateMQError:
+            for message in self._messages:
+                message.drop_lease()  # A caller may repeat it, but few do.
+            raise
+        if refused:
+            log.warning("%d messages may come again: %s", len(refused), refused[0])
 
     def _take(self) -> list[Received]:
         """What is not finished, which now is."""

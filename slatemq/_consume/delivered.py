@@ -18,10 +18,18 @@ from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
-from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, nack_of
+from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, OnDone, nack_of
 from slatemq._consume.handles import handle_of, places_by_shard
 from slatemq._rpc.forks import refuse_pickling
-from slatemq.errors import FailedPrecondition, Internal, NotFound, SlateMQError
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.models import Duration, bounded_delay_ms, cut_reason, milliseconds
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
@@ -125,6 +133,9 @@ LOOK_S_MAX = 0.3
 
 LOOK_S_MIN = 0.05
 
+NO_ANSWER = (Unavailable, DeadlineExceeded, ResourceExhausted)
+"""What a call raises that was repeated in vain."""
+
 
 _OVER = asyncio.Event()
 _OVER.set()
@@ -137,6 +148,7 @@ class Lease:
         token: Proves the claim.
         held_at_s: Since when, by the monotonic clock.
         buffered: The message was not taken yet: when it is held for too long, it is released.
+        given_back: It is kept only until its release is answered.
         refused: The broker has said that it ended, or it was given up.
     """
 
@@ -146,6 +158,7 @@ class Lease:
         "_next",
         "_until",
         "buffered",
+        "given_back",
         "held_at_s",
         "refused",
         "token",
@@ -159,6 +172,7 @@ class Lease:
         self._until = now + hold_s
         self._extension = _OVER  # the newest one; set once it is over
         self.buffered = True
+        self.given_back = False
         self.refused = False
 
     @property
@@ -274,7 +288,7 @@ class LeaseKeeper:
         due = [one for one in self._held.values() if one._next <= now and one._extension.is_set()]
         by_length: dict[int, list[Lease]] = {}
         for lease in due:
-            if now < lease._until:
+            if now < lease._until or lease.given_back:
                 by_length.setdefault(lease._length_ms, []).append(lease)
             else:
                 self._give_up(lease)
@@ -309,9 +323,16 @@ class LeaseKeeper:
             log.warning("a message is held for longer than `hold`: its lease is left to end")
 
     def _give_back(self, lease: Lease) -> None:
-        self.drop(lease.token)
-        lease.refused = True
-        self.finisher.release_soon([lease.token])
+        """Releases it, and keeps it until that is answered: a lease that ends costs an attempt."""
+        lease.given_back = lease.refused = True
+        self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        def note(results: Sequence[BaseException | None]) -> None:
+            if not any(isinstance(problem, NO_ANSWER) for problem in results):
+                self.drop(lease.token)
+
+        self.finisher.release_soon([lease.token], note)
 
     async def _extend(self, leases: list[Lease], length_ms: int) -> None:
         began_s = time.monotonic()  # A lease ends by when it was extended, not by the answer.
@@ -326,6 +347,8 @@ class LeaseKeeper:
         for lease, result in zip(leases, results, strict=True):
             if not isinstance(result, SlateMQError):
                 lease._next = max(lease._next, began_s + length_ms / 3000)
+                if lease.given_back and lease.token in self._held:
+                    self._release(lease)  # The broker answers again.
             elif isinstance(result, FailedPrecondition | NotFound) and lease.token in self._held:
                 self.drop(lease.token)
                 lease.refused = True
@@ -449,10 +472,12 @@ class Received(ClaimedMessage):
     Leaving acks; an exception nacks, with itself as the reason, and goes on. A block that is
     cancelled releases the message: its attempt did not fail. Messages of a consumer are acked in
     the background: at most 1,000 acks are without an answer, failures are logged, and closing the
-    consumer waits for them. To know that an ack is durable, use `await message.ack()`.
+    consumer waits for them. To know that an ack is durable, use `await message.ack()`. Where that
+    has no answer in the block, leaving acks again; after any other call without one the lease is
+    left to end.
     """
 
-    __slots__ = ("_finished", "_lease", "_processing")
+    __slots__ = ("_finished", "_lease", "_processing", "_unanswered")
 
     def __reduce__(self) -> NoReturn:
         raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
@@ -468,6 +493,7 @@ class Received(ClaimedMessage):
         self._origin = origin
         self._lease: Lease | None = None
         self._finished = False
+        self._unanswered = ""  # what was to finish it, and had no answer
         self._processing: Processing | None = None
 
     @property
@@ -546,7 +572,7 @@ class Received(ClaimedMessage):
         except (FailedPrecondition, NotFound):
             raise
         except SlateMQError:
-            self.unsettled()
+            self.unsettled(name)
             raise
 
     def _finish(self) -> None:
@@ -559,12 +585,17 @@ class Received(ClaimedMessage):
     def settled(self) -> None:
         """Ends keeping its lease: it was finished here or by `Client.execute`."""
         self._finished = True
+        self.drop_lease()
+
+    def drop_lease(self) -> None:
+        """Leaves its lease to end."""
         if self._origin.keeper is not None:
             self._origin.keeper.drop(self.lease_token)
 
-    def unsettled(self) -> None:
+    def unsettled(self, name: str) -> None:
         """Goes on keeping its lease: what was to finish it may not have taken effect."""
         self._finished = False
+        self._unanswered = name
         if self._origin.keeper is not None and self._lease is not None:
             self._origin.keeper.hold_again(self._lease)
 
@@ -593,12 +624,17 @@ class Received(ClaimedMessage):
         """Acks, nacks or releases, unless that was done."""
         if self._finished:
             return
-        if error is None:
+        if self._unanswered not in ("", "ack"):
+            self.settled()  # It may have taken effect: the lease is left to end.
+        elif error is None:
             await self._ack_on_leaving()
+        elif self._unanswered:
+            await self._ack_soon()  # The work is done.
         elif has_failed(error):
             try:
                 await self.nack(reason_of(error))
             except SlateMQError as problem:
+                self.settled()  # No caller repeats it: the lease is left to end.
                 # The error in the caller's block matters more.
                 log.warning("message %d could not be released: %s", self.message_id, problem)
         else:
@@ -627,13 +663,26 @@ class Received(ClaimedMessage):
 
 def release_soon(origin: Origin, messages: Sequence[Received]) -> None:
     """Releases messages in the background, together."""
+    _settle_soon(origin, "release", messages, origin.finisher.release_soon)
+
+
+def acks_soon(origin: Origin, messages: Sequence[Received]) -> None:
+    """Acks messages in the background, together."""
+    _settle_soon(origin, "ack", messages, origin.finisher.acks_soon)
+
+
+def _settle_soon(
+    origin: Origin,
+    name: str,
+    messages: Sequence[Received],
+    send: Callable[[list[str], OnDone | None], object],
+) -> None:
     tokens = [message.lease_token for message in messages]
     if origin.telemetry is None or not messages:
-        origin.finisher.release_soon(tokens)
+        send(tokens, None)
         return
-    settling = origin.telemetry.settling_soon("release", origin.queue_id, count=len(tokens))
-    with settling as note:
-        origin.finisher.release_soon(tokens, note)
+    with origin.telemetry.settling_soon(name, origin.queue_id, count=len(tokens)) as note:
+        send(tokens, note)
 
 
 async def settle_all(

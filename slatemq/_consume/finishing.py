@@ -206,14 +206,22 @@ class Finisher:
     async def ack_soon(self, token: str, on_done: OnDone | None = None) -> None:
         """Acks one message in the background; waits only while very many have no answer yet."""
         self._peers.check_home()
-        done = self._ack(token)
-        self._unanswered.add(done)
-        done.add_done_callback(self._unanswered.discard)
-        done.add_done_callback(_log_failure)
-        if on_done is not None:
-            _when_done([done], on_done)
+        [done] = self.acks_soon([token], on_done)
         if len(self._unanswered) > UNANSWERED_MAX:
             await asyncio.wait([done])
+
+    def acks_soon(
+        self, tokens: Iterable[str], on_done: OnDone | None = None
+    ) -> list[asyncio.Future[None]]:
+        """Acks messages in the background, however many have no answer yet."""
+        acking = [self._ack(token) for token in tokens]
+        for done in acking:
+            self._unanswered.add(done)
+            done.add_done_callback(self._unanswered.discard)
+            done.add_done_callback(_log_failure)
+        if on_done is not None:
+            _when_done(acking, on_done)
+        return acking
 
     async def flush_acks(self) -> None:
         """Waits until what was acked in the background has its answer."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import pytest
 import slatemq
 from slatemq import CommandContext, codecs
 from slatemq._consume import delivered, gathering
+from slatemq._consume.delivered import LeaseKeeper
 from slatemq._rpc.queue_locations import REFUSED_S
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from tests.integration.broker.rig import Rig, running
-from tests.integration.client.peers import Broker, Instance
+from tests.integration.client.peers import Broker, Instance, refuse
 from tests.integration.waiting import eventually
 
 
@@ -421,3 +423,192 @@ async def test_the_leases_of_a_batch_without_an_answer_are_kept() -> None:
             await broker.until(lambda: broker.extended)
             broker.silent = False
             assert await batch.ack_all() == [None]
+
+
+Fixture = tuple[Broker, slatemq.Client]
+
+
+@pytest.fixture
+async def short_call() -> AsyncIterator[Fixture]:
+    """A broker with two messages of short leases, and a client that soon gives up a call."""
+    async with (
+        Instance() as instance,
+        slatemq.connect(instance.endpoint, call_timeout=0.5) as client,
+    ):
+        instance.broker.lease_ms = 1000
+        instance.broker.available.extend((b"%d" % number, 0) for number in range(2))
+        yield instance.broker, client
+
+
+async def is_kept(broker: Broker, keeper: LeaseKeeper, token: str) -> bool:
+    """Whether a lease is still extended, beside one that is."""
+    other = keeper.hold("0-00000000000000ff", 1000, hold_s=60)
+    await broker.until(lambda: other.token in broker.extended)
+    # What was under way has come by now.
+    asked = len(broker.extended)
+    await broker.until(lambda: broker.extended[asked:].count(other.token) >= 2)
+    keeper.drop(other.token)
+    return token in broker.extended[asked:]
+
+
+async def test_a_lease_ends_whose_message_failed_without_an_answer(short_call: Fixture) -> None:
+    # Given a handler that fails, and a broker that answers no nack
+    broker, client = short_call
+    broker.silent = True
+    handled = list[slatemq.Received]()
+
+    async def handle(message: slatemq.Received) -> None:
+        handled.append(message)
+        if len(handled) == 1:
+            raise ValueError("boom")
+        await asyncio.Event().wait()
+
+    # When its next message is handled, so that the first one is done with
+    working = asyncio.create_task(client.process("q", handle))
+    await eventually(lambda: len(handled) == 2)
+    # Then the lease of the first one is left to end
+    assert not await is_kept(broker, client._keeper, handled[0].lease_token)
+    working.cancel()
+    broker.silent = False
+    await asyncio.wait([working])
+
+
+async def leave(batch: slatemq.Batch, problem: Exception | None) -> None:
+    async with batch:
+        if problem is not None:
+            raise problem
+
+
+@pytest.mark.parametrize("problem", [ValueError("boom"), None])
+async def test_leases_end_of_a_batch_that_was_left_without_an_answer(
+    short_call: Fixture, problem: ValueError | None
+) -> None:
+    broker, client = short_call
+    async with client.consume_batches("q", 2) as batches:
+        batch = await anext(batches)
+        broker.silent = True
+        with pytest.raises((ValueError, Unavailable, DeadlineExceeded)):
+            await leave(batch, problem)
+        assert not await is_kept(broker, client._keeper, batch[0].lease_token)
+        broker.silent = False
+
+
+class Unready(Broker):
+    """Takes nothing that finishes a message while it is not ready."""
+
+    is_ready = False
+
+    async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._check(context)
+        return await super().Ack(request, context)
+
+    async def Nack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._check(context)
+        return await super().Nack(request, context)
+
+    async def _check(self, context: Any) -> None:
+        if not self.is_ready:
+            await refuse(context, Unavailable("not now", retry_after_ms=1))
+
+
+@pytest.fixture
+async def unready() -> AsyncIterator[tuple[Unready, slatemq.Client]]:
+    make: Any = Unready
+    broker = make(available=deque([(b"0", 0), (b"1", 0)]))
+    async with (
+        Instance(broker=broker) as instance,
+        slatemq.connect(instance.endpoint, call_timeout=0.5) as client,
+    ):
+        yield broker, client
+
+
+async def ack_in_vain(
+    broker: Unready, block: slatemq.Received | slatemq.Batch, message: slatemq.Received
+) -> None:
+    """The broker is ready again only as the block is left."""
+    async with block:
+        try:
+            await message.ack()
+        finally:
+            broker.is_ready = True
+
+
+async def test_work_that_was_acked_in_vain_is_not_nacked_but_acked_again(
+    unready: tuple[Unready, slatemq.Client],
+) -> None:
+    broker, client = unready
+    async with client.consume("q") as messages:
+        message = await anext(messages)
+        with pytest.raises(Unavailable):
+            await ack_in_vain(broker, message, message)
+    assert message.finished
+    assert broker.acked == [b"0"]
+    assert broker.nacked == [(b"1", "", True)]  # by the end of the consumer
+
+
+async def test_a_batch_acks_again_what_was_acked_in_vain_and_nacks_the_rest(
+    unready: tuple[Unready, slatemq.Client],
+) -> None:
+    broker, client = unready
+    async with client.consume_batches("q", 2) as batches:
+        batch = await anext(batches)
+        with pytest.raises(Unavailable):
+            await ack_in_vain(broker, batch, batch[0])
+    assert broker.acked == [b"0"]
+    assert [(payload, release) for payload, _, release in broker.nacked] == [(b"1", False)]
+
+
+@pytest.mark.parametrize("name", ["nack", "release", "fail"])
+async def test_work_that_failed_is_not_acked_where_its_nack_had_no_answer(
+    unready: tuple[Unready, slatemq.Client], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = unready
+    monkeypatch.setattr(broker, "_answer", broker._check)  # of a fail
+    async with client.consume("q", prefetch=1) as messages:
+        message = await anext(messages)
+        async with message:
+            with pytest.raises(Unavailable):
+                await FINISHING[name](message)
+            broker.is_ready = True
+    assert not broker.acked
+
+
+async def test_a_batch_that_failed_is_not_acked_where_its_nack_had_no_answer(
+    unready: tuple[Unready, slatemq.Client],
+) -> None:
+    broker, client = unready
+    async with client.consume_batches("q", 2) as batches, await anext(batches) as batch:
+        with pytest.raises(Unavailable):
+            await batch.nack_all("broken")
+        broker.is_ready = True
+    assert not broker.acked
+
+
+async def test_a_lease_is_kept_until_the_release_of_its_message_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = Later(monkeypatch)
+    make: Any = Unready
+    broker = make(available=deque([(b"0", 0), (b"1", 0)]))
+    async with (
+        Instance(broker=broker) as instance,
+        slatemq.connect(instance.endpoint, call_timeout=0.5) as client,
+        client.consume("q") as messages,
+    ):
+        # Given a message that waits, and whose lease ends while the broker answers nothing
+        await anext(messages)
+        await eventually(lambda: messages._buffer)
+        broker.answers_extensions.clear()
+        later.by_s += 60
+
+        # When it is not yielded, and its release has no answer
+        taking = asyncio.create_task(anext(messages))
+        await eventually(lambda: "could not be acked or given back" in caplog.text)
+        assert not broker.nacked
+
+        # Then it is released once the broker answers again
+        broker.is_ready = True
+        broker.answers_extensions.set()
+        await broker.until(lambda: broker.nacked)
+        assert broker.nacked == [(b"1", "", True)]
+        taking.cancel()
