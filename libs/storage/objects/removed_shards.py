@@ -66,9 +66,9 @@ class RemovedShards:
 
         `wals` are the objects of the store that has the write-ahead logs.
         """
-        await wals.delete_all(await wals.list(database))
+        await wals.delete_folder(database)
         for folder in (database, f"{OWNERS}/{database}"):
-            await self._objects.delete_all(await self._objects.list(folder))
+            await self._objects.delete_folder(folder)
 
 
 def _path(database: str) -> str:

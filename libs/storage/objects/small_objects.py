@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -250,6 +251,12 @@ class Objects:
         """Remove the objects, some at a time."""
         for start in range(0, len(paths), _DELETES_AT_ONCE):
             await asyncio.gather(*map(self.delete, paths[start : start + _DELETES_AT_ONCE]))
+
+    async def delete_folder(self, prefix: str) -> None:
+        """Delete all below a folder. On file:// it would stay without, and `folders` list it."""
+        await self.delete_all(await self.list(prefix))
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder / prefix, ignore_errors=True)
 
     async def modified_ms(self, path: str) -> int:
         """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import SparkSession
 
 from libs.storage.database.roots import Root
+from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.jobs import clearing, dead_letter_jobs, report
 from services.janitor.jobs.contract import (
     JobCancelled,
@@ -124,7 +125,7 @@ def settings_of(job: str, options: JobOptions) -> dict[str, str]:
 
 async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> None:
     """Raises Unavailable for a database of which none of the snapshots is."""
-    known = {name.database for name in names}
+    known = {name.database for name in names} | await RemovedShards(root.objects).all()
     for service in ("ingest", "broker"):
         for folder in await root.objects.folders(service):
             shard = folder.rpartition("/")[2]

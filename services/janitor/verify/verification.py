@@ -82,13 +82,14 @@ class StoppedDatabases:
 
     @classmethod
     async def find(cls, root: Root) -> StoppedDatabases:
-        names = []
+        names: list[str] = []
+        removed = await RemovedShards(root.objects).all()  # Their folders may be left, empty.
         for service in SERVICES:
             folders = await root.objects.folders(service)
             shards = [folder.rpartition("/")[2] for folder in folders]
             numbers = sorted(map(int, filter(str.isdigit, shards)))
             names += [f"{service}/{number}" for number in numbers]
-        return cls(root, names)
+        return cls(root, [name for name in names if name not in removed])
 
     @asynccontextmanager
     async def open(self, name: str) -> AsyncIterator[SnapshotReader]:

@@ -41,6 +41,7 @@ from libs.storage.records.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
+from services.janitor.giving_up.command import give_up
 from services.janitor.verify.command import InUse, verify_stopped
 from services.janitor.verify.findings import ALIKE_MAX, Finding, Kind
 from tests.faults.rot import copy_of, fill
@@ -80,7 +81,9 @@ def of(kind: RecordType) -> KeyRange:
     return KeyRange(key_head(kind), key_head(kind) + b"\xff")
 
 
-async def test_what_needs_a_shard_that_was_given_up_is_said_to_wait_for_ever(root: Root) -> None:
+async def test_what_needs_a_lost_shard_without_an_entry_is_said_to_become_dead_letters(
+    root: Root,
+) -> None:
     folder = root.address.folder
     assert folder is not None
     shutil.rmtree(folder / "ingest" / "0")
@@ -90,9 +93,18 @@ async def test_what_needs_a_shard_that_was_given_up_is_said_to_wait_for_ever(roo
 
     needed = [one for one in faults if one.kind is Kind.MESSAGE]
     assert {one.queue_id for one in needed} >= {"orders-0", "orders-1"}
-    assert all("wait for it for ever" in one.what_to_do for one in needed)
+    assert all("becomes a dead letter when it is claimed" in one.what_to_do for one in needed)
     (cursor,) = [one for one in faults if one.record == "routing cursor"]
-    assert "If the shard was given up, this is expected" in cursor.what_to_do
+    assert "To do without it, give the shard up" in cursor.what_to_do
+
+
+async def test_of_a_shard_that_was_given_up_only_the_messages_are_missing(root: Root) -> None:
+    await give_up(root, "ingest/0")
+
+    faults = await found(root)
+
+    assert {one.kind for one in faults} == {Kind.MESSAGE}
+    assert all("becomes a dead letter when it is claimed" in one.what_to_do for one in faults)
 
 
 async def test_an_instance_that_was_killed_has_no_faults_and_stays_as_it_is(root: Root) -> None:
