@@ -247,7 +247,7 @@ class Dispatcher:
         """
         queue = waiter_line.queue
         waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
-        wanted = waiter_line.wanted()
+        wanted = waiter_line.wanted(self._budget.is_beyond_half)
         waiter_line.passed = set()
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
@@ -269,6 +269,8 @@ class Dispatcher:
         if not ids:
             if queue.capacity and not waiter_line.short:
                 self._note_down(waiter_line, set())
+            # All may wait until their principals have read more, which kicks no line.
+            waiter_line.stuck = not wanted and queue.waiting.ready_count > 0
             return False
         with self._payloads.pin() as held, self._late.brought(waiter_line) as brought:
             here, missing = self._payloads.look(ids)
@@ -386,7 +388,8 @@ class Dispatcher:
         for waiter in list(waiter_line.impatient):
             if waiter.has_begun or not may_come:
                 waiter_line.leave(waiter)
-                waiter.failed(waiter_line.unavailable)
+                refusal = self._budget.refusal(waiter.principal)
+                waiter.failed(refusal or waiter_line.unavailable)
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
@@ -477,7 +480,9 @@ class Dispatcher:
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is None or queue.waiting.ready_count:
             return  # No waiters, or older messages come first.
-        wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
+        first = islice(waiter_line.line, len(ids))
+        is_beyond = self._budget.is_beyond_half
+        wanted = sum(waiter.wants for waiter in first if not is_beyond(waiter.principal))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._can_serve(waiter_line, message_id)]
         if missing:
@@ -506,6 +511,9 @@ class Dispatcher:
             waiter = next(iter(waiter_line.line))
             if not waiter.wants:  # It has ended, and did not leave yet.
                 waiter_line.leave(waiter)
+                continue
+            if self._budget.is_beyond_half(waiter.principal):
+                _pass_over(waiter_line, waiter)
                 continue
             batch, skipped = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
             passed_over += skipped
@@ -558,6 +566,15 @@ class Dispatcher:
         )
         size_bytes = choosing.size_bytes if choosing.chosen else 0
         return ClaimBatch(claimed, choosing.chosen, size_bytes), choosing.skipped_count
+
+
+def _pass_over(waiter_line: WaiterLine, waiter: Waiter) -> None:
+    """A waiter that may get no more now: it ends with what it has, or lets the others go first."""
+    if waiter.has_begun:
+        waiter_line.leave(waiter)
+        waiter.failed(None)
+    else:
+        waiter_line.line.move_to_end(waiter)
 
 
 def _take(fetches: Iterable[Fetch], held: dict[int, CachedMessage]) -> FetchResult:

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -332,15 +332,16 @@ class WaiterLine:
         del self.line[waiter]
         self.impatient.pop(waiter, None)
 
-    def wanted(self) -> int:
-        """How many messages to examine for the waiters in line."""
+    def wanted(self, is_held_up: Callable[[str], bool]) -> int:
+        """How many messages to examine for the waiters in line whose principals are not held up."""
         # No more than there are: most waiters wait on a queue without messages.
         most = min(self.queue.waiting.ready_count + self.queue.waiting.timed_count, LOOK_AHEAD)
         wanted = 0
         for waiter in self.line:
             if wanted >= most:
                 return most
-            wanted += waiter.wants
+            if not is_held_up(waiter.principal):
+                wanted += waiter.wants
         return min(wanted, most)
 
 

@@ -154,7 +154,6 @@ class EntryReader:
         if view not in WITH_MESSAGE:
             return len(entries)
         principal = caller_name()
-        self._budget.admit(principal)
         count, held_bytes = await self.add_messages(entries, view, principal)
         context.add_done_callback(lambda _: self.release(held_bytes, principal))
         return count
@@ -165,7 +164,7 @@ class EntryReader:
         Raises as `read`.
         """
         with_payload = view == entry_pb2.ENTRY_VIEW_FULL
-        async with self._budget.fetching(MESSAGES_BYTES_MAX, "entries") as bytes_max:
+        async with self._budget.fetching(MESSAGES_BYTES_MAX, "entries", principal) as bytes_max:
             count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
         size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
         self._budget.hold(size_bytes, principal)

@@ -453,17 +453,17 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "must not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
-        principal = caller_name()
-        self._answers.admit(principal)
-        async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
+        principal, answers = caller_name(), self._answers
+        wanted_bytes = request.max_bytes or READ_BYTES
+        async with answers.fetching(wanted_bytes, principal=principal) as bytes_max:
             # Nothing of it but these bytes is kept until the caller has read them.
             data = await self._read(request, bytes_max)
         size_bytes = len(data)
         if size_bytes > bytes_max:  # a single message, or one with headers
-            self._answers.hold(size_bytes, principal)
+            answers.hold(size_bytes, principal)
         else:
-            self._answers.take_for(principal, size_bytes)
-        context.add_done_callback(lambda _: self._answers.release_for(principal, size_bytes))
+            answers.take_for(principal, size_bytes)
+        context.add_done_callback(lambda _: answers.release_for(principal, size_bytes))
         return encoded(ingest_pb2.BatchGetMessagesResponse, data)
 
     async def _read(self, request: ingest_pb2.BatchGetMessagesRequest, bytes_max: int) -> bytes:

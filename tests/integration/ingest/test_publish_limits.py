@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,11 @@ REFUSED: Final = {
 class Publishers:
     """An ingest, and two principals; `shop` is limited."""
 
-    def __init__(self, running: RunningService, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, process: IngestProcess, running: RunningService, channel: grpc.aio.Channel
+    ) -> None:
+        self.process = process
+        self.address = running.address
         self.usage = running._protection.callers.usage  # type: ignore[union-attr]
         self.channel = channel
         self.stub: Any = ingest_pb2_grpc.IngestServiceStub(channel)
@@ -74,10 +78,12 @@ def limited_by(error: BaseException, limit: str) -> ResourceExhausted:
 
 
 @asynccontextmanager
-async def limited(folder: Path, **limits: int) -> AsyncIterator[Publishers]:
+async def limited(
+    folder: Path, settings: Mapping[str, Any] | None = None, **limits: int
+) -> AsyncIterator[Publishers]:
     made = {name: new_token(name) for name in ("shop", "other")}
     policy = {
-        "roles": {"all": [{"verbs": ["publish"], "queues": ["q"]}]},
+        "roles": {"all": [{"verbs": ["publish"], "queues": ["q"]}, {"verbs": ["inspect"]}]},
         "bindings": [{"principals": [*made], "roles": ["all"]}],
         "limits": [{"principals": ["shop"], **limits}],
     }
@@ -90,6 +96,7 @@ async def limited(folder: Path, **limits: int) -> AsyncIterator[Publishers]:
         port=0,
         access_policy=str(folder / "policy.yaml"),
         access_tokens=str(folder / "tokens.yaml"),
+        **(settings or {}),
     )
     process = IngestProcess(config, Telemetry(), open_root(config.root))
     running, signals = RunningService(process, config, Telemetry()), Signals()
@@ -97,7 +104,7 @@ async def limited(folder: Path, **limits: int) -> AsyncIterator[Publishers]:
     await eventually(lambda: ended.done() or running.gate._closed is None)
     try:
         async with grpc.aio.insecure_channel(running.address) as channel:
-            publishers = Publishers(running, channel)
+            publishers = Publishers(process, running, channel)
             for name, one in made.items():
                 publishers.proofs[name] = (("authorization", f"Bearer {one.token}"),)
             yield publishers

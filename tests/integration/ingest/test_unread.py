@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from libs.serving.peers.channels import open_channel
+from libs.serving.requests import budget as budgets
 from services.ingest.config import IngestConfig
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from tests.integration.ingest.test_publish_limits import limited
 from tests.integration.serving.test_large_requests import ingest
+from tests.integration.waiting import eventually
 
 MEBIBYTE = 1 << 20
 
@@ -21,6 +25,9 @@ MESSAGES = 40
 """Of a mebibyte each: what one read may give."""
 
 READS = 32
+SHARES = 3
+"""Reads at once that half of the memory is enough for: a quarter of it, 3/16 and 1/16."""
+
 TAILS = 64
 
 UNREAD = (
@@ -88,3 +95,59 @@ async def refusal(
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error).reason
     return ""
+
+
+async def test_reads_by_id_at_once_of_one_principal_leave_half_of_the_memory_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "WAIT_S", 0)  # Those beyond the half are refused at once.
+    budget_bytes, settings = 16 * MEBIBYTE, {"answers_bytes_max": 16 * MEBIBYTE}
+    async with (
+        limited(tmp_path, settings) as made,
+        grpc.aio.insecure_channel(made.address, options=UNREAD) as unread,
+    ):
+        run = ingest_pb2.PublishRun(payloads=[bytes(MEBIBYTE)] * 8, headers={"queue": "q"})
+        published = await made.stub.Publish(
+            ingest_pb2.PublishRequest(runs=[run]), metadata=made.proofs["shop"]
+        )
+        request = ingest_pb2.BatchGetMessagesRequest(message_ids=published.message_ids)
+        servicer: Any = made.process._servicer
+        budget, reader = servicer._answers, servicer._shard.reader
+        gate, begun_count, held = asyncio.Event(), 0, list[int]()
+        read_now, take_for = reader.read, budget.take_for
+
+        async def read_behind_gate(*args: Any, **options: Any) -> Any:
+            nonlocal begun_count
+            begun_count += 1
+            await gate.wait()
+            return await read_now(*args, **options)
+
+        def noted(principal: str, size_bytes: int) -> None:
+            take_for(principal, size_bytes)
+            held.append(budget.used_by(principal))
+
+        monkeypatch.setattr(reader, "read", read_behind_gate)
+        monkeypatch.setattr(budget, "take_for", noted)
+
+        # When more have begun than half has shares for before the first has an answer
+        read: Any = unread.unary_stream("/slatemq.v1.IngestService/BatchGetMessages")
+        proof = made.proofs["shop"]
+        calls = [read(request.SerializeToString(), metadata=proof) for _ in range(READS)]
+
+        def done_count() -> int:
+            return sum(call.done() for call in calls)
+
+        await eventually(lambda: begun_count + done_count() > SHARES)
+        gate.set()
+        await eventually(lambda: len(held) + done_count() >= READS)
+
+        # Then they hold half, and what is refused says so
+        assert 0 < max(held) <= budget_bytes // 2 + MEBIBYTE
+        for call in calls:
+            if call.done():
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call.read()
+                assert from_rpc_error(refused.value).reason == "UNREAD_ANSWERS"
+        # and another principal's read has its share
+        answer = await made.stub.BatchGetMessages(request, metadata=made.proofs["other"])
+        assert len(messages_of(answer.runs)) >= 1

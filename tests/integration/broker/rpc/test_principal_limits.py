@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from libs.access import quotas
 from libs.access.callers import Callers
-from libs.serving.requests.budget import AnswerBudget
 from services.broker.core import redrives
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
 from slatemq._tokens import new_token
@@ -42,16 +41,6 @@ ALL: Final = ["publish", "consume", "inspect", "edit", "administer", "operate"]
 NAMES: Final = ("shop", "ops")
 CHEAP, COSTLY = "headers.a == 'x'", "headers.exists(k, k == 'x')"
 """Of cost 4 and 767."""
-
-UNREAD: Final = (
-    # A connection of its own, since what is not read fills the window of its connection; and a
-    # small window, as gRPC would take megabytes that no one reads.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 65_535),
-)
-SIZE: Final = 1 << 20
-BUDGET: Final = 16 << 20
 
 TOKENS: Final = cache(new_token)
 """Hashing one takes a tenth of a second."""
@@ -240,102 +229,6 @@ async def test_one_waits_with_as_many_claims_as_it_may_and_another_with_more(
         assert [len((await call).runs) for call in (waiting[1], again)] == [1, 1]
         stream.cancel()
         await eventually(lambda: made.is_open())
-
-
-class Unread:
-    """A principal that reads no large answer."""
-
-    def __init__(self, channel: grpc.aio.Channel, name: str) -> None:
-        self._channel = channel
-        self._proof = (("authorization", f"Bearer {TOKENS(name).token}"),)
-
-    def claim(self) -> Any:
-        request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=8)
-        return self._call("ConsumerService/Claim", request.SerializeToString())
-
-    def page(self) -> Any:
-        request = entry_pb2.ListEntriesRequest(
-            queue_id="other",
-            state=queue_pb2.ENTRY_STATE_AVAILABLE,
-            view=entry_pb2.ENTRY_VIEW_FULL,
-            page_size=8,
-        )
-        return self._call("EntryService/ListEntries", request.SerializeToString())
-
-    def _call(self, method: str, request: bytes) -> Any:
-        # As a stream, of which gRPC reads what is asked for alone.
-        call: Any = self._channel.unary_stream(f"/slatemq.v1.{method}")
-        return call(request, metadata=self._proof)
-
-
-@asynccontextmanager
-async def unread(made: Limited, name: str) -> AsyncIterator[Unread]:
-    address = made.rig.running.address
-    async with grpc.aio.insecure_channel(address, options=UNREAD) as channel:
-        yield Unread(channel, name)
-
-
-async def assign_large(made: Limited, ids: Iterable[int], queue_id: str = "q") -> None:
-    """Messages of a mebibyte."""
-    made.rig.ingest.sizes.update(dict.fromkeys(ids, SIZE))
-    await made.rig.assign(list(ids), queue_id)
-
-
-async def test_a_claim_takes_its_place_until_its_answer_is_read(tmp_path: Path) -> None:
-    async with limited(tmp_path, waiting_claims=1) as made, unread(made, "shop") as reader:
-        await made.ops.create("q")
-        await assign_large(made, range(1, 9))
-        claim = reader.claim()
-        await eventually(lambda: made.rig.delivery.in_flight.messages_count > 0)
-        await eventually(lambda: made.rig.delivery.places_count == 0)
-
-        await refused(made.shop.claim(wait_ms=0), "waiting_claims", waits=True)
-
-        claim.cancel()
-        await eventually(lambda: made.is_open())
-
-
-async def test_what_one_leaves_unread_leaves_half_of_the_memory_to_others(tmp_path: Path) -> None:
-    ingest, settings = Ingest(), {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}
-    async with (
-        limited(tmp_path, ingest=ingest, settings=settings) as made,
-        unread(made, "shop") as reader,
-    ):
-        for queue_id, first in (("q", 1), ("other", 1001)):
-            await made.ops.create(queue_id)
-            await assign_large(made, range(first, first + 100), queue_id)
-        budget = made.rig.delivery._budget
-
-        # Given claims of one, and pages, of which none is read, until both are refused
-        calls: list[Any] = []
-        for ask in (reader.claim, reader.page):
-            reason = ""
-            while reason != "UNREAD_ANSWERS":
-                calls.append(ask())
-                reason = await refusal_or_use(calls[-1], budget)
-        assert BUDGET // 2 < budget._by_principal["shop"] < BUDGET * 3 // 4
-
-        # Then large messages of others come
-        assert len((await made.ops.claim("other")).runs) == 1
-        for call in calls:
-            call.cancel()
-        await eventually(lambda: not budget.used_bytes)
-        assert not budget._by_principal
-        # and those of the one, too, once it has given up what it has
-        assert len((await made.shop.claim("other")).runs) == 1
-
-
-async def refusal_or_use(call: Any, budget: AnswerBudget) -> str:
-    """Why a call is refused; empty once its answer waits to be read."""
-    before_bytes = budget._by_principal["shop"]
-    await eventually(lambda: call.done() or budget._by_principal["shop"] > before_bytes)
-    if not call.done():
-        return ""
-    try:
-        await call.read()
-    except grpc.aio.AioRpcError as error:
-        return from_rpc_error(error).reason
-    return ""
 
 
 async def test_a_refusal_that_is_held_back_comes_before_its_caller_gives_up(
