@@ -9,6 +9,7 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `asking`    calls that name the owner that is down, and looks for owners
 `archive_paths`  where the archive of dead letters is
 `orphans`   when a payload object that nothing names may go
+`command_lines`  command lines of what works on a root without its processes
 `snapshots` snapshots of all shards, kept alive while they are read
 `verify`    an instance, verified and repaired
 `spark`     sessions, snapshots, the tables of an instance

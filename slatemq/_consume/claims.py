@@ -124,8 +124,10 @@ class _Claim:
         channel = await self._locations.peers.broker(shard)
         metadata = self._locations.naming(self._request.queue_id, self._partition)
         self._stub = consumer_pb2_grpc.ConsumerServiceStub(channel)
-        silence_s = self._request.wait_ms / 1000 + ATTEMPT_S
-        noting = asyncio.get_running_loop().call_later(silence_s, self._note_silence)
+        noting: asyncio.TimerHandle | None = None
+        if self._on_silence is not None:
+            silence_s = self._request.wait_ms / 1000 + ATTEMPT_S
+            noting = asyncio.get_running_loop().call_later(silence_s, self._note_silence)
         try:
             response = await self._stub.Claim(
                 self._request, timeout=None if timeout == inf else timeout, metadata=metadata
@@ -136,7 +138,8 @@ class _Claim:
                 self.lost = problem
             raise problem from None
         finally:
-            noting.cancel()
+            if noting is not None:
+                noting.cancel()
             self._stub = None
         self._locations.note_count(self._request.queue_id, response.partitions_count)
         return claimed_of(response)

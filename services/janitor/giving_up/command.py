@@ -25,6 +25,7 @@ from libs.storage.database.roots import Root, check_folder, open_root
 from libs.storage.errors import StorageError
 from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.backup.shards import databases_of
+from services.janitor.command_lines import parsed, root_command
 from slatemq.errors import FailedPrecondition, SlateMQError
 
 FAILED: Final = 1
@@ -59,26 +60,17 @@ async def give_up(root: Root, database: str) -> None:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
-    command = parser.add_subparsers(dest="command", required=True).add_parser(
+    parser, command = root_command(
         "give-up",
-        description="Do without a shard for ever: delete what is left of it, but its number.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
-    command.add_argument(
-        "--wal-store",
-        default="",
-        help="URL of the store that has the WALs, where it is not reached by that of the record",
+        "Do without a shard for ever: delete what is left of it, but its number.",
+        EPILOG,
+        environ,
     )
     command.add_argument(
         "--yes", action="store_true", required=True, help="its process is stopped, its data may go"
     )
     command.add_argument("shard", metavar="SHARD", help="such as broker/1 or ingest/2")
-    args = parser.parse_args(argv)
-    if not args.root:
-        command.error("--root or SLATEMQ_ROOT is required")
+    args = parsed(parser, command, argv)
     if not _SHARD.fullmatch(args.shard):
         command.error(f"{args.shard!r} is not a shard: give one such as broker/1 or ingest/2")
     return args

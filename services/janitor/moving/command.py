@@ -10,6 +10,7 @@ from typing import Final
 
 from libs.storage.database.roots import check_folder, open_root
 from libs.storage.errors import StorageError
+from services.janitor.command_lines import parsed, root_command
 from services.janitor.moving.wals import WalMove
 from slatemq.errors import SlateMQError
 
@@ -30,18 +31,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
-    move = parser.add_subparsers(dest="command", required=True).add_parser(
+    parser, move = root_command(
         "move-wals",
-        description="Move the write-ahead logs of a stopped instance to a store of their own.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    move.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
-    move.add_argument(
-        "--wal-store",
-        default="",
-        help="URL of the store that has the WALs, where it is not reached by that of the record",
+        "Move the write-ahead logs of a stopped instance to a store of their own.",
+        EPILOG,
+        environ,
     )
     move.add_argument("--to", required=True, help="URL of the bucket or folder for the WALs")
     move.add_argument(
@@ -50,10 +44,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         help="go on from the tables alone, since the store that had the WALs is lost: what was "
         "answered since they were written is lost for ever",
     )
-    args = parser.parse_args(argv)
-    if not args.root:
-        move.error("--root or SLATEMQ_ROOT is required")
-    return args
+    return parsed(parser, move, argv)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
