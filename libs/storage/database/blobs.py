@@ -13,16 +13,15 @@ in the record, and in the object's own name.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import xxhash
 
 from libs.storage.database.roots import Root
 from libs.storage.errors import DamagedObject, ForeignUri
+from libs.storage.objects.digests import DIGEST_CHARACTERS, digest_of, read_checked
 from libs.storage.objects.small_objects import check_digest
 
 FOLDER: Final = "blobs"
@@ -32,15 +31,11 @@ BLOB_PATH: Final = re.compile(FOLDER + r"/[0-9a-f]{2}/[0-9a-f]{62}", re.ASCII)
 """The path of a blob below the root."""
 
 _NAME_BYTES: Final = 16
-_DIGEST_CHARACTERS: Final = 32
-
-_BRIEF_BYTES: Final = 8 << 20
-"""Up to this size a digest is made on the event loop: that takes a millisecond."""
 
 
 def digest_in(path: str) -> str:
     """The XXH3-128 that the name of a blob has; empty for the path of anything else."""
-    return path[-_DIGEST_CHARACTERS:] if BLOB_PATH.fullmatch(path) else ""
+    return path[-DIGEST_CHARACTERS:] if BLOB_PATH.fullmatch(path) else ""
 
 
 class Blobs:
@@ -52,7 +47,7 @@ class Blobs:
 
     async def put(self, payload: bytes) -> str:
         """Store `payload` under a new name, durably, and return its URI."""
-        name = secrets.token_hex(_NAME_BYTES) + await _digest_of(payload)
+        name = secrets.token_hex(_NAME_BYTES) + await digest_of(payload)
         # 256 folders: a local folder with millions of entries is slow.
         uri = f"{FOLDER}/{name[:2]}/{name[2:]}"
         await self._objects.put(uri, payload)
@@ -64,12 +59,14 @@ class Blobs:
         Raises ObjectNotFound, DamagedObject, and ForeignUri for a URI that names no payload.
         """
         path = self.path_of(uri)
-        return await _read(path, lambda: self._objects.get(path))
+        return await read_checked(path, digest_in(path), lambda: self._objects.get(path))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
         """Like `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
         path = self.path_of(uri)
-        return await _read(path, lambda: self._objects.get_slowly(path, silence_s))
+        return await read_checked(
+            path, digest_in(path), lambda: self._objects.get_slowly(path, silence_s)
+        )
 
     async def check(self, path: str, size_bytes: int) -> None:
         """Read the blob at this path in pieces. Raises ObjectNotFound, and DamagedObject."""
@@ -102,24 +99,3 @@ class Blobs:
         if not BLOB_PATH.fullmatch(uri):
             raise ForeignUri(uri, self._root_url)
         return uri
-
-
-async def _digest_of(payload: bytes) -> str:
-    if len(payload) > _BRIEF_BYTES:
-        return await asyncio.to_thread(xxhash.xxh3_128_hexdigest, payload)
-    return xxhash.xxh3_128_hexdigest(payload)
-
-
-async def _read(path: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
-    """The payload of the blob at this path; raises DamagedObject for any other bytes.
-
-    A store may answer with a part of an object, and it is whole all the same: damage is what is
-    read twice.
-    """
-    payload = await read()
-    try:
-        check_digest(path, digest_in(path), await _digest_of(payload))
-    except DamagedObject:
-        payload = await read()
-        check_digest(path, digest_in(path), await _digest_of(payload))
-    return payload

@@ -12,7 +12,7 @@ from typing import Final
 
 import xxhash
 
-from libs.storage.errors import DamagedObject
+from libs.storage.objects.digests import DIGEST_CHARACTERS, read_checked
 from libs.storage.objects.small_objects import Objects
 
 _FOLDER: Final = "tasks"
@@ -34,18 +34,6 @@ def task_of_body(path: str) -> str:
 
 
 async def read_body(objects: Objects, path: str) -> bytes:
-    """The body at this path.
-
-    Raises ObjectNotFound, and DamagedObject for one that is not what was stored, also when it is
-    read again: a store may answer with a part of it.
-    """
-    body = await objects.get(path)
-    if not _is_whole(path, body):
-        body = await objects.get(path)
-    if not _is_whole(path, body):
-        raise DamagedObject(path, "its bytes have another digest than its name says")
-    return body
-
-
-def _is_whole(path: str, body: bytes) -> bool:
-    return path.endswith(f".{xxhash.xxh3_128_hexdigest(body)}")
+    """The body at this path. Raises ObjectNotFound, and DamagedObject for any other bytes."""
+    digest = path[-DIGEST_CHARACTERS:]  # Never empty, which would let any bytes pass.
+    return await read_checked(path, digest, lambda: objects.get(path))
