@@ -147,6 +147,7 @@ class Claimer:
                 look(self._file.path, self._file.name, descriptor)
                 self._expect_same(descriptor)
                 held = self._held(holders)
+                self._drop_finished(descriptor, holders, held)
                 for offset in sorted(self._known):
                     if offset in held and held[offset] == self._known[offset].digest:
                         continue
@@ -168,6 +169,14 @@ class Claimer:
             if lives[process] and now_ms < holder.deadline_ms:
                 held[holder.offset] = holder.digest
         return held
+
+    def _drop_finished(self, descriptor: int, holders: Holders, held: dict[int, str]) -> None:
+        """Free the slots of workers that ended between marking their message and freeing them."""
+        for holder in holders:
+            if held.get(holder.offset) != holder.digest:
+                entry = _entry_of(descriptor, holder)
+                if entry is not None and entry.state is not State.QUEUED:
+                    holders.drop(holder)
 
     def _expect_same(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -217,9 +226,6 @@ class Claimer:
         entry = again(descriptor, entry)
         if entry.state is not State.QUEUED:
             del self._known[entry.offset]
-            for holder in holders:
-                if (holder.offset, holder.digest) == (entry.offset, entry.digest):
-                    holders.drop(holder)
             return None
         if self._ended(descriptor, holders, entry) is None or claimed_by_a_person(entry):
             return None

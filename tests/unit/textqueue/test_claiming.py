@@ -111,6 +111,28 @@ def test_a_claim_of_a_process_that_ended_is_given_again(path: Path, make: Make) 
     assert path.read_bytes() == b"=a\n\\mutex=      \n-b\n"
 
 
+def test_a_process_that_ends_after_it_has_marked_its_message_leaves_no_slot_taken(
+    path: Path, make: Make
+) -> None:
+    # Given a process that ends between marking its message and freeing its slot
+    make(b"-a\n")
+    program = (
+        "import os\n"
+        "from slatemq.textqueue import TextQueue, holders\n"
+        "holders.Holders.drop = lambda *_: os._exit(9)\n"
+        f"TextQueue({str(path)!r}).claim().done()"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    sidecar = Path(f"{path}.mutex")
+    assert (path.read_bytes(), sidecar.read_bytes().strip() != b"") == (b"=a\n", True)
+
+    # When another, which has never seen the message queued, looks for one
+    assert TextQueue(path).claim() is None
+
+    # Then the slot is free
+    assert sidecar.read_bytes().strip() == b""
+
+
 def test_a_claim_for_another_process_outlives_its_own(path: Path, make: Make) -> None:
     queue = make(b"-a\n")
     program = (
