@@ -12,7 +12,7 @@ from tests.forms import proof
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("rounds", "seconds"), [(1, 0.0), proof(2, 120.0)])
+@pytest.mark.parametrize(("rounds", "seconds"), [(2, 0.0), proof(2, 120.0)])
 async def test_a_replaced_owner_whose_wal_was_collected_answers_nothing_and_loses_nothing(
     tmp_path: Path, rounds: int, seconds: float
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,6 @@ from tests.faults.mixed_work import FILTERS, Work
 from tests.faults.recorded import payload_of
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import run_history
-
-KEPT_WAL_OBJECTS = 1
-"""The newest of an owner's, which its successor has taken: it fences the older one permanently."""
 
 PUBLISHES_BEFORE = 20
 CALLS = 16
@@ -41,10 +39,18 @@ class CollectingMember(Member):
     def program(self) -> Sequence[str]:
         return "-m", "tests.faults.collecting", self.service
 
-    def wal_objects(self) -> set[str]:
-        """The names of what is in its WAL."""
+    def wal_commits(self) -> set[str]:
+        """The names of the objects of its WAL that have commits.
+
+        The others are empty: one of each start, which fences older owners, and stays for ever.
+        """
         folder = self.folder / "data" / self.service / str(self.shard) / "wal"
-        return {path.name for path in folder.iterdir()}
+        found = set()
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_size:
+                    found.add(path.name)
+        return found
 
     def call(self, channel: grpc.aio.Channel) -> Any:
         """A call that only the owner of the shard may answer."""
@@ -68,7 +74,7 @@ async def replace_until_collected(owner: CollectingMember, left: set[str], secon
         # Calls that need no commit are answered without a proof for as long.
         await asyncio.sleep(max(seconds, STANDSTILL_S))
         async with asyncio.timeout(COLLECTED_S):
-            while len(left & owner.wal_objects()) > KEPT_WAL_OBJECTS:
+            while left & owner.wal_commits():
                 await asyncio.sleep(0.05)
 
     # Without keepalive: the calls wait for as long as it is frozen.
@@ -92,7 +98,7 @@ async def run_frozen(folder: Path, rounds: int, seconds: float) -> Work:
                 while work.answered_count < answered + PUBLISHES_BEFORE:
                     await asyncio.sleep(0.05)
                 async with asyncio.timeout(COLLECTED_S):
-                    while len(left := owner.wal_objects()) <= KEPT_WAL_OBJECTS:
+                    while not (left := owner.wal_commits()):
                         await asyncio.sleep(0.01)
                 await router.freeze(replace_until_collected(owner, left, seconds))
                 print(f"round {number}: {owner.name} replaced, collected and thawed", flush=True)

@@ -100,7 +100,8 @@ _BOTH: Final[Mapping[str, object]] = {
     "garbage_collector_options.compacted_options.interval": "60s",
     "garbage_collector_options.manifest_options.interval": "60s",
     "garbage_collector_options.compactions_options.interval": "60s",
-    # Always off: with it a paused old writer got OK for a commit that exists nowhere.
+    # Always off: with it a paused old writer got OK for a commit that exists nowhere. So the WAL
+    # keeps an empty object of each start.
     "garbage_collector_options.wal_fence_options.dry_run": True,
     # The files that mark for a collector where live data begins; on wherever they can be used.
     "garbage_collector_options.boundary_files_enabled": True,
