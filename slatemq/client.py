@@ -372,7 +372,8 @@ class Client(
 
         Waits up to `wait` (60 s at most) for the first one; an empty list means that nothing came.
         Raises NotFound, FailedPrecondition (QUEUE_PAUSED), and, once the wait is over, Unavailable
-        (INGEST_DOWN): there are messages, and the ingest that has their payloads is down. Where the
+        (INGEST_DOWN): there are messages, and the ingest that has their payloads is down; or
+        ResourceExhausted (TOO_MANY_IN_FLIGHT): this principal holds as many as it may. Where the
         answer to a try was lost, and perhaps messages with it, and repeats bring none, raises why.
         """
         request = claim_request(

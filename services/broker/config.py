@@ -40,7 +40,8 @@ class BrokerConfig(CommitConfig):
     )
     in_flight_max: int = setting(
         "Messages in flight of all queues together; claims beyond it wait, as for a queue that has "
-        "its own max_in_flight. A lease takes 110 to 480 bytes of memory.",
+        "its own max_in_flight. A principal has half of them at most. A lease takes 110 to 480 "
+        "bytes of memory.",
         default=500_000,
         minimum=1,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
 from typing import Final, NamedTuple
@@ -70,12 +70,18 @@ class LeaseIndex:
         self._left: dict[int, int] = {}  # by block: how many of its leases run
         self._in_blocks = 0  # the sum of these
         self._singles: dict[int, LeaseBucket] = {}  # by token: those outside of blocks
+        self._held = Counter[str]()  # by principal: how many leases of its claims run
 
     def __len__(self) -> int:
         return len(self._singles) + self._in_blocks
 
+    def held_by(self, principal: str) -> int:
+        """How many leases run that a principal claimed; of an empty name, those of unknown ones."""
+        return self._held[principal]
+
     def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
         """Adds leases of a bucket: all of them, if it is a block."""
+        self._held[bucket.principal] += len(tokens)
         if bucket.is_block:
             block = tokens[0] >> PLACE_BITS
             self._blocks[block], self._left[block] = bucket, len(tokens)
@@ -109,8 +115,11 @@ class LeaseIndex:
         return found
 
     def remove(self, token: int) -> None:
-        if self._singles.pop(token, None) is None:
+        bucket = self._singles.pop(token, None)
+        if bucket is None:
             self._leave(token >> PLACE_BITS, 1)
+        else:
+            self._let_go(bucket, 1)
 
     def drop(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
         """Ends all leases of a bucket that run: these."""
@@ -119,6 +128,7 @@ class LeaseIndex:
         else:
             for token in tokens:
                 del self._singles[token]
+            self._let_go(bucket, len(tokens))
 
     def take(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
         """Ends leases, in the order given; the caller removes them from their bucket at once."""
@@ -151,6 +161,7 @@ class LeaseIndex:
         for bucket, same in groupby(buckets):
             first, end = end, end + len(list(same))
             if bucket is not None:
+                self._let_go(bucket, end - first)
                 yield LeaseGroup(bucket, tokens[first:end], whole=False)
             else:
                 yield from map(self._take_of_block, tokens[first:end])
@@ -163,10 +174,16 @@ class LeaseIndex:
         return LeaseGroup(bucket, (token,), whole=False)
 
     def _leave(self, block: int, count: int) -> None:
+        self._let_go(self._blocks[block], count)
         self._left[block] -= count
         self._in_blocks -= count
         if not self._left[block]:
             del self._blocks[block], self._left[block]
+
+    def _let_go(self, bucket: LeaseBucket, count: int) -> None:
+        self._held[bucket.principal] -= count
+        if not self._held[bucket.principal]:
+            del self._held[bucket.principal]
 
 
 def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> LeaseGroup:
@@ -406,6 +423,10 @@ class LeaseTable:
         """Messages in flight, of all queues."""
         return len(self._running)
 
+    def held_by(self, principal: str) -> int:
+        """How many of them a principal has claimed since the start; of an empty name, the rest."""
+        return self._running.held_by(principal)
+
     def restore(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
         """Takes in a lease; `changed` if it differs from what is stored."""
         bucket = queue.leases.restore(lease, order, changed=changed)
@@ -413,11 +434,17 @@ class LeaseTable:
         self.deadlines.watch(bucket, lease.deadline_ms)
 
     def claim(
-        self, queue: Queue, selector: Selector, lease_ms: int, consumer: str, now_ms: int
+        self,
+        queue: Queue,
+        selector: Selector,
+        lease_ms: int,
+        consumer: str,
+        now_ms: int,
+        principal: str = "",
     ) -> Claimed:
         """Moves the messages selected to in flight. May raise NeedsLane."""
         lease_ms = min(lease_ms, queue.settings.max_lease_ms)  # it may be a long-lived stream's
-        claimed = queue.claim(selector, self._free_block, lease_ms, consumer, now_ms)
+        claimed = queue.claim(selector, self._free_block, lease_ms, consumer, now_ms, principal)
         for bucket, first, end in claimed.parts:
             self._running.add(bucket, claimed.tokens[first:end])
             self.deadlines.watch(bucket, claimed.terms.deadline_ms)

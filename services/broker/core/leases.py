@@ -123,6 +123,8 @@ class Terms(NamedTuple):
     claimed_at_ms: int
     deadline_ms: int
     length_ms: int
+    principal: str = ""
+    """Who claimed; empty where there is no policy."""
 
 
 class Claimed:
@@ -151,7 +153,7 @@ class Claimed:
 
     def make(self, first: int, end: int) -> Iterator[Lease]:
         """Makes the leases of the messages from `first` to `end`."""
-        queue, consumer, claimed_at_ms, deadline_ms, length_ms = self.terms
+        queue, consumer, claimed_at_ms, deadline_ms, length_ms, _ = self.terms
         origins = [
             (segment.kind, segment.order, place)
             for segment in self._segments
@@ -176,7 +178,10 @@ class Claimed:
 
 
 class LeaseBucket:
-    """Leases that share a record, of one queue."""
+    """Leases that share a record, of one queue, claimed by one principal.
+
+    Who that is, is not stored: after a restart it is unknown, and empty.
+    """
 
     __slots__ = (
         "_claimed",
@@ -185,15 +190,19 @@ class LeaseBucket:
         "_waited",
         "is_block",
         "order",
+        "principal",
         "queue",
         "stored",
         "watched_ms",
         "whole",
     )
 
-    def __init__(self, queue: LeaseOwner, order: int, *, stored: bool = False) -> None:
+    def __init__(
+        self, queue: LeaseOwner, order: int, principal: str = "", *, stored: bool = False
+    ) -> None:
         self.queue = queue
         self.order = order
+        self.principal = principal
         self.stored = stored
         self.is_block = False
         """Whether it was made of all tokens of a block; none is ever added."""
@@ -210,7 +219,7 @@ class LeaseBucket:
     @classmethod
     def packed(cls, order: int, claimed: Claimed, first: int, tokens: Sequence[int]) -> LeaseBucket:
         """A bucket of the part of a claim from `first` on, as columns."""
-        bucket = cls(claimed.terms.queue, order)
+        bucket = cls(claimed.terms.queue, order, claimed.terms.principal)
         bucket.is_block = True
         bucket._claimed, bucket._span = claimed, (first, first + len(tokens))
         bucket.whole = tuple(tokens)
@@ -371,7 +380,7 @@ class InFlight:
     """Called whenever the queue's state record changes."""
     count: int = field(default=0, init=False)
     _buckets: dict[int, LeaseBucket] = field(default_factory=dict, init=False)
-    _open: LeaseBucket | None = field(default=None, init=False)
+    _open: dict[str, LeaseBucket] = field(default_factory=dict, init=False)  # by principal
     _changed: dict[int, LeaseBucket] = field(default_factory=dict, init=False)
 
     @property
@@ -385,6 +394,7 @@ class InFlight:
 
     def put(self, claimed: Claimed, next_block: Callable[[], int]) -> None:
         """Adds leases and gives them their tokens: those of one bucket have a block."""
+        queue, principal = claimed.terms.queue, claimed.terms.principal
         now_ms = claimed.terms.claimed_at_ms
         first, count = 0, len(claimed.items)
         while first < count:
@@ -395,16 +405,24 @@ class InFlight:
                 claimed.tokens += bucket.whole
                 self._buckets[bucket.order] = bucket
             else:
-                bucket = self._open or LeaseBucket(claimed.terms.queue, self._orders.next(now_ms))
+                bucket = self._open_bucket(queue, principal, now_ms)
                 self._buckets[bucket.order] = bucket
                 length = min(length, IN_FLIGHT_BUCKET_MAX - bucket.count)
                 claimed.tokens += tokens_of(next_block(), length)
                 bucket.put(claimed.make(first, first + length))
-                self._open = bucket if bucket.count < IN_FLIGHT_BUCKET_MAX else None
+                if bucket.count == IN_FLIGHT_BUCKET_MAX:
+                    del self._open[principal]
             self.note_changed(bucket)
             claimed.parts.append((bucket, first, first + length))
             first += length
         self.count += count
+
+    def _open_bucket(self, queue: LeaseOwner, principal: str, now_ms: int) -> LeaseBucket:
+        bucket = self._open.get(principal)
+        if bucket is None:
+            bucket = LeaseBucket(queue, self._orders.next(now_ms), principal)
+            self._open[principal] = bucket
+        return bucket
 
     def remove(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
@@ -473,7 +491,7 @@ class InFlight:
     def forget(self) -> Iterator[tuple[LeaseBucket, Sequence[int], bool]]:
         """Like `empty`, but writes nothing."""
         yield from self.empty()
-        self._buckets, self._changed, self._open = {}, {}, None
+        self._buckets, self._changed, self._open = {}, {}, {}
 
     def drain(self) -> Iterator[Row]:
         """The rows of the buckets that changed since the last drain."""
@@ -486,8 +504,7 @@ class InFlight:
                 del self._buckets[order]
                 if bucket.stored:
                     yield key, None
-        self._changed = {}
-        self._open = None
+        self._changed, self._open = {}, {}
 
 
 def tokens_of(block: int, count: int) -> range:

@@ -167,13 +167,14 @@ class Queue:
         lease_ms: int,
         consumer: str,
         now_ms: int,
+        principal: str = "",
     ) -> Claimed:
         """Moves the messages selected to in flight, as many as may be. May raise NeedsLane.
 
         `next_block` returns blocks of tokens that are not in use.
         """
         segments = self._walk(selector, now_ms, self.capacity)
-        terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms)
+        terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms, principal)
         claimed = Claimed(terms, segments)
         self.claimed_count += len(claimed.items)
         self.leases.put(claimed, next_block)

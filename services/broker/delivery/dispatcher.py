@@ -247,7 +247,11 @@ class Dispatcher:
         """
         queue = waiter_line.queue
         waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
-        wanted = waiter_line.wanted(self._budget.is_beyond_half)
+        waiter_line.look_again()
+        wanted = waiter_line.wanted(partial(self._is_held_up, waiter_line))
+        waiter_line.all_beyond = not (wanted or waiter_line.unread) and bool(
+            waiter_line.beyond_share
+        )
         waiter_line.passed = set()
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
@@ -270,7 +274,7 @@ class Dispatcher:
             if queue.capacity and not waiter_line.short:
                 self._note_down(waiter_line, set())
             # All may wait until their principals have read more, which kicks no line.
-            waiter_line.stuck = not wanted and queue.waiting.ready_count > 0
+            waiter_line.stuck = not wanted and waiter_line.unread and queue.waiting.ready_count > 0
             return False
         with self._payloads.pin() as held, self._late.brought(waiter_line) as brought:
             here, missing = self._payloads.look(ids)
@@ -388,8 +392,7 @@ class Dispatcher:
         for waiter in list(waiter_line.impatient):
             if waiter.has_begun or not may_come:
                 waiter_line.leave(waiter)
-                refusal = self._budget.refusal(waiter.principal)
-                waiter.failed(refusal or waiter_line.unavailable)
+                waiter.failed(self._refusal(waiter_line, waiter.principal))
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
@@ -401,6 +404,26 @@ class Dispatcher:
             if delay_ms is not None:
                 loop = asyncio.get_running_loop()
                 waiter_line.timer = loop.call_later(delay_ms / 1000, self._kick, waiter_line)
+        if waiter_line.line:
+            self.in_flight.wait_for_shares(waiter_line)
+
+    def _refusal(self, waiter_line: WaiterLine, principal: str) -> SlateMQError | None:
+        """Why the last look had nothing for the waiters of a principal; None: there was nothing."""
+        if (unread := self._budget.refusal(principal)) is not None:
+            return unread
+        if principal in waiter_line.beyond_share:
+            return self.in_flight.refusal(principal)
+        return waiter_line.unavailable
+
+    def _is_held_up(self, waiter_line: WaiterLine, principal: str) -> bool:
+        """Whether the waiters of a principal are passed over now, which their line notes."""
+        if self._budget.is_beyond_half(principal):
+            waiter_line.unread = True
+            return True
+        if self.in_flight.is_beyond_share(waiter_line, principal):
+            waiter_line.beyond_share.add(principal)
+            return True
+        return False
 
     def _may_come(self, waiter_line: WaiterLine) -> bool:
         """Whether an ingest that is late, and may be up, is about to bring messages for a line.
@@ -426,6 +449,8 @@ class Dispatcher:
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
         if waiter_line.stuck or waiter_line.impatient:
             return STUCK_MS
+        if waiter_line.all_beyond:
+            return None  # An ack has it looked at again.
         due_ms = waiter_line.queue.waiting.next_due_ms()
         if due_ms is None:
             return None
@@ -451,6 +476,8 @@ class Dispatcher:
             waiter_line.cut = True
         if waiter_line.cut:
             self._kick(waiter_line)
+        elif waiter_line.line:
+            self.in_flight.wait_for_shares(waiter_line)
         self._clean_up(waiter_line)
 
     @property
@@ -481,8 +508,9 @@ class Dispatcher:
         if waiter_line is None or queue.waiting.ready_count:
             return  # No waiters, or older messages come first.
         first = islice(waiter_line.line, len(ids))
-        is_beyond = self._budget.is_beyond_half
-        wanted = sum(waiter.wants for waiter in first if not is_beyond(waiter.principal))
+        wanted = sum(
+            waiter.wants for waiter in first if not self._is_held_up(waiter_line, waiter.principal)
+        )
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._can_serve(waiter_line, message_id)]
         if missing:
@@ -501,6 +529,7 @@ class Dispatcher:
     ) -> int:
         """Claims for the waiters of a line, for as many as a step has time; returns the number."""
         claimed = passed_over = 0
+        waiter_line.look_again()
         ready_count = waiter_line.queue.waiting.ready_count
         share = ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0
         for _ in range(len(waiter_line.line)):
@@ -512,7 +541,7 @@ class Dispatcher:
             if not waiter.wants:  # It has ended, and did not leave yet.
                 waiter_line.leave(waiter)
                 continue
-            if self._budget.is_beyond_half(waiter.principal):
+            if self._is_held_up(waiter_line, waiter.principal):
                 _pass_over(waiter_line, waiter)
                 continue
             batch, skipped = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
@@ -550,11 +579,12 @@ class Dispatcher:
     ) -> tuple[ClaimBatch, int]:
         """What is claimed for one waiter, and how many messages that passed over."""
         queue = waiter_line.queue
-        capacity = min(queue.capacity, self.in_flight.capacity(waiter_line))
+        principal = waiter.principal
+        capacity = min(queue.capacity, self.in_flight.capacity(waiter_line, principal))
         choosing = ClaimSelector(
             min(waiter.wants, TURN, share, capacity),
             waiter.bytes_left,
-            min(waiter.answer_bytes_left, self._budget.share_of(waiter.principal)),
+            min(waiter.answer_bytes_left, self._budget.share_of(principal)),
             held,
             self._payloads.get,
             self._kept_back,
@@ -562,7 +592,7 @@ class Dispatcher:
             one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
         claimed = self._owner.shard.leases.claim(
-            queue, choosing, waiter.lease_ms, waiter.consumer, now_ms
+            queue, choosing, waiter.lease_ms, waiter.consumer, now_ms, principal
         )
         size_bytes = choosing.size_bytes if choosing.chosen else 0
         return ClaimBatch(claimed, choosing.chosen, size_bytes), choosing.skipped_count

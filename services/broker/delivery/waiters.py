@@ -302,6 +302,10 @@ class WaiterLine:
     again: bool = False
     cut: bool = False  # a claim was cut at the end of a turn: it wants more now
     short: bool = False  # there were messages, but too many of all queues are in flight
+    beyond_share: set[str] = field(default_factory=set)
+    """Principals whose waiters the last look passed over: they hold their share of all leases."""
+    all_beyond: bool = False  # for that reason it passed over all
+    unread: bool = False  # some were passed over for what their principals leave unread
     stuck: bool = False  # there were messages at the last look, and none could be claimed
     unavailable: SlateMQError | None = None
     has_awaiting: bool = False  # a waiter has a note of ingests that messages wait for
@@ -322,6 +326,12 @@ class WaiterLine:
         for waiter in self.line:
             if waiter.awaited_shards != awaited:
                 waiter.await_ingests(awaited)
+
+    def look_again(self) -> None:
+        """Forgets whom the last look passed over."""
+        self.unread = False
+        if self.beyond_share:
+            self.beyond_share = set()
 
     def is_late(self, shard: int) -> bool:
         """Whether an ingest has not answered a fetch of this line yet."""

@@ -102,19 +102,25 @@ class Caller:
         await self._consumers.Execute(request, metadata=self._proof)
 
     def claim(
-        self, queue_id: str = "q", wait_ms: int = 60_000, timeout: float | None = None
+        self,
+        queue_id: str = "q",
+        wait_ms: int = 60_000,
+        timeout: float | None = None,
+        count: int = 1,
     ) -> Any:
-        request = consumer_pb2.ClaimRequest(queue_id=queue_id, wait_ms=wait_ms)
+        request = consumer_pb2.ClaimRequest(queue_id=queue_id, wait_ms=wait_ms, max_messages=count)
         return self._consumers.Claim(request, metadata=self._proof, timeout=timeout)
 
-    def consume(self, queue_id: str = "q") -> Any:
+    def consume(self, queue_id: str = "q", credit: int = 0) -> Any:
         call = self._consumers.Consume(metadata=self._proof)
         start = consumer_pb2.ConsumeStart(queue_id=queue_id)
+        if credit:
+            start.credit.messages_count = credit
         return call, consumer_pb2.ConsumeRequest(start=start)
 
-    async def open(self, queue_id: str = "q") -> Any:
+    async def open(self, queue_id: str = "q", credit: int = 0) -> Any:
         """A stream that is open."""
-        call, start = self.consume(queue_id)
+        call, start = self.consume(queue_id, credit)
         await call.write(start)
         assert await call.read() is not grpc.aio.EOF
         return call

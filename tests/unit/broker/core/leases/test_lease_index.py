@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise, repeat
 
@@ -21,6 +22,9 @@ from tests.unit.broker.core.shards import Each, Rig
 CLAIMS = (4, 1, 7, 3, 10, 5)
 """Messages of each claim; a bucket has 5 here, and those of 3 or more are columns."""
 
+PRINCIPALS = ("shop", "shop", "ops", "ops", "", "shop")
+"""Who makes each claim: some small ones of both come in one commit."""
+
 ACKS = st.lists(
     st.one_of(
         st.tuples(st.just("block"), st.integers(0, 7)),
@@ -36,21 +40,29 @@ def _next_of(choices: Iterator[Choice], _: object) -> Choice:
 
 
 async def rig_with_leases() -> tuple[Rig, list[int], list[Sequence[int]]]:
-    """All tokens, and those of each bucket."""
+    """All tokens, and those of each part of a claim."""
     rig = Rig()
     rig.create()
     rig.shard.leases._blocks = iter(range(1, 100))
     await rig.route(range(1, sum(CLAIMS) + 1))
     tokens: list[int] = []
     parts: list[Sequence[int]] = []
-    for count in CLAIMS:
+    for count, principal in zip(CLAIMS, PRINCIPALS, strict=True):
         choices = chain(repeat(Choice.TAKE, count), repeat(Choice.STOP))
         selector = Each(partial(_next_of, choices))
-        claimed = rig.shard.leases.claim(rig.queue(), selector, 30_000, "worker", rig.now_ms)
+        claimed = rig.shard.leases.claim(
+            rig.queue(), selector, 30_000, "worker", rig.now_ms, principal
+        )
         tokens += claimed.tokens
         parts += [claimed.tokens[first:end] for _, first, end in claimed.parts]
     assert len(rig.shard.leases._running) == len(tokens) == len(set(tokens)) == sum(CLAIMS)
     return rig, tokens, parts
+
+
+def held_of(tokens: Sequence[int], running: Iterable[int]) -> Counter[str]:
+    """How many of the running leases each principal has."""
+    claimed_by = dict(zip(tokens, chain(*map(repeat, PRINCIPALS, CLAIMS)), strict=True))
+    return Counter(claimed_by[token] for token in running)
 
 
 @given(rounds=st.lists(st.tuples(ACKS, st.lists(st.integers(0, 29), max_size=3)), max_size=4))
@@ -85,6 +97,7 @@ async def test_acks_in_any_order_and_number(
             running = [token for token in tokens if token not in expected]
             assert sorted(one.token for one in rig.queue().leases) == sorted(running)
             assert len(rig.shard.leases._running) == len(running)
+            assert rig.shard.leases._running._held == held_of(tokens, running)
             for token in tokens:
                 assert (rig.shard.leases.running(token) is None) == (token in expected)
                 assert rig.shard.leases.finished.outcome(token) == expected.get(token)
@@ -94,6 +107,9 @@ async def test_acks_in_any_order_and_number(
             assert done == {token: tokens.index(token) + 1 for token in acked}
         rig.commit()
         await rig.restart()
+        # Who has claimed is not stored
+        left_count = len(tokens) - len(expected)
+        assert rig.shard.leases._running._held == Counter({"": left_count} if left_count else {})
         for token in tokens:
             assert (rig.shard.leases.running(token) is None) == (token in expected)
             assert rig.shard.leases.finished.outcome(token) == expected.get(token)
