@@ -11,6 +11,6 @@ Events and tasks are messages whose headers name the prefix (`slatemq-events`, `
 for events, the type: any other queue of the instance may filter on them, too.
 
 In reading order: `headers` (those of messages that are events or tasks; what makes events passes
-such messages over), `queues`, `events`, `routed` (which tasks are not in their queue yet), `tasks`,
-`backend`.
+such messages over), `queues`, `attempts` (which of a message count), `events`, `routed` (which
+tasks are not in their queue yet), `tasks`, `backend`.
 """

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import slatemq
 from libs.events.deliveries import NOT_ACKNOWLEDGED, Handler, read_event, run_handler
+from libs.events.slatemq.attempts import failures_count
 from libs.events.slatemq.headers import EVENTS_HEADER
 from libs.events.slatemq.queues import PREFETCH, TYPE_HEADER, Queues, finish, release
 from libs.events.tasks import now_ms
-from slatemq.errors import NotFound
+from slatemq.errors import NotFound, SlateMQError
 from slatemq.events.envelope import Event, encode_event
 
 
@@ -55,7 +56,11 @@ class Events:
                 async for message in messages:
                     note_up()
                     self._seen_ms = now_ms()  # it may be deleted while the handler works
-                    await self._deliver_one(message, types, handler)
+                    try:
+                        await self._deliver_one(message, types, handler)
+                    except SlateMQError:
+                        message.drop_lease()  # no call repeats it: it comes again after that
+                        raise
         except NotFound:
             events = self._queues.events
             await self._queues.create_again(events, EVENTS_HEADER, types, self._seen_ms)
@@ -75,10 +80,21 @@ class Events:
             return
         self._held[event.id] = message
         await run_handler(handler, event)
+        has_retries_left = event.id not in self._held or await self._has_retries_left(message)
         if self._held.pop(event.id, None) is None:
             return
-        if message.attempts_count > self._queues.settings.max_retries:
+        if not has_retries_left:
             await finish(message.fail(NOT_ACKNOWLEDGED))
         else:
             delay_s = self._queues.settings.retry_delay_ms / 1000
             await finish(message.nack(NOT_ACKNOWLEDGED, delay_s))
+
+    async def _has_retries_left(self, message: slatemq.Received) -> bool:
+        """Its broker is asked only where so many attempts were made that all may have failed."""
+        max_retries = self._queues.settings.max_retries
+        if message.attempts_count <= max_retries:
+            return True
+        try:
+            return await failures_count(self._queues.client, message) < max_retries
+        except NotFound:  # its lease has ended, and it is done
+            return True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 
 import msgspec
 
 import slatemq
+from libs.events.slatemq.attempts import FAIL_PREFIX, count_failures, failures_count
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
 from libs.events.slatemq.routed import Unrouted
@@ -34,16 +35,6 @@ without end would stay stored when it is done."""
 
 REDRIVEN_MAX = 1_000
 """Dead letters that are read before they are redriven: each comes with its payload."""
-
-FAIL_PREFIX = "fail: "
-"""What SlateMQ writes before the reason of a message that its consumer gave up."""
-
-NACK_PREFIX = "nack"
-"""What SlateMQ writes before the reason of a message that its consumer gave back. An attempt whose
-lease ended has another outcome: its consumer was killed, which is no failure of a task."""
-
-NOTE_PREFIX = "note: "
-"""What SlateMQ writes before what is noted with a dead letter, which is no attempt."""
 
 
 class _Delivery:
@@ -102,21 +93,13 @@ class Tasks:
             await finish(message.fail(task))
             return None
         try:
-            failures_count = await self._failures_count(message)
+            attempts = await failures_count(self._queues.client, message)
         except BaseException:
             self._consumer.requeue(message)
             raise
-        task = msgspec.structs.replace(task, attempts=failures_count)
+        task = msgspec.structs.replace(task, attempts=attempts)
         self._held.add(task.task_id, _Delivery(task, message))
         return task
-
-    async def _failures_count(self, message: slatemq.Received) -> int:
-        """How many attempts before this one have failed."""
-        if message.attempts_count == 1:
-            return 0
-        view = slatemq.EntryView.ATTEMPTS
-        entry = await self._queues.client.get_entry(message.handle, view=view)
-        return _count_failures(entry.attempts, message.attempts_count - 1)
 
     async def complete(self, task_id: str) -> bool:
         held = self._held.first(task_id)
@@ -212,7 +195,7 @@ class Tasks:
             return UnreadableTask(place=place, error=cut_error(str(error)), failed_at=failed_at)
         return FailedTask(
             task=msgspec.structs.replace(
-                task, attempts=_count_failures(entry.attempts, entry.attempts_count), payload={}
+                task, attempts=count_failures(entry.attempts, entry.attempts_count), payload={}
             ),
             error=entry.reason.removeprefix(FAIL_PREFIX),
             failed_at=failed_at,
@@ -232,10 +215,3 @@ class Tasks:
 
     async def stop(self) -> None:
         await release([held.message for held in self._held])
-
-
-def _count_failures(history: Sequence[slatemq.Attempt], counted: int) -> int:
-    """How many of the last `counted` attempts have failed; those before are of before a redrive."""
-    attempts = [one.outcome for one in history if not one.outcome.startswith(NOTE_PREFIX)]
-    last = attempts[max(0, len(attempts) - counted) :]
-    return sum(outcome.startswith((NACK_PREFIX, FAIL_PREFIX)) for outcome in last)

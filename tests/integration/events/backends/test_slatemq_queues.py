@@ -19,9 +19,10 @@ from libs.events.slatemq.tasks import Tasks
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from slatemq._commands import command_calls
 from slatemq._consume import commands
+from slatemq._consume.finishing import Finisher, Nack
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import QueueDeleted, make_event
-from slatemq.events.envelope import encode_event, make_task_id
+from slatemq.events.envelope import Event, encode_event, make_task_id
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
@@ -158,6 +159,68 @@ async def test_leases_that_end_are_no_failures_of_a_task(rig: Rig) -> None:
         assert await next_task(backend) == task
         await lose_lease(backend, client, task)
         assert await next_task(backend) == task
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_leases_that_end_are_no_failures_of_an_event(rig: Rig) -> None:
+    # Given a handler that loses more leases than an event has retries, then refuses it
+    consumer, event = await rig.backend(), created("kept")
+    queue = f"{rig.settings.queue_prefix}.events.{rig.settings.consumer_group}"
+    deliveries: list[Event] = []
+
+    async with slatemq.connect(rig.settings.endpoint) as client:
+
+        async def lose(message: slatemq.Received) -> None:
+            await client.execute([slatemq.Extend(message, 1)])
+            while True:
+                entry = await client.get_entry(message.handle)
+                if (entry.state, entry.attempts_count) != ("in_flight", message.attempts_count):
+                    break
+                await asyncio.sleep(0.01)
+
+        async def handle(event: Event) -> None:
+            events: Any = consumer._events
+            deliveries.append(event)
+            if len(deliveries) <= 1 + rig.settings.max_retries:
+                await lose(events._held[event.id])
+
+        await consumer.subscribe([], handle)
+        await client.update_queue(queue, backoff=slatemq.Backoff.none())
+        await consumer.publish(event)
+
+        # Then it is a dead letter after as many refusals as one whose leases never ended
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not (await client.get_queue(queue)).counts.failed_count:
+                await asyncio.sleep(0.05)
+    assert deliveries == [event] * 2 * (1 + rig.settings.max_retries)
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_an_event_whose_refusal_has_no_answer_comes_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given leases that are short, where nobody keeps them
+    queue = f"{rig.settings.queue_prefix}.events.{rig.settings.consumer_group}"
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        await client.create_queue(queue, lease=1, backoff=slatemq.Backoff.none())
+    backend, event = await rig.backend(), created("kept")
+    subscriber = Subscriber(backend, refuse=1)
+    await backend.subscribe([], subscriber)
+    nack = Finisher.nack
+    unanswered: list[Nack] = []
+
+    async def nack_once(finisher: Finisher, item: Nack) -> None:
+        if unanswered:
+            await nack(finisher, item)
+        else:
+            unanswered.append(item)
+            raise Unavailable("gone")
+
+    # When a broker does not answer as an event goes back, then it comes after its lease
+    monkeypatch.setattr(Finisher, "nack", nack_once)
+    await backend.publish(event)
+    await eventually(lambda: subscriber.got)
+    assert len(unanswered) == 1
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)

@@ -1,0 +1,32 @@
+"""Which attempts at a message count for its event or task: leases that ended do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import slatemq
+
+FAIL_PREFIX = "fail: "
+"""What SlateMQ writes before the reason of a message that its consumer gave up."""
+
+_NACK_PREFIX = "nack"
+"""What SlateMQ writes before the reason of a message that its consumer gave back. An attempt whose
+lease ended has another outcome: its consumer was killed, which is no failure of the work."""
+
+_NOTE_PREFIX = "note: "
+"""What SlateMQ writes before what is noted with a dead letter, which is no attempt."""
+
+
+async def failures_count(client: slatemq.Client, message: slatemq.Received) -> int:
+    """How many attempts before this one have failed."""
+    if message.attempts_count == 1:
+        return 0
+    entry = await client.get_entry(message.handle, view=slatemq.EntryView.ATTEMPTS)
+    return count_failures(entry.attempts, message.attempts_count - 1)
+
+
+def count_failures(history: Sequence[slatemq.Attempt], counted: int) -> int:
+    """How many of the last `counted` attempts have failed; those before are of before a redrive."""
+    attempts = [one.outcome for one in history if not one.outcome.startswith(_NOTE_PREFIX)]
+    last = attempts[max(0, len(attempts) - counted) :]
+    return sum(outcome.startswith((_NACK_PREFIX, FAIL_PREFIX)) for outcome in last)
