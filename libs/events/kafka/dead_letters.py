@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from libs.events.kafka.connection import ERROR, Connection
-from libs.events.kafka.offsets import TopicReader
+from libs.events.kafka.connection import ERROR, OPERATION_S, Connection
+from libs.events.kafka.offsets import TopicReader, commit_within
 from libs.events.tasks import (
     MOVED_MAX,
     FailedTask,
@@ -96,10 +96,10 @@ class DeadLetters:
                         done[TopicPartition(record.topic, record.partition)] = record.offset + 1
                     here = consumer.assignment()
                     if finished := {one: offset for one, offset in done.items() if one in here}:
-                        await consumer.commit(finished)
+                        await commit_within(consumer, finished)
             if done:
                 consumer.assign(list(done))  # it read one partition after another
-                await consumer.commit(done)
+                await commit_within(consumer, done)
         return len(retried)
 
     async def _pages(self, consumer: Any) -> AsyncGenerator[list[Any], None]:
@@ -130,11 +130,12 @@ class DeadLetters:
         async with self._turn, self._topics.reader(self._group) as consumer:
             numbers = await self._connection.partitions(self._topic)
             partitions = [TopicPartition(self._topic, number) for number in numbers]
-            known = {one: await consumer.committed(one) for one in partitions}
+            async with asyncio.timeout(OPERATION_S):
+                known = {one: await consumer.committed(one) for one in partitions}
             retried = {one: offset for one, offset in known.items() if offset}
             if retried:
                 consumer.assign(list(retried))
-                await consumer.commit(retried)
+                await commit_within(consumer, retried)
         return retried
 
 

@@ -109,9 +109,10 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
     async def commit(self, *, again: bool = False) -> bool:
         """Commit what can be. Those that wait for a commit under way share the next one.
 
-        Returns whether all of it is committed. `again`: also what is committed already.
+        Returns whether all of it is committed. `again`: also what is committed already. Raises
+        TimeoutError where brokers do not answer: the consumer itself repeats it for ever.
         """
-        async with self._committing:
+        async with asyncio.timeout(OPERATION_S), self._committing:
             wanted = {
                 partition: known.position
                 for partition, known in self._partitions.items()
@@ -132,14 +133,21 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         """Commit while they are still this consumer's, then forget them."""
         try:
             await self.commit()
-        except errors.KafkaError as error:
-            log.info("not committed before the partitions went: %s", error)
+        except (errors.KafkaError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            log.info("not committed before the partitions went: %s", why)
         for partition in revoked:
             self._partitions.pop(partition, None)
             self._committed.pop(partition, None)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Nothing is delivered of them yet."""
+
+
+async def commit_within(consumer: Any, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit for a consumer of one process. Raises TimeoutError as `Offsets.commit` does."""
+    async with asyncio.timeout(OPERATION_S):
+        await consumer.commit(offsets)
 
 
 class TopicReader:

@@ -43,6 +43,7 @@ class Broker:
     Attributes:
         partitions: Of each topic.
         refusal: What the next commits of a group raise.
+        silent: Groups whose commits have no answer.
         deleted: Before which offsets records were deleted.
         listed_count: How many records of each topic it lists at most, since it is late.
         removed: Topics that it had, and whose records it refuses until they are created.
@@ -54,6 +55,7 @@ class Broker:
     committed: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
     commits: list[tuple[str, dict[TopicPartition, int]]] = field(default_factory=list)
     refusal: dict[str, errors.KafkaError] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
     deleted: dict[TopicPartition, int] = field(default_factory=dict)
     listed_count: int | None = None
     partitions: int = 1
@@ -239,6 +241,8 @@ class Consumer:
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self._group in self._broker.refusal:
             raise self._broker.refusal[self._group]
+        if self._group in self._broker.silent:
+            await asyncio.Event().wait()
         assert offsets.keys() <= self.assignment()
         self._broker.commits.append((self._group, dict(offsets)))
         for partition, offset in offsets.items():

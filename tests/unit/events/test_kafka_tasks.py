@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 
 import msgspec
@@ -11,6 +12,7 @@ from aiokafka import TopicPartition, errors
 from libs.events.kafka.connection import ERROR
 from libs.events.kafka.tasks import Tasks
 from libs.events.tasks import ERROR_BYTES_MAX, UnreadableTask, WriteTask, encode_task
+from tests.integration.waiting import WAIT_SECONDS
 from tests.unit.events.kafka_in_memory import RECORD_BYTES_MAX, Broker, tasks_of
 
 TASK_ID = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
@@ -106,6 +108,33 @@ async def test_a_task_whose_partition_went_to_another_consumer_has_not_failed(
 
         # When its last attempt fails, then that is no end
         assert await tasks.fail(TASK_ID, "refused") is False
+
+
+async def test_brokers_that_answer_no_commit_hold_up_nothing_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given tasks that were given out, a dead letter, and brokers that do not answer
+    monkeypatch.setattr("libs.events.kafka.offsets.OPERATION_S", 0.1)
+    broker = Broker()
+    for _ in range(3):
+        broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        assert await tasks.dequeue() is not None
+        await tasks.fail(TASK_ID, "refused")
+        assert await tasks.dequeue() is not None
+        broker.silent = {"g.tasks", "g.dead-letter"}
+        async with asyncio.timeout(WAIT_SECONDS):
+            # When a task is completed by many calls, then they wait for the brokers together
+            calls = [tasks.complete(TASK_ID) for _ in range(2000)]
+            done = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(one) for one in done} == {TimeoutError}
+
+            # And neither dead letters wait for ever, nor a partition that goes
+            with pytest.raises(TimeoutError):
+                await tasks.retry_all(nullcontext)
+            assert await tasks.dequeue() is not None
+            await tasks._offsets.on_partitions_revoked([TASKS])
+        assert broker.committed["g.tasks", TASKS] == 1
 
 
 async def test_a_consumer_that_only_fails_is_replaced_and_what_it_had_comes_again() -> None:
