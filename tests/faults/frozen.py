@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 
 from libs.serving.process.ownership import STANDSTILL_S
+from libs.storage.database.roots import open_root
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
 from tests.faults.mixed_work import FILTERS, Work
 from tests.faults.recorded import payload_of
@@ -39,12 +40,17 @@ class CollectingMember(Member):
     def program(self) -> Sequence[str]:
         return "-m", "tests.faults.collecting", self.service
 
+    @property
+    def database(self) -> str:
+        """Its name below the root."""
+        return f"{self.service}/{self.shard}"
+
     def wal_commits(self) -> set[str]:
         """The names of the objects of its WAL that have commits.
 
         The others are empty: one of each start, which fences older owners, and stays for ever.
         """
-        folder = self.folder / "data" / self.service / str(self.shard) / "wal"
+        folder = self.folder / "data" / self.database / "wal"
         found = set()
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
@@ -68,6 +74,7 @@ async def replace_until_collected(owner: CollectingMember, left: set[str], secon
     The calls that came meanwhile are the first that it reads then; it may answer none of them.
     """
     calls: list[Any] = []
+    root = open_root(owner.root)
 
     async def meanwhile() -> None:
         calls.extend(owner.call(channel) for _ in range(CALLS))
@@ -75,6 +82,8 @@ async def replace_until_collected(owner: CollectingMember, left: set[str], secon
         await asyncio.sleep(max(seconds, STANDSTILL_S))
         async with asyncio.timeout(COLLECTED_S):
             while left & owner.wal_commits():
+                # A compaction keeps what it read, and the WAL of that time, for 15 minutes.
+                await root.forget_snapshots(owner.database)
                 await asyncio.sleep(0.05)
 
     # Without keepalive: the calls wait for as long as it is frozen.
