@@ -9,7 +9,7 @@ from typing import Final
 import xxhash
 
 from libs.storage.errors import DamagedObject
-from libs.storage.objects.small_objects import check_digest
+from libs.storage.objects.small_objects import Objects, check_digest
 
 DIGEST_CHARACTERS: Final = 32
 """Of a digest in hexadecimal."""
@@ -22,6 +22,14 @@ async def digest_of(data: bytes) -> str:
     if len(data) > _BRIEF_BYTES:
         return await asyncio.to_thread(xxhash.xxh3_128_hexdigest, data)
     return xxhash.xxh3_128_hexdigest(data)
+
+
+async def stored_digest(objects: Objects, path: str) -> str:
+    """The digest of an object, however large it is. Raises ObjectNotFound, StoreUnavailable."""
+    hashed = xxhash.xxh3_128()
+    async for piece in objects.pieces(path):
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
 async def read_checked(path: str, digest: str, read: Callable[[], Awaitable[bytes]]) -> bytes:

@@ -51,6 +51,13 @@ class ObjectInfo(NamedTuple):
     modified_ms: int
 
 
+class CopiedObject(NamedTuple):
+    """What was copied; the digest is the XXH3-128 of its bytes."""
+
+    size_bytes: int
+    digest: str
+
+
 class Objects:
     """Objects by path. Every method raises StoreUnavailable when the store cannot be used.
 
@@ -98,32 +105,35 @@ class Objects:
         except BaseError as error:
             raise self._unavailable("reading", path, error) from error
 
-    async def copy_to(self, path: str, target: Objects, target_path: str, digest: str = "") -> int:
-        """Copy an object to another root, durably; returns its size. Raises ObjectNotFound.
+    async def copy_to(
+        self, path: str, target: Objects, target_path: str, digest: str = ""
+    ) -> CopiedObject:
+        """Copy an object to another root, durably. Raises ObjectNotFound.
 
         Raises StoreUnavailable, and writes nothing, where the store gives only a part of it; so it
         raises DamagedObject where its XXH3-128 is not `digest`, if one is given.
         """
         with self._finding("reading", path):
             found = await self._patient.get_async(path)
-        size_bytes = int(found.meta["size"])
+        size_bytes, hashed = int(found.meta["size"]), xxhash.xxh3_128()
         try:
             async with asyncio.timeout(_COPY_S + size_bytes / _COPIED_BYTES_A_S):
                 if size_bytes <= _COPIED_PIECE_BYTES:
                     with self._finding("reading", path):
                         data = bytes(await found.bytes_async())
                     _check_whole(path, len(data), size_bytes)
-                    check_digest(path, digest, xxhash.xxh3_128_hexdigest(data))
+                    hashed.update(data)
+                    check_digest(path, digest, hashed.hexdigest())
                     await target._patient.put_async(target_path, data)
                 else:
-                    pieces = _whole(path, found, size_bytes, digest)
+                    pieces = _whole(path, found, size_bytes, digest, hashed)
                     await target._patient.put_pieces(target_path, pieces, size_bytes)
             await target._sync(target_path)
         except TimeoutError:
             raise StoreUnavailable(f"copying {path}: too slow") from None
         except (BaseError, OSError) as error:
             raise target._unavailable("writing", target_path, error) from error
-        return size_bytes
+        return CopiedObject(size_bytes, hashed.hexdigest())
 
     async def pieces(self, path: str) -> AsyncIterator[bytes]:
         """The object's bytes in pieces, for a reader that keeps none. Raises ObjectNotFound."""
@@ -304,9 +314,11 @@ class Objects:
             await self._durability.sync_file(self._folder / path)
 
 
-async def _whole(path: str, found: Any, size_bytes: int, digest: str) -> AsyncIterator[Any]:
+async def _whole(
+    path: str, found: Any, size_bytes: int, digest: str, hashed: xxhash.xxh3_128
+) -> AsyncIterator[Any]:
     """The pieces of what a store gives. A write of them ends without an object where it raises."""
-    given, hashed = 0, xxhash.xxh3_128()
+    given = 0
     async for piece in found.stream(min_chunk_size=_COPIED_PIECE_BYTES):
         given += len(piece)
         hashed.update(piece)
@@ -324,7 +336,7 @@ def _check_whole(path: str, given: int, size_bytes: int) -> None:
 def check_digest(path: str, expected: str, found: str) -> None:
     """Raises DamagedObject; where no digest is expected, any will do."""
     if expected not in ("", found):
-        raise DamagedObject(path, f"its bytes have the digest {found}, not that in its name")
+        raise DamagedObject(path, f"its bytes have the digest {found}, not {expected}")
 
 
 class _ObjectFile(io.RawIOBase):

@@ -41,11 +41,15 @@ _LISTS: Final = ("tables", "objects")
 
 
 class StoredObject(NamedTuple):
-    """An object of an instance: its path below the instance's root, and in the backup root."""
+    """An object of an instance: its path below the instance's root, and in the backup root.
+
+    In a backup that is complete the digest is the XXH3-128 of its copy, as it was written.
+    """
 
     path: str
     stored: str
     size_bytes: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,12 @@ class SavedDatabase(ShardDatabase):
     Attributes:
         taken_at_ms: By its owner's clock; all that it had answered before is in the backup.
         manifest: The path of its manifest below the instance's root.
+        digest: The XXH3-128 of the manifest.
     """
 
     taken_at_ms: int
     manifest: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,14 @@ class Catalogue:
             for path in (f"{backup.folder}/{name}.gz",)
             for one in await asyncio.to_thread(_decode_list, path, await self.objects.get(path))
         ]
+
+    async def digests(self) -> dict[str, str]:
+        """Those of all objects of the newest backup, by where they are stored; none without one."""
+        try:
+            newest = await self.get()
+        except NotFound:
+            return {}
+        return {one.stored: one.digest for one in await self.stored(newest)}
 
     async def add(
         self, backup: Backup, tables: Sequence[StoredObject], objects: Sequence[StoredObject]

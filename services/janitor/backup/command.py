@@ -1,4 +1,4 @@
-"""`python -m services.janitor backup`: create, ls, restore.
+"""`python -m services.janitor backup`: create, ls, verify, restore.
 
 For operators, with credentials for both stores; no service needs to run. Progress and messages go
 to stderr, answers to stdout.
@@ -22,9 +22,10 @@ from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
+from services.janitor.backup.verifying import Verifying
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import RunStore
-from slatemq.errors import SlateMQError
+from slatemq.errors import FailedPrecondition, SlateMQError
 
 INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells do it."""
@@ -35,6 +36,7 @@ SAY_S: Final = 5.0
 EPILOG: Final = """\
 examples:
   python -m services.janitor backup ls --backups s3://backups/orders
+  python -m services.janitor backup verify --backups s3://backups/orders
   python -m services.janitor backup restore --backups s3://backups/orders --root s3://new/slatemq
   python -m services.janitor backup create --root s3://old/slatemq --backups s3://backups/orders
 
@@ -73,13 +75,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     )
     create.add_argument("--kept", type=int, default=14, help="backups kept (default %(default)s)")
     command("ls", "list the backups, the newest first", "List the backups, the newest first.")
+    verify = command(
+        "verify",
+        "read all copies of a backup, and say which have rotted",
+        "Read all that a backup needs, and compare it with what was written. It changes nothing.",
+    )
     restore = command(
         "restore",
         "make an instance from a backup",
         "Make an instance from a backup, below a root that has none. Start its processes when it "
         "has ended. A restore that was interrupted goes on when it is repeated.",
     )
-    restore.add_argument("backup_id", nargs="?", default="", metavar="BACKUP", help="else newest")
+    for one in (verify, restore):
+        one.add_argument("backup_id", nargs="?", default="", metavar="BACKUP", help="else newest")
     restore.add_argument(
         "--prepare",
         action="store_true",
@@ -100,7 +108,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     args = parser.parse_args(argv)
     if not args.backups:
         backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
-    if args.what != "ls" and not args.root:
+    if args.what in ("create", "restore") and not args.root:
         backup.error("--root or SLATEMQ_ROOT is required")
     if args.what == "create" and args.kept < 1:
         backup.error("--kept must be at least 1")
@@ -111,7 +119,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
     args = parse(argv, environ)
     does: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]]
-    does = {"create": _create, "ls": _list, "restore": _restore}
+    does = {"create": _create, "ls": _list, "verify": _verify, "restore": _restore}
     try:
         asyncio.run(does[args.what](args))
     except (SlateMQError, StorageError, ValueError) as error:
@@ -148,6 +156,30 @@ async def _list(args: argparse.Namespace) -> None:
         _show(args, fields, f"{line.format(**fields)}  {fields['source']}")
 
 
+async def _verify(args: argparse.Namespace) -> None:
+    check_folder(args.backups)
+    catalogue = Catalogue(open_root(args.backups).objects)
+    backup = await catalogue.get(args.backup_id)
+    verifying = Verifying(catalogue, backup, _ProgressLine().say)
+    await verifying.verify()
+    fields = {
+        "backup_id": backup.backup_id,
+        "objects_checked": verifying.checked_count,
+        "missing": verifying.missing,
+        "rotten": verifying.rotten,
+    }
+    bad = [*verifying.missing, *verifying.rotten]
+    said = [*(f"missing: {path}" for path in verifying.missing)]
+    said += [f"rotten: {path}" for path in verifying.rotten]
+    _show(args, fields, "\n".join(said) or f"{verifying.checked_count:,} objects are as written")
+    if bad:
+        raise FailedPrecondition(
+            "BACKUP_DAMAGED",
+            f"{len(bad)} of {verifying.checked_count:,} objects are not as they were written. "
+            f"Delete the rotten ones: the next backup copies what the instance still has",
+        )
+
+
 async def _restore(args: argparse.Namespace) -> None:
     if overlap(parse_root(args.root), parse_root(args.backups)):
         raise ValueError("--root and --backups must not lie one in the other")
@@ -165,6 +197,7 @@ async def _restore(args: argparse.Namespace) -> None:
         "bytes_copied": restoring.copied_bytes,
         "databases": len(backup.databases),
         "queues": restoring.queues_count,
+        "rotten": restoring.rotten,
     }
     said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
     if args.prepare:

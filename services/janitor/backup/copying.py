@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError, first_raised
 from libs.storage.objects.small_objects import Objects
@@ -14,6 +14,8 @@ from services.janitor.jobs.contract import JobCancelled
 
 AT_ONCE: Final = 8
 """Objects copied at the same time. Each takes memory for its pieces: some 150 MB in all."""
+
+T = TypeVar("T")
 
 
 class Copy(NamedTuple):
@@ -31,7 +33,9 @@ class Copier:
 
     Attributes:
         there: The objects that the target has, with their sizes; what is copied joins them.
-        damaged: The objects that were not copied, since they do not have their digest.
+        digests: Their digests, as far as they are known: no other bytes take their place.
+        damaged: The objects that do not have their digest.
+        keeps_damaged: Copy them, too.
         report: Called with how many of how many are copied.
         cancelled: Set it to end a copy soon: JobCancelled.
         dry_run: Count; write nothing.
@@ -40,7 +44,9 @@ class Copier:
     source: Objects
     target: Objects
     there: dict[str, int]
+    digests: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list, init=False)
+    keeps_damaged: bool = False
     report: Callable[[int, int], None] = lambda done, count: None
     cancelled: threading.Event = field(default_factory=threading.Event)
     dry_run: bool = False
@@ -54,38 +60,53 @@ class Copier:
         JobCancelled.
         """
         lacking = [one for one in copies if self.there.get(one.target_path) != one.size_bytes]
-        remaining, done = iter(lacking), 0
-        self.report(0, len(lacking))
-
-        async def work() -> None:
-            nonlocal done
-            for one in remaining:
-                if self.cancelled.is_set():
-                    raise JobCancelled("cancelled")
-                await self._copy_one(one)
-                done += 1
-                self.report(done, len(lacking))
-
-        with first_raised(StorageError, JobCancelled):
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(AT_ONCE, len(lacking))):
-                    tasks.create_task(work())
+        await each(lacking, self._copy_one, self.report, self.cancelled)
 
     async def _copy_one(self, one: Copy) -> None:
         size_bytes = one.size_bytes
         if not self.dry_run:
+            digest = one.digest or self.digests.get(one.target_path, "")
             try:
-                size_bytes = await self.source.copy_to(
-                    one.path, self.target, one.target_path, one.digest
+                copied = await self.source.copy_to(
+                    one.path, self.target, one.target_path, "" if self.keeps_damaged else digest
                 )
             except ObjectNotFound:
                 return
             except DamagedObject:
                 self.damaged.append(one.path)
                 return
+            if digest not in ("", copied.digest):
+                self.damaged.append(one.path)
+            size_bytes = copied.size_bytes
+            self.digests[one.target_path] = copied.digest
         self.there[one.target_path] = size_bytes
         self.copied_count += 1
         self.copied_bytes += size_bytes
+
+
+async def each(
+    items: Sequence[T],
+    work: Callable[[T], Awaitable[None]],
+    report: Callable[[int, int], None],
+    cancelled: threading.Event,
+) -> None:
+    """Do the work for each item, some at a time. Raises what it raises, and JobCancelled."""
+    remaining, done = iter(items), 0
+    report(0, len(items))
+
+    async def work_on() -> None:
+        nonlocal done
+        for one in remaining:
+            if cancelled.is_set():
+                raise JobCancelled("cancelled")
+            await work(one)
+            done += 1
+            report(done, len(items))
+
+    with first_raised(StorageError, JobCancelled):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(AT_ONCE, len(items))):
+                tasks.create_task(work_on())
 
 
 async def sizes_below(objects: Objects, folder: str) -> dict[str, int]:

@@ -28,6 +28,7 @@ from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound, StoreUnavailable
+from libs.storage.objects.digests import digest_of
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import QueueNames
@@ -83,6 +84,8 @@ class Restoring:
         cancelled: Set it to end the copying soon: JobCancelled.
         copied_count: Objects copied.
         queues_count: Queues found in the brokers' databases.
+        rotten: Copies, stored in the backup root, that were copied and have other bytes than when
+            they were written.
     """
 
     catalogue: Catalogue
@@ -95,6 +98,7 @@ class Restoring:
     copied_count: int = 0
     copied_bytes: int = 0
     queues_count: int = 0
+    rotten: list[str] = field(default_factory=list)
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -164,12 +168,16 @@ class Restoring:
             self.catalogue.objects,
             self.target.objects,
             await self._there(stored),
-            lambda done, count: self._say("objects", done, count),
-            self.cancelled,
+            keeps_damaged=True,  # one payload must not hold up the instance
+            report=lambda done, count: self._say("objects", done, count),
+            cancelled=self.cancelled,
         )
-        copies = [Copy(one.stored, one.path, one.size_bytes) for one in stored]
+        copies = [Copy(one.stored, one.path, one.size_bytes, one.digest) for one in stored]
         await copier.copy(copies)
         self.copied_count, self.copied_bytes = copier.copied_count, copier.copied_bytes
+        self.rotten = sorted(copier.damaged)
+        for path in self.rotten:
+            log.warning("the copy %s has rotted, and was restored as it is", path)
         if lost := missing(copies, copier.there):
             raise FailedPrecondition(
                 "BACKUP_DAMAGED",
@@ -198,6 +206,8 @@ class Restoring:
             raise FailedPrecondition(
                 "BACKUP_DAMAGED", f"the backup {self.backup.backup_id} lacks {path}"
             ) from None
+        if await digest_of(data) != one.digest:
+            raise FailedPrecondition("BACKUP_DAMAGED", f"{path} has rotted: restore another backup")
         if not await self.target.objects.put_if_absent(one.manifest, data):
             raise self._in_use(one.manifest)
 

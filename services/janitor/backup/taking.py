@@ -2,6 +2,7 @@
 
 ::
 
+    copies                 a part of them is read again; what has rotted counts as lacking
     payloads, archive      all that the backup root lacks: hours, the first time
     snapshots              of the brokers, then of the ingests: seconds
     payloads, archive      what came meanwhile, and the list of all: seconds
@@ -30,6 +31,7 @@ from libs.storage.database.blobs import digest_in
 from libs.storage.database.files import tables_folder
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
+from libs.storage.objects.digests import digest_of
 from libs.storage.objects.instance_records import FOLDER as INSTANCE
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
@@ -45,6 +47,7 @@ from services.janitor.backup.catalogue import (
     stored_manifest,
     stored_path,
 )
+from services.janitor.backup.checking import digests_of, in_part, rotten
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.shards import ShardSnapshots, databases_of
 from services.janitor.backup.turns import Turn, turn
@@ -61,7 +64,7 @@ its publish is stored, so one may go while it is copied."""
 REMOVING: Final = ("retention", "unreferenced", "dead-letters", "restore", "repair")
 """The jobs that remove messages from ingests, or objects."""
 
-PHASES: Final = ("payloads", "snapshots", "tables")
+PHASES: Final = ("copies", "payloads", "snapshots", "tables")
 
 ATTEMPTS: Final = 5
 """Snapshots taken before a backup gives up, because a job removes something each time."""
@@ -96,6 +99,8 @@ class Taking:
         cancelled: Set it to end soon: JobCancelled.
         phases: Those that have ended, with their seconds.
         removed_count: Older backups that were removed.
+        checked_count: Copies that were read again.
+        rotten_count: Those of them that had other bytes than when they were written.
     """
 
     source: BackupSource
@@ -108,6 +113,8 @@ class Taking:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     phases: list[tuple[str, float]] = field(default_factory=list)
     removed_count: int = 0
+    checked_count: int = 0
+    rotten_count: int = 0
 
     async def take(self) -> Backup:
         """Take the backup, and remove the oldest over `kept`.
@@ -133,9 +140,13 @@ class Taking:
             objects,
             self.target.objects,
             await sizes_below(self.target.objects, OBJECTS),
+            await catalogue.digests(),
             cancelled=self.cancelled,
             dry_run=self.dry_run,
         )
+        if mine is not None:
+            with self._phase("copies", copier):
+                await self._check_copies(mine, copier)
         with self._phase("payloads", copier):
             await self._copy(catalogue, copier, await self._objects())
         if mine is None:
@@ -169,6 +180,23 @@ class Taking:
             reason="REMOVED_MEANWHILE",
         )
 
+    async def _check_copies(self, mine: Turn, copier: Copier) -> None:
+        """Read a part of the copies; what has rotted counts as lacking, and is copied again."""
+        digests = {
+            stored: digest
+            for stored, digest in copier.digests.items()
+            if stored in copier.there and in_part(stored, mine.number)
+        }
+        target = self.target.objects
+        for stored in await rotten(target, digests, copier.report, self.cancelled):
+            log.warning(
+                "the copy %s has rotted: it is copied again, if the instance still has the object",
+                stored,
+            )
+            del copier.there[stored]
+            self.rotten_count += 1
+        self.checked_count = len(digests)
+
     async def _refuse_other_source(self, catalogue: Catalogue) -> None:
         """Two instances below one backup root would replace each other's objects."""
         try:
@@ -190,11 +218,12 @@ class Taking:
         await copier.copy(map(_copy_of, objects))
         if copier.damaged:
             path, more = min(copier.damaged), len(copier.damaged) - 1
+            named = "in its name" if digest_in(path) else "of its copy"
+            otherwise = "; if there is none, delete it: queues make its message a dead letter"
             raise FailedPrecondition(
                 "OBJECT_DAMAGED",
-                f"{path} is damaged: it does not have the digest in its name{_and_more(more)}. "
-                "Restore it from the store's versions; if there is none, delete it: queues make "
-                "its message a dead letter",
+                f"{path} is damaged: it does not have the digest {named}{_and_more(more)}. "
+                f"Restore it from the store's versions{otherwise if digest_in(path) else ''}",
             )
 
     async def _refuse_changed(
@@ -225,7 +254,7 @@ class Taking:
         """The payloads, archived dead letters and bodies of tasks that there are."""
         objects = self.source.root.objects
         return [
-            StoredObject(info.path, stored_path(info), info.size_bytes)
+            StoredObject(info.path, stored_path(info), info.size_bytes, digest_in(info.path))
             for folder in (BLOBS, ARCHIVE_FOLDER, TASKS)
             for info in await objects.describe(folder)
         ]
@@ -266,6 +295,7 @@ class Taking:
     ) -> Backup:
         root, target = self.source.root, self.target.objects
         databases: list[SavedDatabase] = []
+        manifests: dict[str, bytes] = {}
         tables: list[StoredObject] = []
         for one in taken.all:
             files = await root.snapshot_files(one.database, one.snapshot_id)
@@ -274,8 +304,11 @@ class Taking:
             }
             for path, bytes_min in files.tables.items():
                 tables.append(_table(path, bytes_min, infos.get(path)))
-            databases.append(SavedDatabase(one.database, one.taken_at_ms, files.manifest))
+            manifests[one.database] = data = await root.objects.get(files.manifest)
+            digest = await digest_of(data)
+            databases.append(SavedDatabase(one.database, one.taken_at_ms, files.manifest, digest))
         await self._copy(catalogue, copier, tables)
+        tables, listed = [await self._with_digests(copier, some) for some in (tables, listed)]
         taken.check()
         wanted = [*map(_copy_of, tables), *map(_copy_of, listed)]
         if gone := missing(wanted, await sizes_below(target, OBJECTS)):
@@ -297,9 +330,8 @@ class Taking:
             copied_count=copier.copied_count,
             copied_bytes=copier.copied_bytes,
         )
-        for saved in databases:
-            data = await root.objects.get(saved.manifest)
-            await target.put(stored_manifest(backup.folder, saved.database), data)
+        for database, data in manifests.items():
+            await target.put(stored_manifest(backup.folder, database), data)
         taken.check()
         await mine.check()
         try:
@@ -313,12 +345,27 @@ class Taking:
         self.removed_count = await catalogue.prune(self.kept, mine.check)
         return backup
 
+    async def _with_digests(
+        self, copier: Copier, objects: Iterable[StoredObject]
+    ) -> list[StoredObject]:
+        """Those of copies that a backup has made which did not end are read from them."""
+        known = [
+            one._replace(digest=one.digest or copier.digests.get(one.stored, "")) for one in objects
+        ]
+        unknown = [one.stored for one in known if not one.digest]
+        copier.digests |= await digests_of(
+            self.target.objects, unknown, copier.report, self.cancelled
+        )
+        return [one._replace(digest=one.digest or copier.digests[one.stored]) for one in known]
+
     async def _counted(self, catalogue: Catalogue, copier: Copier) -> Backup:
         """What a backup would copy now; its tables would be those of the snapshots."""
         root = self.source.root
         for database in await databases_of(root):
             infos = await root.objects.describe(tables_folder(database))
-            tables = [StoredObject(info.path, stored_path(info), info.size_bytes) for info in infos]
+            tables = [
+                StoredObject(info.path, stored_path(info), info.size_bytes, "") for info in infos
+            ]
             await self._copy(catalogue, copier, tables)
         now_ms = self.now_ms()
         counts = (len(copier.there), sum(copier.there.values()))
@@ -357,7 +404,7 @@ def _table(path: str, bytes_min: int, info: ObjectInfo | None) -> StoredObject:
             f"its shard's process, restore it from {stored} of the backup root, if that is there, "
             "or from the store's versions, and take the backup again",
         )
-    return StoredObject(path, stored, info.size_bytes)
+    return StoredObject(path, stored, info.size_bytes, "")
 
 
 def _and_more(count: int) -> str:
@@ -365,4 +412,4 @@ def _and_more(count: int) -> str:
 
 
 def _copy_of(one: StoredObject) -> Copy:
-    return Copy(one.path, one.stored, one.size_bytes, digest_in(one.path))
+    return Copy(one.path, one.stored, one.size_bytes, one.digest)

@@ -33,6 +33,8 @@ def run_backup(job: str, root: str, options: JobOptions, report: Report) -> JobR
     counts = {
         "backups_removed": taking.removed_count,
         "bytes_copied": backup.copied_bytes,
+        "copies_checked": taking.checked_count,
+        "copies_rotten": taking.rotten_count,
         "objects": backup.objects_count,
         "objects_copied": backup.copied_count,
     }

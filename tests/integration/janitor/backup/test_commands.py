@@ -37,7 +37,7 @@ async def test_a_janitor_takes_a_backup_of_what_serves_without_spark(tmp_path: P
     assert counted.state == Run.STATE_DONE, counted
     assert run.state == Run.STATE_DONE, run
     assert run.counts["objects_copied"] == run.counts["objects"] > 0
-    assert [one.phase for one in run.phases] == ["payloads", "snapshots", "tables"]
+    assert [one.phase for one in run.phases] == ["copies", "payloads", "snapshots", "tables"]
     (backup_id,) = await Catalogue(open_root(url).objects).ids()
     assert [*run.artifacts] == [f"{url}/backups/{backup_id}"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,9 +12,12 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root
-from services.janitor.backup.catalogue import Catalogue
+from services.janitor.backup.catalogue import Catalogue, stored_manifest
+from services.janitor.backup.checking import PARTS, in_part
+from services.janitor.backup.command import main
 from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
+from services.janitor.backup.verifying import Verifying
 from slatemq.errors import FailedPrecondition
 from tests.integration.janitor.backup.stopped_instance import (
     NOW_MS,
@@ -43,6 +47,14 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 8
     path.write_bytes(data)
+
+
+async def verified(backups: Root) -> Verifying:
+    catalogue = Catalogue(backups.objects)
+    one = Verifying(catalogue, await catalogue.get())
+    await one.verify()
+    assert one.checked_count
+    return one
 
 
 def taking_with(root: Root, backups: Root, damage: Callable[[], None]) -> Taking:
@@ -156,3 +168,130 @@ async def test_a_copy_that_was_cut_off_is_copied_again(
     await taking(root, backups).take()
     await restored(backups, fresh)
     assert await Blobs(fresh).get(uri) == payload
+
+
+def rot_all(folder: Path, name: str) -> list[Path]:
+    found = [one for one in (folder / "objects").rglob("*") if one.is_file() and name in str(one)]
+    for path in found:
+        flip(path)
+    assert found
+    return found
+
+
+def test_each_copy_is_checked_by_one_of_so_many_backups() -> None:
+    for stored in ("objects/ingest/0/compacted/a.sst", "objects/blobs/00/b"):
+        checked = [in_part(stored, number) for number in range(3 * PARTS)]
+        assert checked == checked[:PARTS] * 3
+        assert sum(checked) == 3
+
+
+@pytest.mark.parametrize("name", ["compacted", "blobs"])
+async def test_a_copy_that_has_rotted_is_found_by_a_backup_and_copied_again(
+    root: Root,
+    backups: Root,
+    fresh: Root,
+    tmp_path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a backup, of whose copies some have rotted since and kept their size
+    await write(root, LARGE)
+    uri = await Blobs(root).put(LARGE)
+    await taking(root, backups).take()
+    found = rot_all(tmp_path / "backups", name)
+
+    # When a backup checks these, then they are copied again, and all are whole
+    monkeypatch.setattr("services.janitor.backup.taking.in_part", lambda stored, number: True)
+    second = taking(root, backups)
+    await second.take()
+    assert second.rotten_count == len(found)
+    assert second.checked_count > len(found)
+    assert not (await verified(backups)).rotten
+    assert not (await restored(backups, fresh)).rotten
+    assert await read(fresh, "ingest/0") == LARGE
+    assert await Blobs(fresh).get(uri) == LARGE
+
+
+async def test_a_copy_that_has_rotted_is_named_by_verify_and_by_a_restore(
+    root: Root,
+    backups: Root,
+    fresh: Root,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Given a backup of which a copy is lost, and others have rotted
+    await write(root, b"x")
+    uri = await Blobs(root).put(LARGE)
+    lost = await Blobs(root).put(LARGE)
+    backup = await taking(root, backups).take()
+    assert not (await verified(backups)).rotten
+    (rotten,) = rot_all(tmp_path / "backups", uri)
+    manifest = tmp_path / "backups" / stored_manifest(backup.folder, "ingest/0")
+    flip(manifest)
+    copy = tmp_path / "backups/objects" / lost
+    size_bytes = size_of(copy)
+    cut(copy)
+
+    # Then the command names them
+    code = await asyncio.to_thread(main, ["backup", "verify", "--backups", backups.url], {})
+    said = capsys.readouterr()
+    named = [str(one.relative_to(tmp_path / "backups")) for one in (manifest, rotten)]
+    assert code == 1
+    assert said.out.splitlines() == [
+        f"missing: objects/{lost}",
+        *(f"rotten: {path}" for path in sorted(named)),
+    ]
+    assert "3 of" in said.err
+
+    # And a restore makes no database of another manifest
+    os.truncate(copy, size_bytes)
+    with pytest.raises(FailedPrecondition, match=r"0.manifest has rotted"):
+        await restored(backups, fresh)
+
+
+async def test_a_restore_names_the_payloads_that_have_rotted(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    await write(root, b"x")
+    uri = await Blobs(root).put(LARGE)
+    await taking(root, backups).take()
+    rot_all(tmp_path / "backups", uri)
+    assert (await restored(backups, fresh)).rotten == [f"objects/{uri}"]
+    assert await read(fresh, "ingest/0") == b"x"
+
+
+async def test_a_damaged_table_does_not_replace_a_copy_that_has_rotted_too(
+    root: Root, backups: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a backup, copies that have rotted since, and tables that have rotted otherwise
+    await write(root, LARGE)
+    first = await taking(root, backups).take()
+    rot_all(tmp_path / "backups", "compacted")
+
+    def rot_tables() -> None:
+        for path in (tmp_path / "data").rglob("compacted/*"):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 3] ^= 1
+            path.write_bytes(data)
+
+    # When the next one checks them, then it says so
+    monkeypatch.setattr("services.janitor.backup.taking.in_part", lambda stored, number: True)
+    with pytest.raises(FailedPrecondition, match="does not have the digest of its copy"):
+        await taking_with(root, backups, rot_tables).take()
+    assert await Catalogue(backups.objects).ids() == [first.backup_id]
+
+
+async def test_copies_of_a_backup_that_did_not_end_are_checked_as_they_are(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    # Given copies that no backup has
+    await write(root, LARGE)
+    await taking(root, backups).take()
+    for path in await backups.objects.list("backups"):
+        await backups.objects.delete(path)
+
+    # When the next backup ends without copying them again, then it knows what they are
+    backup = await taking(root, backups).take()
+    rot_all(tmp_path / "backups", "compacted/")
+    assert backup.copied_count < backup.objects_count
+    assert (await verified(backups)).rotten
