@@ -33,7 +33,8 @@ FINISHED_SLOT_MIN = 64
 """At least 2,047 x 64 = 131,008 finished leases are remembered; the protos promise 100,000."""
 
 FINISHED_MAX = 300_000
-"""Finished leases in memory at most (about 30 MB): full commits make fuller slots."""
+"""Finished leases remembered at most (about 30 MB in memory, 3 MB stored): full commits make fuller
+slots. The rows of those forgotten for it are deleted, since a start reads all that there are."""
 
 FORGOTTEN_AT_ONCE = 30_000
 """Approximate: of a larger commit, the leases that finished last are still remembered."""
@@ -298,6 +299,7 @@ class FinishedLeases:
         self._changed = False
         newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
         self._sequence = newest_first[0].sequence + 1 if newest_first else 0
+        self._first_row = newest_first[-1].sequence if newest_first else 0  # what may be stored
         for record in newest_first:
             if self._count + len(record.leases) > FINISHED_MAX:
                 break
@@ -333,12 +335,12 @@ class FinishedLeases:
             return ended if token in tokens else None
         return outcome
 
-    def drain(self) -> list[tuple[int, FinishedLeasesRecord]]:
-        """The slots to write with the next commit: (slot, record)."""
+    def drain(self) -> list[tuple[int, FinishedLeasesRecord | None]]:
+        """The slots to write with the next commit, or (None) to delete: (slot, record)."""
         if not self._changed:
             return []
         self._changed = False
-        rows = []
+        rows: list[tuple[int, FinishedLeasesRecord | None]] = []
         # One slot holds at most what an Array can count; the last one stays open while it is small.
         while self._open:
             part = self._open[:SLOT_LEASES_MAX]
@@ -354,12 +356,14 @@ class FinishedLeases:
             written = self._sequence - 1
             self._slots.extend(slot._replace(sequence=written) for slot in self._open_slots)
             self._open_slots, self._open_slot_count = [_Slot(0, [], [])], 0
-        self._forget_oldest()
-        return rows
+        return rows + [(sequence % FINISHED_SLOTS, None) for sequence in self._forget_oldest()]
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self) -> range:
+        """Forgets what is too old, or too much; returns the rows of it that are not overwritten."""
+        overwritten = self._sequence - FINISHED_SLOTS
+        forgotten = -1
         while self._slots and (
-            self._slots[0].sequence <= self._sequence - FINISHED_SLOTS or self._count > FINISHED_MAX
+            self._slots[0].sequence <= overwritten or self._count > FINISHED_MAX
         ):
             slot = self._slots.popleft()
             for token in slot.singles:
@@ -367,6 +371,11 @@ class FinishedLeases:
             self._count -= len(slot.singles)
             for block in slot.blocks:
                 self._count -= len(self._blocks.pop(block, ((), None))[0])
+            if not self._slots or self._slots[0].sequence > slot.sequence:  # all of its row
+                forgotten = slot.sequence
+        rows = range(max(self._first_row, overwritten + 1), forgotten + 1)
+        self._first_row = max(self._first_row, forgotten + 1)
+        return rows
 
 
 class _Slot(NamedTuple):

@@ -545,7 +545,8 @@ class Shard:
                 written.attempts.add(attempts)
         with encoding("finished leases"):
             for slot, record in self.leases.finished.drain():
-                rows.append((finished_leases_key(slot), encode_finished_leases(record)))
+                value = None if record is None else encode_finished_leases(record)
+                rows.append((finished_leases_key(slot), value))
         with encoding("the outbox"):
             rows += self.outbox.drain()
         with encoding("executed request IDs"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 
@@ -218,14 +219,23 @@ async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
     assert len(rig.shard.leases.deadlines._heap) <= 3
 
 
+def write(rows: dict[int, FinishedLeasesRecord], finished: lease_table.FinishedLeases) -> None:
+    """Commits what the drain gives."""
+    for slot, record in finished.drain():
+        if record is None:
+            del rows[slot]
+        else:
+            rows[slot] = record
+
+
 def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
     finished = lease_table.FinishedLeases()
     slots: dict[int, FinishedLeasesRecord] = {}
     for token in range(1, 200_001):
         finished.add([token], LeaseOutcome.ACKED)
         if token % 7 == 0:
-            slots.update(finished.drain())
-    slots.update(finished.drain())
+            write(slots, finished)
+    write(slots, finished)
 
     again = lease_table.FinishedLeases(slots.values())
 
@@ -265,6 +275,30 @@ def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_a
         finished.drain()
     assert not any(map(finished.outcome, tokens[:end]))
     assert not finished._blocks
+
+
+@pytest.mark.parametrize("sizes", [(700, 1), (30, 5, 2_000), (1, 900, 900, 64)])
+def test_the_ring_holds_no_more_finished_leases_than_memory(
+    sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_table, "FINISHED_MAX", 5_000)
+    monkeypatch.setattr(lease_table, "FINISHED_SLOTS", 64)
+    monkeypatch.setattr(lease_table, "SLOT_LEASES_MAX", 400)
+    monkeypatch.setattr(lease_table, "FORGOTTEN_AT_ONCE", 300)
+    finished = lease_table.FinishedLeases()
+    rows: dict[int, FinishedLeasesRecord] = {}
+    tokens = iter(range(1, 1_000_000))
+    for commit in range(200):
+        made = list(islice(tokens, sizes[commit % len(sizes)]))
+        for at in range(0, len(made), 100):
+            finished.add(made[at : at + 100], LeaseOutcome.ACKED)
+        write(rows, finished)
+        stored = {token for record in rows.values() for token in record.leases}
+        assert len(stored) <= 5_000 + max(sizes)  # Rows go when their commit is forgotten.
+        known = {token for token in range(1, made[-1] + 1) if finished.outcome(token)}
+        assert known <= stored
+        if commit % 7 == 0:
+            finished = lease_table.FinishedLeases(rows.values())
 
 
 async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_claim() -> None:
