@@ -72,6 +72,9 @@ class Visit:
             PermissionDenied: The caller may not make this call.
         """
 
+    def charge(self, size_bytes: int) -> None:
+        """Count a request of this size that cannot be read: as one publish, if it is to be one."""
+
     async def renew(self) -> None:
         """Let one more response of a stream go, or that of a claim.
 
@@ -437,6 +440,10 @@ class _JudgedVisit(_CertifiedVisit):
         self._act = self._judge.check(self._context, self._identity, request)
         if self._queues is None:
             self._queues = self._judge.named(request)
+
+    def charge(self, size_bytes: int) -> None:
+        if self.answers_publishes:
+            self._identity.caller.quota.charge(size_bytes)
 
     async def renew(self) -> None:
         if not self._judge.answers_publishes:  # Those say what the caller sent itself.

@@ -171,7 +171,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
             with calls.begin(context, is_current=True) as call:
                 try:
                     with await _visit(gate, judge, context) as visit, gate:
-                        request, held_bytes = await reader.read(context, codec, method)
+                        request, held_bytes = await reader.read(
+                            context, codec, method, visit.charge
+                        )
                         try:
                             await visit.judge(request)
                             if (proof := gate.proof()) is not None:
@@ -195,7 +197,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
             with calls.begin(context) as call:
                 try:
                     with await _visit(gate, judge, context) as visit, gate:
-                        request, held_bytes = await reader.read(context, codec, method)
+                        request, held_bytes = await reader.read(
+                            context, codec, method, visit.charge
+                        )
                         try:
                             await visit.judge(request)
                             if (proof := gate.proof()) is not None:
@@ -230,7 +234,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         is_let_in = True
                         if (proof := gate.proof()) is not None:
                             await proof
-                        parsed = self._reader.stream(requests, codec, visit.judge)
+                        parsed = self._reader.stream(requests, codec, visit.judge, visit.charge)
                         async with aclosing(behavior(parsed, context)) as responses:
                             async for response in responses:
                                 await visit.renew()
@@ -258,7 +262,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
             with calls.begin(context) as call:
                 try:
                     with await _visit(gate, judge, context) as visit, gate:
-                        request, held_bytes = await self._reader.read(context, codec, method)
+                        request, held_bytes = await self._reader.read(
+                            context, codec, method, visit.charge
+                        )
                         self._reader.release(held_bytes)
                         await visit.judge(request)
                         await behavior(request, context)

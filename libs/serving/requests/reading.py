@@ -39,6 +39,8 @@ WAIT_S: Final = 10.0
 
 
 Refuse = Callable[[str, Any, errors.SlateMQError], Awaitable[None]]
+Charge = Callable[[int], None]
+"""Counts the bytes of a request that is too large, or cannot be read."""
 
 
 STEP_BYTES: Final = 1 << 20
@@ -90,7 +92,9 @@ class RequestReader:
         )
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def read(self, context: Any, codec: Codec, method: str) -> tuple[Any, int]:
+    async def read(
+        self, context: Any, codec: Codec, method: str, charge: Charge
+    ) -> tuple[Any, int]:
         """The one request of a call, and how many bytes of it to release after the call.
 
         Raises InvalidArgument, ResourceExhausted.
@@ -105,9 +109,9 @@ class RequestReader:
             if data is grpc.aio.EOF:
                 raise errors.InvalidArgument("", "the call has no request", reason="NO_REQUEST")
             size_bytes = len(data)
-            self._check_size(codec, size_bytes, is_call=True)
+            self._check_size(codec, size_bytes, charge, is_call=True)
             if size_bytes < WALKED_BYTES_MIN:
-                return self._parsed(codec, data), 0
+                return self._parsed(codec, data, charge), 0
             arrival.is_whole = True
             await self._reserve(size_bytes)
         finally:
@@ -115,7 +119,7 @@ class RequestReader:
             if arrival.is_refused:
                 self._trimmer.freed(self._message_bytes_max)
         try:
-            return await self._parsed_in_steps(codec, data), size_bytes
+            return await self._parsed_in_steps(codec, data, charge), size_bytes
         except BaseException:
             self.release(size_bytes)
             raise
@@ -124,7 +128,8 @@ class RequestReader:
         self,
         requests: AsyncIterator[bytes],
         codec: Codec,
-        judge: Callable[[Any], Awaitable[None]] | None = None,
+        judge: Callable[[Any], Awaitable[None]],
+        charge: Charge,
     ) -> AsyncGenerator[Any, bool]:
         """The requests of a call, each held until the next is asked for.
 
@@ -135,18 +140,17 @@ class RequestReader:
         """
         messages = aiter(requests)
         is_first = True
-        while (data := await self._next(messages, codec, is_first=is_first)) is not None:
+        while (data := await self._next(messages, codec, charge, is_first=is_first)) is not None:
             is_first = False
             held_bytes = len(data) if len(data) >= WALKED_BYTES_MIN else 0
             is_pause = False
             try:
                 if held_bytes:
-                    request = await self._parsed_in_steps(codec, data)
+                    request = await self._parsed_in_steps(codec, data, charge)
                 else:
-                    request = self._parsed(codec, data)
+                    request = self._parsed(codec, data, charge)
                 del data
-                if judge is not None:
-                    await judge(request)
+                await judge(request)
                 is_pause = yield request
                 del request
             finally:
@@ -156,7 +160,7 @@ class RequestReader:
                 yield None
 
     async def _next(
-        self, messages: AsyncIterator[bytes], codec: Codec, *, is_first: bool
+        self, messages: AsyncIterator[bytes], codec: Codec, charge: Charge, *, is_first: bool
     ) -> bytes | None:
         """The next message of a stream, with its budget reserved; None at the end."""
         data: bytes | None = None
@@ -166,7 +170,7 @@ class RequestReader:
                 try:
                     data = await anext(messages, None)
                     if data is not None:
-                        self._check_size(codec, len(data), is_call=False)
+                        self._check_size(codec, len(data), charge, is_call=False)
                         if len(data) >= WALKED_BYTES_MIN:
                             await self._reserve(len(data))
                 finally:
@@ -245,10 +249,11 @@ class RequestReader:
         except TimeoutError:
             raise overloaded() from None
 
-    def _check_size(self, codec: Codec, size_bytes: int, *, is_call: bool) -> None:
+    def _check_size(self, codec: Codec, size_bytes: int, charge: Charge, *, is_call: bool) -> None:
         """Raise InvalidArgument for a message too large for a call, or for a stream."""
         bytes_max = self._message_bytes_max if is_call else limits.STREAM_MESSAGE_BYTES_MAX
         if size_bytes > bytes_max:
+            charge(size_bytes)
             self._trimmer.freed(size_bytes)
             raise errors.InvalidArgument(
                 first_list(codec.descriptor) if codec.descriptor else "",
@@ -258,14 +263,16 @@ class RequestReader:
                 reason="MESSAGE_TOO_LARGE",
             )
 
-    async def _parsed_in_steps(self, codec: Codec, data: bytes) -> Any:
+    async def _parsed_in_steps(self, codec: Codec, data: bytes, charge: Charge) -> Any:
         refusal = await self._shape_refusal(codec.descriptor, data)
         if refusal is not None:
+            charge(len(data))
             raise refusal
         try:
             return codec.decode(data)
         except Exception:  # noqa: BLE001 - the bytes are the caller's
             field = ""
+        charge(len(data))
         if codec.descriptor is not None:
             field = await asyncio.to_thread(field_at_fault, codec.descriptor, data)
         raise _undecodable(field)
@@ -289,11 +296,12 @@ class RequestReader:
             await asyncio.sleep(0)
         return None
 
-    def _parsed(self, codec: Codec, data: bytes) -> Any:
+    def _parsed(self, codec: Codec, data: bytes, charge: Charge) -> Any:
         try:
             return codec.decode(data)
         except Exception:  # noqa: BLE001 - as above
             field = ""
+        charge(len(data))
         if codec.descriptor is not None:
             field = field_at_fault(codec.descriptor, data)
         raise _undecodable(field)

@@ -222,9 +222,9 @@ class _Stream:
         """Begin to store a request; returns the error of one that is refused."""
         waiting: Waiting | None = None
         try:
+            accepted = self._accept(request)
             if timeout_ms < 0:
                 raise InvalidArgument("timeout_ms", "must not be negative")
-            accepted = self._accept(request)
             if accepted.is_plain and not self._publishes_all:
                 waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import from_rpc_error, from_status
 from slatemq._tokens import new_token
-from slatemq.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlateMQError
+from slatemq.errors import PermissionDenied, ResourceExhausted, SlateMQError
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, task_pb2, task_pb2_grpc
 from tests.configs import config_of
 from tests.integration.ingest.server import message
@@ -44,6 +44,28 @@ REFUSED: Final = {
     "unreadable": b"\xff\xff",
 }
 """Publishes that are refused for a fault of their caller."""
+
+CHARGED: Final = {
+    "forbidden": FORBIDDEN.SerializeToString(),
+    "invalid": INVALID.SerializeToString(),
+    "unreadable": b"\xff" * 30_000,
+    "large and unreadable": b"\xff" * 60_000,
+    "of too many parts": ingest_pb2.PublishRequest(
+        runs=[ingest_pb2.PublishRun(payloads=[b""] * 400_000)]
+    ).SerializeToString(),
+}
+"""The same with more bytes than a second may have."""
+
+CHARGED_ON_STREAMS: Final = {
+    "unreadable": CHARGED["unreadable"],
+    "too large": bytes(3 << 20),
+    "invalid": ingest_pb2.PublishStreamRequest(number=1, publish=INVALID).SerializeToString(),
+    "of a negative time": ingest_pb2.PublishStreamRequest(
+        number=1,
+        publish=ingest_pb2.PublishRequest(runs=[message(b"x", queue="q", note=NOTE)]),
+        timeout_ms=-1,
+    ).SerializeToString(),
+}
 
 
 class Publishers:
@@ -153,16 +175,29 @@ async def test_a_stream_goes_on_after_requests_that_are_refused(tmp_path: Path) 
         await eventually(lambda: not made.usage.open.total())
 
 
-@pytest.mark.parametrize(
-    ("request_", "error"), [(FORBIDDEN, PermissionDenied), (INVALID, InvalidArgument)]
-)
+@pytest.mark.parametrize("kind", CHARGED)
 async def test_a_publish_that_is_refused_for_another_reason_counts_as_one(
-    tmp_path: Path, request_: ingest_pb2.PublishRequest, error: type[SlateMQError]
+    tmp_path: Path, kind: str
 ) -> None:
     async with limited(tmp_path, publish_bytes_per_s=1000) as made:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await made.stub.Publish(request_, metadata=made.proofs["shop"])
-        assert isinstance(from_rpc_error(caught.value), error)
+        publish: Any = made.channel.unary_unary(PUBLISH)
+        code = await publish(CHARGED[kind], metadata=made.proofs["shop"]).code()
+        assert code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
+
+        await made.refused(made.publish("shop", 1), "publish_bytes_per_s")
+        assert await made.publish("other", 1) == 1
+
+
+@pytest.mark.parametrize("kind", CHARGED_ON_STREAMS)
+async def test_so_does_one_on_a_stream(tmp_path: Path, kind: str) -> None:
+    async with limited(tmp_path, publish_bytes_per_s=1000) as made:
+        open_stream: Any = made.channel.stream_stream(f"{PUBLISH}Stream")
+        stream = open_stream(metadata=made.proofs["shop"])
+        await stream.write(CHARGED_ON_STREAMS[kind])
+        # It ends with that, or has an answer that refuses the publish
+        with suppress(grpc.aio.AioRpcError):
+            await stream.read()
+        stream.cancel()
 
         await made.refused(made.publish("shop", 1), "publish_bytes_per_s")
         assert await made.publish("other", 1) == 1

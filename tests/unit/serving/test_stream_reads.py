@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,14 @@ def looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "BUSY_S", 0.0)
 
 
+async def permit(request: Any) -> None:
+    """Let every request pass."""
+
+
+def charge(size_bytes: int) -> None:
+    """Leave what cannot be read uncounted."""
+
+
 class Reading:
     """Streams of a reader, its memory as the test has it."""
 
@@ -38,7 +47,7 @@ class Reading:
         self.tasks: list[asyncio.Task[bytes]] = []
 
     def begin(self, requests: AsyncIterator[bytes]) -> asyncio.Task[bytes]:
-        parsed = self.reader.stream(requests, Codec(bytes))
+        parsed = self.reader.stream(requests, Codec(bytes), permit, charge)
         task = asyncio.create_task(anext(parsed))
         self.tasks.append(task)
         return task
@@ -333,7 +342,7 @@ async def test_a_stream_whose_message_is_being_handled_is_left_alone(streams: Re
         yield MESSAGE
         yield b"next"
 
-    parsed = streams.reader.stream(requests(), Codec(bytes))
+    parsed = streams.reader.stream(requests(), Codec(bytes), permit, charge)
     assert await anext(parsed) == MESSAGE
     streams.reads.look()
     streams.memory.used_bytes += 101
@@ -364,7 +373,7 @@ async def test_of_too_many_streams_without_a_first_request_the_oldest_end(
         await asyncio.get_running_loop().create_future()
 
     # Given a stream that has said something, and as many silent ones as there may be
-    parsed = streams.reader.stream(one_then_silence(), Codec(bytes))
+    parsed = streams.reader.stream(one_then_silence(), Codec(bytes), permit, charge)
     assert await anext(parsed) == MESSAGE
     heard = asyncio.create_task(anext(parsed))
     streams.tasks.append(heard)
