@@ -25,6 +25,7 @@ from slatemq.textqueue.errors import (
 )
 from slatemq.textqueue.files import QueueFile, Signature
 from slatemq.textqueue.holders import (
+    NOWHERE,
     OWNER_LENGTH_MAX,
     TOKEN_BEGINS,
     Hold,
@@ -96,27 +97,30 @@ class Claimer:
 
     @contextmanager
     def held(self, token: str) -> Iterator[tuple[int, Holders, Holder]]:
-        """The open file, the sidecar, and the claim of that token. Raises ClaimLost, OSError."""
+        """The open file, the sidecar, and the claim of that token.
+
+        Raises ClaimLost, Rewritten (the claim has ended), OSError.
+        """
         with self._file.holders() as holders:
             holder = holders.find(token)
             if holder is None:
                 raise ClaimLost(f"the claim {token} has ended; another worker may have its message")
+            if holder.offset == NOWHERE:
+                raise _ended_by_a_rewrite(holders, holder)
             with self._file.opened(os.O_RDWR, How.SHARED) as descriptor:
                 yield descriptor, holders, holder
 
     def offsets(self) -> frozenset[int]:
         """The offsets of claimed messages. Raises OSError."""
         with self._file.holders() as holders:
-            return frozenset(self._held(holders))
+            return frozenset(self._held(holders)) - {NOWHERE}
 
     def find(self, token: str) -> tuple[Entry, Holder]:
         """A claim by its token. Raises ClaimLost, Rewritten (the claim has ended), OSError."""
         with self.held(token) as (descriptor, holders, holder):
             entry = _entry_of(descriptor, holder)
             if entry is None:
-                # The claim cannot be finished any more, and its message may be claimed again.
-                holders.drop(holder)
-                raise Rewritten(f"the message of claim {token} is no longer where it was")
+                raise _ended_by_a_rewrite(holders, holder)
             return entry, holder
 
     def finish(self, token: str, entry: Entry, change: Callable[[int, Entry], Entry]) -> Entry:
@@ -350,6 +354,12 @@ def _retries(entry: Entry) -> str | None:
 
 def _variable(entry: Entry, name: str) -> Variable | None:
     return next((variable for variable in entry.variables if variable.name == name), None)
+
+
+def _ended_by_a_rewrite(holders: Holders, holder: Holder) -> Rewritten:
+    """The claim cannot be finished any more; its message, if it still exists, is free again."""
+    holders.drop(holder)
+    return Rewritten(f"the message of claim {holder.token} is no longer where it was")
 
 
 def _entry_of(descriptor: int, holder: Holder) -> Entry | None:

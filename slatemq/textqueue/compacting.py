@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slatemq.textqueue.appends import appends_after, listing, look, rewrite
 from slatemq.textqueue.controls import State
@@ -14,7 +15,7 @@ from slatemq.textqueue.editing import reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import Rewritten
 from slatemq.textqueue.files import QueueFile
-from slatemq.textqueue.holders import Hold
+from slatemq.textqueue.holders import NOWHERE, Hold, Holders
 from slatemq.textqueue.locks import FILE_MODE, How, is_named
 from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import scan
@@ -33,10 +34,10 @@ class Compacted:
 
 
 def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
-    """Remove entries in those states. Claims stay valid, at new offsets; ended ones are dropped.
+    """Remove entries in those states. Claims of the others stay valid, at new offsets.
 
-    Raises FormatError, Rewritten (the file was written to without the lock), OSError; then nothing
-    was changed.
+    Raises FormatError, Rewritten (the file was written to without the lock), OSError; then the file
+    was not changed.
     """
     written = beside(file.path)
     with file.holders() as holders, file.opened(os.O_RDWR, How.EXCLUSIVE) as old:
@@ -47,30 +48,41 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
             # Before it has the name, so that it cannot be used until the claims have moved.
             fcntl.flock(new, fcntl.LOCK_EX)
             _copy_owner(old, new)
-            moved = {holder.offset: holder.offset for holder in holders}
-            kept, removed, last = _copy(file, old, new, drop, moved)
+            copy = _Copy(drop, {holder.offset for holder in holders})
+            copy.run(file, old, new)
             os.fsync(new)
             with listing(file.path, old) as log:
                 # Removed messages leave the list; kept ones are in both files.
-                made = appends_after(log, new, last, now_ms)
+                made = appends_after(log, new, copy.last, now_ms)
                 if _state_of(old) != before or not is_named(old, file.path):
                     raise Rewritten(
                         f"{file.name} was written to without its lock: nothing was done"
                     )
                 file.keep_locked(new)
                 rewrite(log, made)
+            status = os.fstat(new)
+            _plan(holders, copy.places, status.st_ino, now_ms)
             os.rename(written, file.path)
-            for holder in holders:
-                if holder.state(now_ms) is Hold.ALIVE:
-                    holders.change(holder, offset=moved[holder.offset])
-                else:
-                    holders.drop(holder)
+            holders.settle(status.st_ino)
             file.sync_folder()
-            return Compacted(kept, removed, before[0], os.fstat(new).st_size)
+            return Compacted(copy.kept_count, copy.removed_count, before[0], status.st_size)
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(written)
             os.close(new)
+
+
+def _plan(holders: Holders, places: Mapping[int, _Place], inode: int, now_ms: int) -> None:
+    """Drop ended claims, and note the new offsets of the others. Raises OSError."""
+    for holder in holders:
+        place = places.get(holder.offset)
+        if place is None or place.digest != holder.digest:
+            place = _Place("", NOWHERE)  # an editor has moved or changed the message
+        if place.offset is None or holder.state(now_ms) is not Hold.ALIVE:
+            holders.drop(holder)
+        else:
+            holders.plan(holder, inode, place.offset)
+    holders.sync()
 
 
 def beside(path: str) -> str:
@@ -90,29 +102,53 @@ def _copy_owner(old: int, new: int) -> None:
     os.fchmod(new, status.st_mode & 0o7777)
 
 
-def _copy(
-    file: QueueFile, old: int, new: int, drop: Collection[State], moved: dict[int, int]
-) -> tuple[int, int, Entry | None]:
-    kept = removed = offset = 0
-    last: tuple[bytes, int] | None = None
-    buffer = bytearray()
-    for entry in scan(reader(old), file.name, strict=file.strict):
-        if not kept + removed and entry.offset:
-            buffer += NEWLINE * entry.offset
-        if entry.state in drop:
-            removed += 1
-            continue
-        kept += 1
-        if entry.offset in moved:
-            moved[entry.offset] = offset + len(buffer)
-        last = entry.raw, offset + len(buffer)
-        buffer += last[0]
-        if len(buffer) >= BUFFER_BYTES:
-            _write(new, buffer)
-            offset += len(buffer)
-            buffer.clear()
-    _write(new, buffer)
-    return kept, removed, Entry.of(*last) if last else None
+class _Place(NamedTuple):
+    """Where a claimed message was copied to; None for one that was removed."""
+
+    digest: str
+    offset: int | None
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Copies the entries that are kept.
+
+    Attributes:
+        drop: The states that are not copied.
+        claimed: Offsets in the old file.
+        places: For each of these at which an entry begins, what became of it.
+        last: The last entry of the new file.
+    """
+
+    drop: Collection[State]
+    claimed: Collection[int]
+    places: dict[int, _Place] = field(default_factory=dict)
+    last: Entry | None = None
+    kept_count: int = 0
+    removed_count: int = 0
+
+    def run(self, file: QueueFile, old: int, new: int) -> None:
+        offset, buffer = 0, bytearray()
+        last: tuple[bytes, int] | None = None
+        for entry in scan(reader(old), file.name, strict=file.strict):
+            if not self.kept_count + self.removed_count and entry.offset:
+                buffer += NEWLINE * entry.offset
+            is_kept = entry.state not in self.drop
+            if entry.offset in self.claimed:
+                now = offset + len(buffer) if is_kept else None
+                self.places[entry.offset] = _Place(entry.digest, now)
+            if not is_kept:
+                self.removed_count += 1
+                continue
+            self.kept_count += 1
+            last = entry.raw, offset + len(buffer)
+            buffer += last[0]
+            if len(buffer) >= BUFFER_BYTES:
+                _write(new, buffer)
+                offset += len(buffer)
+                buffer.clear()
+        _write(new, buffer)
+        self.last = Entry.of(*last) if last else None
 
 
 def _write(descriptor: int, content: bytearray) -> None:

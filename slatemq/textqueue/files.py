@@ -163,12 +163,19 @@ class QueueFile:
     @contextmanager
     def holders(self) -> Iterator[Holders]:
         """The holders of the claims; locked."""
-        if self._own.files:
-            yield Holders(self._own.sidecar)
-            return
         # Only an existing file gets a sidecar.
-        with opened_beside(sidecar(self.path), self._existing()) as descriptor:
-            yield Holders(descriptor)
+        like = self._existing()
+        if self._own.files:
+            yield self._settled(self._own.sidecar)
+            return
+        with opened_beside(sidecar(self.path), like) as descriptor:
+            yield self._settled(descriptor)
+
+    def _settled(self, descriptor: int) -> Holders:
+        holders = Holders(descriptor)
+        # By the name, now that no compaction can change it.
+        holders.settle(self._existing().st_ino)
+        return holders
 
     def entries(
         self, after: Entry | None = None, *, hold_back: bool = False, controls: bytes = b""

@@ -6,6 +6,9 @@ and freeing one is a single small write, which a crash does not leave half done:
     {"offset": 120, "token": "@k3jf9a2…", "place": "…", "pid": 4711, …}  \n    512 bytes
                                                                          \n    a free slot
 
+A compaction first notes in the slots where the messages will be in the new file, by its inode, so
+that a kill cannot leave them with offsets of the other file.
+
 A holder has crashed when its process is gone, as far as we can see: claims of other machines and
 containers, and claims that outlive their process, end only by their deadline.
 """
@@ -31,6 +34,9 @@ OWNER_LENGTH_MAX = 64
 
 FREE = b" " * (SLOT_BYTES - 1) + b"\n"
 
+NOWHERE = -1
+"""The offset of a claim whose message a compaction has not found where it was."""
+
 
 class Hold(StrEnum):
     ALIVE = "alive"
@@ -51,6 +57,8 @@ class Holder:
         pid: Of the process whose end ends the claim; 0 for none.
         started: When that process started, in the kernel's ticks, because PIDs are reused.
         deadline_ms: Unix time at which the claim ends.
+        inode: Of the file that a compaction is about to rename into place; 0 for none.
+        moved: The offset in that file.
     """
 
     offset: int
@@ -61,6 +69,8 @@ class Holder:
     pid: int
     started: int
     deadline_ms: int
+    inode: int = 0
+    moved: int = NOWHERE
 
     def state(self, now_ms: int) -> Hold:
         if self.pid and self.place == this_place():
@@ -94,12 +104,25 @@ class Holders:
     def drop(self, holder: Holder) -> None:
         self._write(self._slots.index(holder), None)
 
-    def change(self, holder: Holder, *, offset: int | None = None, deadline_ms: int = 0) -> None:
-        changed = replace(
-            holder,
-            offset=holder.offset if offset is None else offset,
-            deadline_ms=deadline_ms or holder.deadline_ms,
-        )
+    def extend(self, holder: Holder, deadline_ms: int) -> None:
+        self._change(holder, replace(holder, deadline_ms=deadline_ms))
+
+    def plan(self, holder: Holder, inode: int, offset: int) -> None:
+        """Note where its message will be once the file with that inode has the name."""
+        self._change(holder, replace(holder, inode=inode, moved=offset))
+
+    def settle(self, inode: int) -> None:
+        """Take the planned offsets if the file with that inode has the name; else forget them."""
+        for holder in self:
+            if holder.inode:
+                offset = holder.moved if holder.inode == inode else holder.offset
+                self._change(holder, replace(holder, offset=offset, inode=0, moved=NOWHERE))
+
+    def sync(self) -> None:
+        """Write the slots to the disk."""
+        os.fsync(self._descriptor)
+
+    def _change(self, holder: Holder, changed: Holder) -> None:
         self._write(self._slots.index(holder), changed)
 
     def _write(self, place: int, holder: Holder | None) -> None:
@@ -117,7 +140,7 @@ def _read_slot(content: bytes) -> Holder | None:
     try:
         fields = json.loads(content)
         holder = Holder(**fields)
-        whole = all(isinstance(fields[name], kind) for name, kind in _KINDS.items())
+        whole = all(isinstance(getattr(holder, name), kind) for name, kind in _KINDS.items())
     except (ValueError, TypeError, RecursionError):
         # Truncated by a power failure, or edited: it holds no message.
         return None
@@ -125,7 +148,7 @@ def _read_slot(content: bytes) -> Holder | None:
 
 
 _KINDS = {
-    **dict.fromkeys(("offset", "pid", "started", "deadline_ms"), int),
+    **dict.fromkeys(("offset", "pid", "started", "deadline_ms", "inode", "moved"), int),
     **dict.fromkeys(("digest", "token", "owner", "place"), str),
 }
 

@@ -189,8 +189,8 @@ class TextQueue:
     def compact(self, *, errors: bool = False) -> Compacted:
         """Remove processed messages, and with `errors` those in error; all others are kept.
 
-        Claims stay valid. Raises Rewritten, with nothing changed, when the file was written to
-        without the lock.
+        Claims stay valid, except those of removed messages. Raises Rewritten, with nothing changed,
+        when the file was written to without the lock.
         """
         drop = {State.PROCESSED, State.ERROR} if errors else {State.PROCESSED}
         return compact(self._file, drop, self._clock_ms())
@@ -240,10 +240,10 @@ class Claim:
         self._finish(lambda descriptor, entry: clear_slot(descriptor, entry, self.token))
 
     def extend(self, lease: timedelta = LEASE) -> None:
-        """Extend the claim to `lease` from now. Raises ClaimLost."""
+        """Extend the claim to `lease` from now. Raises ClaimLost, Rewritten."""
         with self.queue._claimer.held(self.token) as (_, holders, holder):
             self.deadline_ms = self.queue._clock_ms() + _milliseconds(lease)
-            holders.change(holder, deadline_ms=self.deadline_ms)
+            holders.extend(holder, self.deadline_ms)
 
     def set_variable(self, key: str | int, value: str) -> None:
         """Set a variable. Raises ClaimLost, DoesNotFit, NoSuchVariable, BadText, Rewritten."""

@@ -252,58 +252,6 @@ def test_same_texts_are_different_messages(path: Path, make: Make, clock: Clock)
     assert path.read_bytes() == b"=tick\n" * 2 + b"-tick\n" * 3
 
 
-def test_compacting_keeps_claims_and_all_that_is_not_finished(path: Path, make: Make) -> None:
-    # Given finished messages above and below two claimed ones
-    content = b"\n#note\n\\v=1\n\n=a\n\\x=1\n-b\n c\n?d\n e\n!f\n=g\n-h\n\\mutex=    \n=i"
-    queue = make(content)
-    claimed = [queue.claim(), queue.claim()]
-
-    # When the file is compacted
-    done = queue.compact()
-
-    # Then what is finished is gone, all else is as it was, and the claims hold
-    held = path.read_bytes()
-    assert held.startswith(b"\n#note\n\\v=1\n\n-b\n c\n?d\n e\n!f\n-h\n\\mutex=@")
-    assert (done.kept_count, done.removed_count) == (5, 3)
-    assert (done.bytes_before, done.bytes_after) == (len(content), len(held))
-    assert queue.claim() is None
-    for claim in claimed:
-        assert claim is not None
-        claim.set_variable("mutex", "me") if claim.text == "h" else None
-        claim.done()
-    assert path.read_bytes() == b"\n#note\n\\v=1\n\n=b\n c\n?d\n e\n!f\n=h\n\\mutex=me  \n"
-    # And errors go too if wanted
-    assert queue.compact(errors=True).removed_count == 3
-    assert path.read_bytes() == b"\n#note\n\\v=1\n\n?d\n e\n"
-
-
-def test_compacting_clears_what_ended_claims_have_left(
-    path: Path, make: Make, clock: Clock
-) -> None:
-    # Given a claim whose message an editor has taken out, and which has run out of time
-    queue = make(b"-a\n-b\n")
-    taken(queue)
-    path.write_bytes(b"-b\n")
-    clock.now_ms += 10**9
-    sidecar = Path(f"{path}.mutex")
-    assert sidecar.read_bytes().strip()
-
-    queue.compact()
-
-    assert sidecar.read_bytes().strip() == b""
-    assert claims(queue) == ["b"]
-
-
-def test_a_broken_file_is_not_compacted(path: Path, make: Make) -> None:
-    queue = make(b"=a\n-b\xff\n")
-
-    with pytest.raises(FormatError):
-        queue.compact()
-
-    assert path.read_bytes() == b"=a\n-b\xff\n"
-    assert {one.name for one in path.parent.iterdir()} == {"jobs.tq", "jobs.tq.mutex"}
-
-
 def test_a_damaged_sidecar_holds_nothing(path: Path, make: Make) -> None:
     queue = make(b"-a\n")
     holder = {"offset": 0, "digest": "", "token": 5}
