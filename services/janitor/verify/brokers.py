@@ -520,11 +520,11 @@ class BrokerCheck:
             self._add(Kind.COUNT, row.kind.name, shown(row.key), wrong)
             # It may have been sent: then its object may have gone with its message.
             uncounted = row.value._replace(payload_bytes=-1)
-            return _object_of(uncounted, self.walk.name, row.kind.name, shown(row.key))
+            return _object_of(uncounted, self.walk.name, row)
         found = self._outbox.setdefault(ingest_shard, [0, 0])
         found[0] += 1
         found[1] += row.value_bytes
-        return _object_of(row.value, self.walk.name, row.kind.name, shown(row.key))
+        return _object_of(row.value, self.walk.name, row)
 
     def _take_refused(self, row: ReadRow) -> Iterable[NamedObject]:
         try:
@@ -533,7 +533,7 @@ class BrokerCheck:
             self._add(Kind.ROW, row.kind.name, shown(row.key), error.detail)
             self.walk.findings.unreadable.add(self.walk.name)  # It may name any object.
             return ()
-        return _object_of(push, self.walk.name, row.kind.name, shown(row.key))
+        return _object_of(push, self.walk.name, row)
 
     def _check_outbox(self) -> None:
         for ingest_shard, counter in self.contents.counters.items():
@@ -549,10 +549,11 @@ class BrokerCheck:
                 self._add(Kind.COUNT, "outbox counter", f"ingest {ingest_shard}", wrong)
 
 
-def _object_of(push: OutboxRecord, shard: str, record: str, key: str) -> Iterable[NamedObject]:
+def _object_of(push: OutboxRecord, shard: str, row: ReadRow) -> Iterable[NamedObject]:
     if not isinstance(push.payload, PayloadUri):
         return ()
-    return (NamedObject(push.payload.uri, push.payload_bytes, shard, record, key),)
+    uri, size_bytes = push.payload.uri, push.payload_bytes
+    return (NamedObject(uri, size_bytes, shard, row.kind.name, row.key, shown(row.key)),)
 
 
 def _queue_of(row: ReadRow) -> str:

@@ -57,12 +57,16 @@ IDS_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class NamedObject:
-    """An object that a record names, and how many bytes its payload is said to have; -1: none."""
+    """An object that a record names, and how many bytes its payload is said to have; -1: none.
+
+    `row` is the key of the record, `key` that for people.
+    """
 
     uri: str
     size_bytes: int
     shard: str
     record: str
+    row: bytes
     key: str
     message_ids: tuple[int, ...] = ()
 
@@ -359,7 +363,9 @@ class IngestCheck:
         """The object that a payload's record names."""
         one = row.parsed
         key = f"message {one}"
-        return NamedObject(row.value.uri, size_bytes, self.walk.name, "payload", key, (one,))
+        return NamedObject(
+            row.value.uri, size_bytes, self.walk.name, "payload", row.key, key, (one,)
+        )
 
     def _compare(
         self, sequence: int, messages: list[MessageMetadata], found: dict[int, int]

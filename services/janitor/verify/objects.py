@@ -52,7 +52,7 @@ class ObjectCheck:
     """Verifies the objects of a root.
 
     Attributes:
-        missing: What messages name and is not there: it may have gone with its message since.
+        missing: What records name and is not there: it may have gone with its message since.
     """
 
     root: Root
@@ -105,7 +105,7 @@ class ObjectCheck:
                 await self._blobs.check(path, named.size_bytes)
             self.findings.counts["payload objects"] += 1
         except ObjectNotFound:
-            if named.shard.startswith("ingest/") and len(self.missing) < MISSING_MAX:
+            if len(self.missing) < MISSING_MAX:
                 self.missing.append(named)
             else:
                 self.add_missing(named)

@@ -78,9 +78,9 @@ class RunningDatabases:
         return found
 
     @asynccontextmanager
-    async def later_ingests(self) -> AsyncIterator[RunningDatabases]:
+    async def later(self, services: Sequence[str]) -> AsyncIterator[RunningDatabases]:
         shards = StoredShards(self._root)
-        async with snapshots_of_all(shards, self._channels, services=("ingest",)) as taken:
+        async with snapshots_of_all(shards, self._channels, services=services) as taken:
             later = RunningDatabases(self._root, self._channels, taken)
             yield later
             later.check()

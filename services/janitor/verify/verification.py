@@ -18,10 +18,10 @@ from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
-from libs.storage.layout.keys import payload_key, payload_range
+from libs.storage.layout.keys import payload_range
 from libs.storage.layout.own_keys import task_key
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.payloads import PayloadUri, decode_payload
+from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.replay_records import OPEN_END
 from libs.storage.records.task_records import WaitingTask, decode_task_record
 from services.janitor.verify.archive import ArchiveCheck
@@ -68,8 +68,8 @@ class Databases(Protocol):
     async def ends(self) -> Mapping[int, int] | None:
         """By ingest shard, the last message of its log by now; None: what was read is the end."""
 
-    def later_ingests(self) -> AbstractAsyncContextManager[Databases]:
-        """The ingests as they are by now; none: what was read is the end."""
+    def later(self, services: Sequence[str]) -> AbstractAsyncContextManager[Databases]:
+        """Those of these services as they are by now; none: what was read is the end."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class StoppedDatabases:
         """What was read is all that there is."""
 
     @asynccontextmanager
-    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+    async def later(self, services: Sequence[str]) -> AsyncIterator[StoppedDatabases]:
         yield StoppedDatabases(self.root, ())
 
 
@@ -203,34 +203,39 @@ class Verification:
             async for row in walk.rows(payload_range(read.end + 1 if read else 0)):
                 if isinstance(row.value, PayloadUri):
                     key = f"message {row.parsed}"
-                    objects.note(NamedObject(row.value.uri, -1, walk.name, "payload", key))
+                    objects.note(NamedObject(row.value.uri, -1, walk.name, "payload", row.key, key))
 
-        async with self.databases.later_ingests() as later:
+        async with self.databases.later(["ingest"]) as later:
             for name in later.names:
                 await self._read(later, name, note)
 
     async def _check_missing(self, objects: ObjectCheck) -> None:
-        """Each payload object that a message names is there, as long as the message names it.
+        """Each payload object that a record names is there, as long as the record names it.
 
-        An object goes once its message was purged, or edited, perhaps since the ingest was read.
+        An object goes once its message was purged, or edited, perhaps since the database was read;
+        that of a push, once it was sent, and its message purged. Where it was sent, and its message
+        is there and the object is not, the next verification says so of its ingest.
         """
-        if not objects.missing:
+        missing: dict[str, list[NamedObject]] = {}
+        for one in objects.missing:
+            missing.setdefault(one.shard, []).append(one)
+        if not missing:
             return
-        missing = {one.message_ids[0]: one for one in objects.missing}
 
         async def look_again(walk: Walk) -> None:
-            for one, named in list(missing.items()):
-                if named.shard != walk.name:
-                    continue
-                value = await walk.reader.get(payload_key(one))
-                if value is None or decode_payload(value) != PayloadUri(named.uri):
-                    del missing[one]
+            missing[walk.name] = [
+                one
+                for one in missing.get(walk.name, ())
+                if one.uri.encode() in (await walk.reader.get(one.row) or b"")
+            ]
 
-        async with self.databases.later_ingests() as later:
+        services = sorted({name.partition("/")[0] for name in missing})
+        async with self.databases.later(services) as later:
             for name in later.names:
                 await self._read(later, name, look_again)
         for named in missing.values():
-            objects.add_missing(named)
+            for one in named:
+                objects.add_missing(one)
 
     async def _check_bodies(self, objects: ObjectCheck) -> None:
         """Each task that is to be applied, and whose body is an object, has its body."""
@@ -250,7 +255,7 @@ class Verification:
                 if value is None or not isinstance(decode_task_record(value), WaitingTask):
                     del waiting[ulid]
 
-        async with self.databases.later_ingests() as later:
+        async with self.databases.later(["ingest"]) as later:
             for name in later.names:
                 await self._read(later, name, look_again)
         for name, tasks in wrong.items():

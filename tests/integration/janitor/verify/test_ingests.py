@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -201,7 +201,7 @@ class Applies(StoppedDatabases):
     """An instance in which the task is applied after its ingest was read."""
 
     @asynccontextmanager
-    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+    async def later(self, services: Sequence[str]) -> AsyncIterator[StoppedDatabases]:
         applied = encode_task_record(AppliedTask(1, message_id(0, 1), 1, 1))
         await write(self.root, "ingest/0", (TASK_KEY, applied))
         yield StoppedDatabases(self.root, ["ingest/0"])
@@ -219,7 +219,7 @@ class GoesOn(StoppedDatabases):
     record: bytes | None = None
 
     @asynccontextmanager
-    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+    async def later(self, services: Sequence[str]) -> AsyncIterator[StoppedDatabases]:
         await write(self.root, "ingest/0", (payload_key(LAST), self.record))
         yield StoppedDatabases(self.root, ["ingest/0"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,14 +15,16 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import config_key, payload_key, queue_state_key
-from libs.storage.layout.own_keys import outbox_key, refused_push_key
+from libs.storage.layout.own_keys import outbox_counter_key, outbox_key, refused_push_key
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.small_objects import Objects
 from libs.storage.records.configs import QueueConfigRecord, encode_config
 from libs.storage.records.execution_records import (
+    OutboxCounter,
     OutboxRecord,
     RefusedPushRecord,
     encode_outbox,
+    encode_outbox_counter,
     encode_refused_push,
 )
 from libs.storage.records.payloads import PayloadUri, encode_uri
@@ -85,7 +87,7 @@ class GoesOn(StoppedDatabases):
     """An instance in which a push moves to its ingest after that was read."""
 
     @asynccontextmanager
-    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+    async def later(self, services: Sequence[str]) -> AsyncIterator[StoppedDatabases]:
         await write(self.root, "ingest/0", (payload_key(message_id(0, 9)), encode_uri(PATH)))
         yield StoppedDatabases(self.root, ["ingest/0"])
 
@@ -127,6 +129,44 @@ async def test_nothing_is_removed_while_the_database_of_a_shard_is_lost(
 
 
 PUSH = encode_outbox(OutboxRecord(1, "orders", PayloadUri(PATH), 7, {}))
+COUNTER = encode_outbox_counter(OutboxCounter(7, 7, len(PUSH)))
+
+
+class Sends(StoppedDatabases):
+    """An instance whose pushes are delivered, acked and purged after its broker was read."""
+
+    rows: Sequence[Row] = ()
+
+    @asynccontextmanager
+    async def later(self, services: Sequence[str]) -> AsyncIterator[StoppedDatabases]:
+        assert services == ["broker"]
+        await write(self.root, "broker/0", *self.rows)
+        yield StoppedDatabases(self.root, ["broker/0"])
+
+
+WAITING = [(outbox_key(0, 7), PUSH), (outbox_counter_key(0), COUNTER)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "later", "expected"),
+    [
+        (WAITING, [(outbox_key(0, 7), None)], []),
+        (WAITING, [], ["outbox row"]),
+        ([(refused_push_key(0, 3), refused(PUSH))], [(refused_push_key(0, 3), None)], []),
+        ([(refused_push_key(0, 3), refused(PUSH))], [], ["refused push"]),
+    ],
+    ids=["sent", "waiting", "settled", "refused"],
+)
+async def test_an_object_that_went_since_with_its_push_is_not_missing(
+    root: Root, rows: Sequence[Row], later: Sequence[Row], expected: list[str]
+) -> None:
+    await write(root, "broker/0", *rows)
+    await root.objects.delete(PATH)
+    databases = Sends(root, ["ingest/0", "broker/0"])
+    databases.rows = later
+    findings = await Verification(root, databases, 1).run()
+    gone = [one.record for one in findings.all() if one.wrong.endswith("is gone")]
+    assert gone == expected
 
 
 FOREIGN = PUSH.replace(b"blobs/00/", b"elsewhere")
