@@ -142,7 +142,7 @@ class Broker:
         unique = UniqueNames(owner, names, channels, shard)
         self.arrived = ArrivedQueues(owner, sweeper, PurgeEpochs(directory, ingests))
         targets = ArrivalTargets(channels, shard)
-        self.arrivals = Arrivals(shard, owner, database, sweeper, drain, names, locations)
+        self.arrivals = Arrivals(shard, owner, database, sweeper, drain, names, unique, locations)
         self.departures = Departures(
             shard, owner, database, delivery, names, locations, targets, self.arrived
         )

@@ -238,18 +238,24 @@ class ArriveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ARRIVED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     arrived: _builtins.bool
     """Whether the queue is on this shard, or has been; false: the claim has not changed, or names
     another shard.
+    """
+    lost: _builtins.bool
+    """Whether this shard has lost what came of the queue, though the claim names it: its database was
+    set back to an older copy. The queue is only on the shard that it leaves, and stays there.
     """
     def __init__(
         self,
         *,
         arrived: _builtins.bool = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "lost", b"lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

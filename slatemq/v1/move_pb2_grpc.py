@@ -105,7 +105,9 @@ class ArrivalServiceServicer:
         """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
         durably, or drops what came of it if it names another. A repeat is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE
+        (QUEUE_MOVING: a queue of this name is being created; QUEUE_UNKNOWN: the name is claimed for
+        this shard, which has deleted such a queue, or lost it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

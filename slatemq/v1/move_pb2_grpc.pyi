@@ -64,7 +64,9 @@ class ArrivalServiceStub:
     """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
     durably, or drops what came of it if it names another. A repeat is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE
+    (QUEUE_MOVING: a queue of this name is being created; QUEUE_UNKNOWN: the name is claimed for
+    this shard, which has deleted such a queue, or lost it).
     """
 
 @_typing.type_check_only
@@ -103,7 +105,9 @@ class ArrivalServiceAsyncStub(ArrivalServiceStub):
     """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
     durably, or drops what came of it if it names another. A repeat is OK.
 
-    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE
+    (QUEUE_MOVING: a queue of this name is being created; QUEUE_UNKNOWN: the name is claimed for
+    this shard, which has deleted such a queue, or lost it).
     """
 
 class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -157,7 +161,9 @@ class ArrivalServiceServicer(metaclass=_abc_1.ABCMeta):
         """Does what the claim of the queue's name says now: takes the queue in if it names this shard,
         durably, or drops what came of it if it names another. A repeat is OK.
 
-        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`queue_id`, `move_number`, `from_broker_shard`), UNAVAILABLE
+        (QUEUE_MOVING: a queue of this name is being created; QUEUE_UNKNOWN: the name is claimed for
+        this shard, which has deleted such a queue, or lost it).
         """
 
 def add_ArrivalServiceServicer_to_server(servicer: ArrivalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

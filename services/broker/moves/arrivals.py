@@ -4,7 +4,9 @@
                        └───────────────────────────┴──it names another──► swept
 
 A queue that was copied is taken in when the source says so, and also without it: the source may
-never come back. Only the claim of the queue's name decides.
+never come back. Only the claim of the queue's name decides. A shard that was set back to an older
+copy of its database may have nothing of a queue that is claimed for it: then it says so, and never
+that the queue has arrived, since the source would remove it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from services.broker.shard.drain import Drain
 from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.sweeper import Sweeper
+from services.broker.shard.unique_names import UniqueNames
 from slatemq.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -42,6 +45,7 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.v1.move_pb2 import ArrivalHeader, StoredRow
+from slatemq.v1.queue_name_pb2 import NameUse
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,13 @@ class Arrival(NamedTuple):
         return cls(settings, decode_queue_state(header.state), decode_replay(header.replay))
 
 
+class Presence(NamedTuple):
+    """Whether a queue is on this shard, or has been; or was lost, though it is claimed for it."""
+
+    has_arrived: bool
+    is_lost: bool = False
+
+
 @dataclass(eq=False)
 class Arrivals:
     _shard: int
@@ -79,8 +90,11 @@ class Arrivals:
     _sweeper: Sweeper
     _drain: Drain
     _names: QueueNames
+    _unique: UniqueNames
     _locations: Locations
     _heard: dict[str, float] = field(default_factory=dict, init=False)
+    _lost: dict[str, MoveRecord] = field(default_factory=dict, init=False)
+    """What came of queues that are claimed for this shard, and were not all there."""
     _unsettled: dict[str, None] = field(default_factory=dict, init=False)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary, init=False
@@ -199,16 +213,38 @@ class Arrivals:
         except StorageError as error:
             raise Unavailable(f"queue {queue_id!r} cannot arrive now: {error}") from error
 
-    async def arrive(self, queue_id: str, number: int, source: int) -> bool:
-        """Does what the claim says; returns whether the queue is here, or has been."""
+    async def arrive(self, queue_id: str, number: int, source: int) -> Presence:
+        """Does what the claim says. Raises Unavailable."""
         shard = self._owner.shard
         known = shard.moves.arrivals.get(queue_id)
         if known is None or not _is_same(known, number, source):
-            await self._owner.durable()
-            return True  # It came, and may have gone on: what is only copied has a record.
+            return await self._look(queue_id, number, source)
         self._heard[queue_id] = time.monotonic()
         await self._judge(queue_id)
-        return queue_id in shard.queues
+        return Presence(queue_id in shard.queues)
+
+    async def _look(self, queue_id: str, number: int, source: int) -> Presence:
+        """Whether a queue without a record of its move came here, and may have gone on."""
+        claim = await self._claim_of(queue_id)
+        # Another process may have the shard by now, and know more.
+        use = (await self._unique.use(queue_id)).use
+        shard = self._owner.shard
+        if queue_id in shard.queues or shard.moves.has_record(queue_id):
+            return Presence(has_arrived=True)
+        if self._shard not in claim.broker_shards:
+            return Presence(has_arrived=True)  # What has its name now was claimed after it.
+        if use != NameUse.NAME_USE_NONE:
+            raise moving(queue_id)
+        lost = self._lost.get(queue_id)
+        if queue_id not in shard.deleted or (lost and _is_same(lost, number, source)):
+            log.error("queue %s was to be here, and this database has nothing of it", queue_id)
+            return Presence(has_arrived=False, is_lost=True)
+        raise Unavailable(
+            f"broker {self._shard} may have deleted queue {queue_id!r}, or lost it with an older "
+            "copy of its database. If it was deleted, create a queue of this name on broker "
+            f"{self._shard}, and delete that; else restore the database from a newer copy",
+            reason="QUEUE_UNKNOWN",
+        )
 
     async def _judge(self, queue_id: str) -> None:
         """Takes a queue in, or drops what came of it, if the claim of its name says so.
@@ -227,7 +263,6 @@ class Arrivals:
             place = claim.place_of(came.partition)
             if place.number <= record.number:
                 return
-            # The move claims the name for this shard after the last page: else another one did.
             is_mine = place.shard == self._shard and record.stage is MoveStage.COPIED
 
             def decide(now_ms: int) -> None:
@@ -237,6 +272,9 @@ class Arrivals:
                     self._take_in(queue_id, came, now_ms)
                 else:
                     log.info("queue %s does not come: dropping what came of it", queue_id)
+                    if place.shard == self._shard:
+                        # It was claimed for this shard after the last page, which is not here.
+                        self._lost[queue_id] = record
                     former = Queue(queue_id, came.settings, came.state, Notes())
                     self._owner.shard.drop_arrival(queue_id, former)
                     self._sweeper.deleted(queue_id)

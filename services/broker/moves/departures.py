@@ -6,9 +6,9 @@
 Once a queue has left, durably, its departure goes on by itself, after a restart too. What it does
 next follows from the claim of the queue's name: that of the move's number, the rows are still to be
 copied; a newer one for this shard, the move was cancelled; any other, the queue is to arrive, or
-has been on its target, if that was removed since. A target that was given up meanwhile loses it to
-this shard, which has all of it. From its arrival on, which is durable, too, no
-claim matters: only the ingests are to be asked.
+has been on its target, if that was removed since. A target that was given up meanwhile, or was set
+back to an older copy of its database, loses it to this shard, which has all of it. From its arrival
+on, which is durable, too, no claim matters: only the ingests are to be asked.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from services.broker.moves.targets import ArrivalTargets
 from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner, check_partition
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
+from slatemq.v1.move_pb2 import ArriveResponse
 
 log = logging.getLogger(__name__)
 
@@ -306,12 +307,17 @@ class Departures:
             return
         is_there = claim.place_of(partition).shard == record.shard
         if is_there and await self._targets.is_given_up(record.shard):
-            await self._take_back(queue_id, record, claim)
+            await self._take_back(queue_id, claim, f"broker {record.shard} was given up")
             return
         self._turns.end(queue_id)
         self._locations.note(queue_id, claim.broker_shards, time.monotonic())
         self._note(queue_id, is_claimed=True, problem="")
-        if not await self._has_come(queue_id, record, is_there=is_there):
+        found = await self._look_for(queue_id, record, is_there=is_there)
+        if is_there and found.lost:
+            why = f"broker {record.shard} has lost what came of it"
+            await self._take_back(queue_id, claim, why)
+            return
+        if not found.arrived:
             raise moving(queue_id)
         # Durable before anything that may take long: what is claimed later is about others.
         await self._owner.run(partial(self._owner.shard.moves.arrived_elsewhere, queue_id))
@@ -320,18 +326,20 @@ class Departures:
         self._arrived.came()
         log.info("queue %s is on broker %d now", queue_id, record.shard)
 
-    async def _take_back(self, queue_id: str, record: MoveRecord, claim: NameClaim) -> None:
-        """Has a queue whose target was given up stay: that never said that it had the queue."""
+    async def _take_back(self, queue_id: str, claim: NameClaim, why: str) -> None:
+        """Has a queue stay that was claimed for a target which never said that it had the queue."""
         partition = partition_of(self._owner.shard.moves.departures[queue_id].queue)
         if not await self._names.place(queue_id, partition, self._shard, claim):
             return  # Another partition moved first.
         shards = list(claim.broker_shards)
         shards[partition] = self._shard
         self._locations.note(queue_id, tuple(shards), time.monotonic())
-        await self._stay(queue_id, f"broker {record.shard} was given up")
+        await self._stay(queue_id, why)
 
-    async def _has_come(self, queue_id: str, record: MoveRecord, *, is_there: bool) -> bool:
-        """Whether a queue that was claimed for the target is there, or has been.
+    async def _look_for(
+        self, queue_id: str, record: MoveRecord, *, is_there: bool
+    ) -> ArriveResponse:
+        """Whether a queue that was claimed for the target is there, or has been, or was lost.
 
         `is_there`: the claim has it there still. Raises as ArrivalTargets.
         """
@@ -344,7 +352,7 @@ class Departures:
                 raise
             if is_there and await self._targets.is_given_up(record.shard):
                 raise  # Meanwhile: it is taken back next.
-            return True
+            return ArriveResponse(arrived=True)
 
     async def _claim(self, queue_id: str, record: MoveRecord, shard: int) -> NameClaim:
         """Claims the name as the move's end, unless that was done; returns the claim that holds."""

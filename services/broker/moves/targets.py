@@ -22,6 +22,7 @@ from slatemq.v1.assignment_pb2 import LogCursor
 from slatemq.v1.move_pb2 import (
     ArrivalHeader,
     ArriveRequest,
+    ArriveResponse,
     CheckArrivalRequest,
     ReceiveRowsRequest,
     StoredRow,
@@ -74,8 +75,7 @@ class ArrivalTargets:
         with self._failures(shard):
             await (await self._stub(shard)).ReceiveRows(request, timeout=CALL_S)
 
-    async def arrive(self, shard: int, queue_id: str, number: int) -> bool:
-        """Whether the queue is there now, or has been."""
+    async def arrive(self, shard: int, queue_id: str, number: int) -> ArriveResponse:
         request = ArriveRequest(
             queue_id=queue_id,
             move_number=number,
@@ -83,8 +83,7 @@ class ArrivalTargets:
             to_broker_shard=shard,
         )
         with self._failures(shard):
-            answer = await (await self._stub(shard)).Arrive(request, timeout=CALL_S)
-        return bool(answer.arrived)
+            return await (await self._stub(shard)).Arrive(request, timeout=CALL_S)
 
     async def is_removed(self, shard: int) -> bool:
         with self._failures(shard):

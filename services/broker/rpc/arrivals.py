@@ -67,8 +67,8 @@ class ArrivalServicer(move_pb2_grpc.ArrivalServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         number = within("move_number", request.move_number, 1, NUMBER_MAX)
         source = within("from_broker_shard", request.from_broker_shard, 0, MAX_SHARD)
-        arrived = await self._arrivals.arrive(queue_id, number, source)
-        return move_pb2.ArriveResponse(arrived=arrived)
+        found = await self._arrivals.arrive(queue_id, number, source)
+        return move_pb2.ArriveResponse(arrived=found.has_arrived, lost=found.is_lost)
 
     def _check_meant(self, shard: int) -> None:
         """Raises Unavailable for a call that is for another shard: its broker was here before."""

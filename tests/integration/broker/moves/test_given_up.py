@@ -9,6 +9,7 @@ from typing import Any
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import QueueNames
 from services.janitor.giving_up.command import give_up
+from slatemq.v1.move_pb2 import ArriveResponse
 from tests.integration.broker.moves.movers import (
     begin_move,
     claimed,
@@ -34,7 +35,7 @@ async def test_a_queue_whose_target_is_given_up_stays(tmp_path: Path) -> None:
             reached, go = asyncio.Event(), asyncio.Event()
             arrive = source.broker.departures._targets.arrive
 
-            async def late(*args: Any) -> bool:
+            async def late(*args: Any) -> ArriveResponse:
                 reached.set()
                 await go.wait()
                 return await arrive(*args)
