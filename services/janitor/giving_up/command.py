@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from libs.serving.access import inherited_tls
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.removal import ShardRemoval
 from libs.storage.database.roots import Root, check_folder, open_root
@@ -26,6 +27,8 @@ from libs.storage.errors import StorageError
 from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.backup.shards import databases_of
 from services.janitor.command_lines import parsed, root_command
+from services.janitor.giving_up.running import refuse_running
+from slatemq._rpc.tls import ChannelTls
 from slatemq.errors import FailedPrecondition, SlateMQError
 
 FAILED: Final = 1
@@ -37,22 +40,27 @@ EPILOG: Final = """\
 example:
   python -m services.janitor give-up --root s3://bucket/slatemq --yes broker/1
 
-Stop the shard's process first, and what would start it again; the others go on. What the shard had
-is lost for ever. SLATEMQ_ROOT stands in for --root.
+Stop the shard's process first, and what would start it again; the others go on. It is refused while
+that process answers: with TLS, SLATEMQ_TLS_CA, SLATEMQ_TLS_CERT and SLATEMQ_TLS_KEY name the
+services' certificate. What the shard had is lost for ever. SLATEMQ_ROOT stands in for --root.
 Exit codes: 0 done, 1 failed, 2 wrong usage."""
 
 
-async def give_up(root: Root, database: str) -> None:
-    """Raises FailedPrecondition, and the errors of the storage."""
+async def give_up(root: Root, database: str, tls: ChannelTls | None = None) -> None:
+    """Raises FailedPrecondition, and the errors of the storage.
+
+    `tls` is what the process of the shard may ask for, to say whether it runs.
+    """
     removed = RemovedShards(root.objects)
-    if not await removed.has(database):
-        if database not in await databases_of(root):
-            raise FailedPrecondition(
-                "NO_SHARD", f"{root.url} has no {database}, neither a database nor an entry"
-            )
-        await removed.add(database, time.time_ns() // 1_000_000, is_given_up=True)
     directory = TopologyDirectory(root.objects)
     try:
+        if not await removed.has(database):
+            if database not in await databases_of(root):
+                raise FailedPrecondition(
+                    "NO_SHARD", f"{root.url} has no {database}, neither a database nor an entry"
+                )
+            await refuse_running(root, directory, database, tls)
+            await removed.add(database, time.time_ns() // 1_000_000, is_given_up=True)
         await ShardRemoval(root, directory, database).finish()
     finally:
         await directory.close()
@@ -81,7 +89,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     args = parse(argv, environ)
     try:
         check_folder(args.root)
-        asyncio.run(give_up(open_root(args.root, args.wal_store), args.shard))
+        root = open_root(args.root, args.wal_store)
+        asyncio.run(give_up(root, args.shard, inherited_tls(environ)))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE

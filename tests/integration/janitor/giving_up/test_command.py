@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ import pytest
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.objects.removed_shards import RemovedShards
-from services.janitor.giving_up.command import main
+from services.janitor.giving_up.command import give_up, main
+from slatemq.errors import FailedPrecondition
+from tests.integration.broker.rig import introduce, running
 
 
 async def put(root_url: str) -> None:
@@ -62,3 +67,47 @@ def test_a_shard_that_is_not_there_is_not_given_up(
             main(["give-up", "--root", url, "--yes", shard], {})
     with pytest.raises(SystemExit):
         main(["give-up", "--root", url, "broker/7"], {})
+
+
+@contextmanager
+def frozen() -> Iterator[str]:
+    """The address of a process that stands still."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_a_shard_whose_process_runs_is_not_given_up(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=1, settings={"owner_name": "pod-1"}) as rig:
+        await introduce(rig)
+        root = open_root(tmp_path.as_uri())
+        before = await left(tmp_path.as_uri())
+        with pytest.raises(FailedPrecondition, match="stop it and its standbys") as refused:
+            await give_up(root, "broker/1")
+        assert refused.value.reason == "SHARD_RUNNING"
+        assert await left(tmp_path.as_uri()) == before
+        assert not await RemovedShards(root.objects).has("broker/1")
+    await give_up(root, "broker/1")
+    assert await RemovedShards(root.objects).is_given_up("broker/1")
+
+
+async def test_a_shard_where_something_listens_that_says_nothing_is_not_given_up(
+    tmp_path: Path,
+) -> None:
+    root = open_root(tmp_path.as_uri())
+    directory = TopologyDirectory(root.objects)
+    with frozen() as address:
+        await directory.announce(Peer("broker", 1, address))
+        with pytest.raises(FailedPrecondition, match=f"what listens at {address}"):
+            await give_up(root, "broker/1")
+    await give_up(root, "broker/1")
+    await directory.close()
+
+
+async def test_another_process_at_the_address_of_a_shard_does_not_keep_it(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=2):
+        root = open_root(tmp_path.as_uri())
+        directory = TopologyDirectory(root.objects)
+        topology = await directory.read(max_age_ms=0)
+        await directory.announce(Peer("broker", 1, topology.brokers[2]))
+        await give_up(root, "broker/1")
+        await directory.close()
