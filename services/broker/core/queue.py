@@ -93,7 +93,7 @@ class Queue:
         # Live routing judges for it from this revision on; earlier ranges are left to replays.
         self.live_revision = NEVER if settings.quarantine else state.created_revision
         self.is_leaving = False
-        """It is about to move to another shard: no claim or edit begins any more."""
+        """It is about to move to another shard: no claim, edit, redrive or purge begins."""
         self.nacked_count = 0  # since the start, for metrics; so is the next one
         self.ended_leases_count = 0
         self.claimed_count = 0  # messages since the start; so are the next three

@@ -188,6 +188,8 @@ class Departures:
         queue.is_leaving = True
         leases = self._owner.shard.leases
         try:
+            # What has begun since the first look; nothing does that from here on.
+            await self._owner.run(lambda _: self._check(queue))
             await self._wait_for_edits(queue)
             self._delivery.refuse_waiters(queue, moving(queue.queue_id))
             while queue.leases.count and self._owner.owns(queue):

@@ -314,7 +314,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         kinds = purges_of(request.states)
 
         def purge(now_ms: int) -> int:
-            queue = self._owner.queue(queue_id)
+            queue = self._owner.staying(queue_id)
             if Purge.AVAILABLE in kinds and not queue.can_purge_available:
                 raise Unavailable(
                     f"earlier purges of {queue_id!r} are still being swept away",

@@ -57,7 +57,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             if known is not None:
                 return known
             redrives.check_capacity(principal)
-            queue = self._owner.queue(queue_id)
+            queue = self._owner.staying(queue_id)
             return redrives.start(
                 RedriveRecord(
                     queue_revision=queue.created_revision,
@@ -186,7 +186,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             if record.state == state:
                 return
             if state == RedriveState.RUNNING:
-                queue = self._owner.queue(record.queue_id)
+                queue = self._owner.staying(record.queue_id)
                 if queue.created_revision != record.queue_revision:
                     raise NotFound("queue", record.queue_id)
                 redrives.check_capacity(principal)

@@ -26,6 +26,7 @@ from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.leases import Lease
 from services.broker.core.lists.replays import Ranges
+from services.broker.core.moves import moving
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.shard import Needs, RangeApplication, Shard
 from services.broker.shard.loading import Loader
@@ -232,6 +233,13 @@ class ShardOwner:
         if queue is None:
             raise self.shard.absence(queue_id)
         check_partition(queue, named)
+        return queue
+
+    def staying(self, queue_id: str) -> Queue:
+        """Like `queue`, for what would keep it here; raises Unavailable for one that leaves."""
+        queue = self.queue(queue_id)
+        if queue.is_leaving:
+            raise moving(queue_id)
         return queue
 
     async def find(self, queue_id: str) -> Queue:

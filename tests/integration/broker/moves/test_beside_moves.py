@@ -1,4 +1,4 @@
-"""What goes on while a queue moves: edits of its messages, redrives into it."""
+"""What goes on while a queue moves: edits of its messages, redrives, purges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.broker.moves import departures
-from slatemq.v1 import entry_pb2
+from slatemq.v1 import entry_pb2, queue_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.entry_calls import (
     DELAYED,
@@ -18,6 +18,7 @@ from tests.integration.broker.entry_calls import (
     fail,
     listed,
     redriven,
+    start,
 )
 from tests.integration.broker.moves.movers import begin_move, move, route, then, two_brokers
 from tests.integration.broker.rig import Ingest, Rig, introduce, refusal, running
@@ -130,3 +131,50 @@ async def test_a_redrive_goes_on_whose_target_comes_while_it_is_looked_for(tmp_p
         redrive = await redriven(first, target_queue_id="target")
         assert (redrive.state, redrive.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 3)
         assert (await first.counts("target"))["available"] == 3
+
+
+async def purge(rig: Rig) -> None:
+    await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="q"))
+
+
+async def test_a_queue_keeps_its_leases_where_a_redrive_begins_before_it_leaves(
+    tmp_path: Path,
+) -> None:
+    async with two_brokers(tmp_path) as (first, second):
+        # Given a queue with dead letters and a lease, and a redrive that comes before its move
+        await first.create("q", max_attempts=1)
+        await fail(first, [1, 2, 3])
+        await first.assign([4])
+        (in_flight,) = await first.claim()
+        await route(second, 10)
+        await route(first, 10)
+
+        async def begin() -> None:
+            await start(first, rate=1)
+
+        then(first.broker.departures._targets, "check", begin)
+
+        # Then it stays, with its leases
+        assert (await refusal(begin_move(first, second)))[1] == "REDRIVE_RUNNING"
+        assert await first.ack(in_flight.lease_token) == [0]
+
+
+async def test_no_redrive_and_no_purge_of_a_queue_begins_while_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "EDITS_S", 60.0)
+    async with edited_in_a_move(tmp_path) as (first, second, edits, _):
+        # Given a queue that is about to leave
+        moving = asyncio.ensure_future(move(first, second))
+        queue = first.owner.shard.queues["q"]
+        async with asyncio.timeout(60):
+            while not queue.is_leaving and not moving.done():
+                await asyncio.sleep(0.01)
+
+        # When others would begin, then they wait for it, and the move is not in vain
+        assert (await refusal(purge(first)))[1] == "QUEUE_MOVING"
+        assert (await refusal(start(first)))[1] == "QUEUE_MOVING"
+        assert queue.leases.count == 1
+        first.ingest.edit_gate.set()
+        await asyncio.gather(moving, *edits)
+        await purge(second)
