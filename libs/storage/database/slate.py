@@ -64,7 +64,7 @@ BATCH_ROWS: Final = 1000
 STATUS_POLL_S: Final = 1.0
 """How often `wait_closed` polls; SlateDB itself notices a newer writer once a second."""
 
-FILL_NS: Final = 1_000_000
+FILL_NS: Final = 250_000
 """How long one step of the event loop copies rows into SlateDB's batch."""
 
 FILL_ROWS: Final = 8

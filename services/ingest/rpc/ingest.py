@@ -226,7 +226,8 @@ class _Stream:
             if timeout_ms < 0:
                 raise InvalidArgument("timeout_ms", "must not be negative")
             if accepted.is_plain and not self._publishes_all:
-                waiting = self._publisher.enqueue(accepted)
+                plain = Waiting(accepted)
+                waiting = plain if self._publisher.enqueue(plain) else None
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error, 0)
             return error.with_traceback(None)  # Its frames would keep the request.

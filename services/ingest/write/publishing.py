@@ -6,6 +6,7 @@ whose blobs take long enters a later commit, and the log's order is the order of
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -81,8 +82,11 @@ SHARD_DRAINING: Final = "SHARD_DRAINING"
 
 _RETRY_MS: Final = 200
 
-STEP_BYTES: Final = 128 << 10
+STEP_BYTES: Final = 32 << 10
 """Messages of more bytes are encoded while their commit is written, in steps."""
+
+STEP_PUBLISHES: Final = 16
+"""Publishes put into a commit in one step of the event loop; others come in between."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,10 @@ class PublisherLimits:
 
 @dataclass(slots=True)
 class _Commit:
-    """What to apply once a commit is durable."""
+    """What a commit gets, and what to apply once it is durable."""
 
+    columns: Columns = field(default_factory=Columns)
+    inline: list[bytes | None] = field(default_factory=list)
     request_rows: list[RequestIdsKey] = field(default_factory=list)
     received_at_ms: int = 0
     entries: list[Recent] = field(default_factory=list)
@@ -192,21 +198,21 @@ class Publisher:
         waiting.duplicates = duplicates
         return await self._store(waiting, complete)
 
-    def enqueue(self, accepted: Accepted) -> Waiting | None:
+    def enqueue(self, waiting: Waiting) -> bool:
         """Store a plain batch (`Accepted.is_plain`) with the commit that gathers now.
 
-        It is stored when `commits.newest()` is done, and has its answer or a refusal then. None,
+        It is stored when `commits.newest()` is done, and has its answer or a refusal then. False,
         and nothing done, where the request ID may be known: `publish` finds out. Raises
         ResourceExhausted, and the error of a failed commit.
         """
         self.commits.newest()
+        accepted = waiting.accepted
         self.admit(accepted.size_bytes)
         request_id = accepted.request_id
         if request_id and not self.requests.begin_new(request_id, accepted.fingerprint()):
-            return None
-        waiting = Waiting(accepted)
+            return False
         self._enqueue(waiting)
-        return waiting
+        return True
 
     def give_up(self, waiting: Waiting) -> None:
         """The commit of an enqueued publish failed: it may or may not be stored."""
@@ -340,35 +346,19 @@ class Publisher:
 
     async def drain(self, batch: Batch) -> None:
         """Put everything that waits; a part of libs.storage.database.commits.Source."""
-        waiting, self._waiting = self._waiting, []
         now_ms = self._clock.now_ms()
         commit: _Commit = _Commit(received_at_ms=now_ms)
-        columns = Columns()
-        payloads: list[bytes | None] = []
-        for publish in waiting:
-            publish.was_drained = True
-            if self.is_leaving and publish.push is not None:
-                self._refuse(publish, self._leaving())
-                continue
-            if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
-                continue
-            if publish.duplicates is not None:
-                publish.leave_out(publish.duplicates, now_ms)
-                if not publish.accepted.payloads:
-                    self._answer(commit, publish, now_ms)
-                    continue
-            self._take_ids_of(batch, publish, now_ms)
-            if publish.refusal is None:
-                payloads += self._put_uris(batch, publish)
-                publish.note_stored(self._outboxes, batch)
-                columns.extend(publish.accepted.columns)
-                commit.payloads.append((publish.first_id, publish.accepted))
-                self._answer(commit, publish, now_ms)
-            elif publish.duplicates is not None:
-                publish.duplicates.release()
+        drained_count = 0
+        while len(self._waiting) - drained_count > STEP_PUBLISHES:
+            for publish in self._waiting[drained_count : drained_count + STEP_PUBLISHES]:
+                self._drain(batch, commit, publish)
+            drained_count += STEP_PUBLISHES
+            await asyncio.sleep(0)
+        for publish in self._waiting[drained_count:]:
+            self._drain(batch, commit, publish)
+        self._waiting = []
         if commit.payloads:
-            size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
-            self._put_messages(batch, commit, columns, payloads, size_bytes)
+            self._put_messages(batch, commit)
         batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
@@ -376,6 +366,29 @@ class Publisher:
         self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
+
+    def _drain(self, batch: Batch, commit: _Commit, publish: Waiting) -> None:
+        now_ms = commit.received_at_ms
+        publish.was_drained = True
+        if self.is_leaving and publish.push is not None:
+            self._refuse(publish, self._leaving())
+            return
+        if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
+            return
+        if publish.duplicates is not None:
+            publish.leave_out(publish.duplicates, now_ms)
+            if not publish.accepted.payloads:
+                self._answer(commit, publish, now_ms)
+                return
+        self._take_ids_of(batch, publish, now_ms)
+        if publish.refusal is None:
+            commit.inline += self._put_uris(batch, publish)
+            publish.note_stored(self._outboxes, batch)
+            commit.columns.extend(publish.accepted.columns)
+            commit.payloads.append((publish.first_id, publish.accepted))
+            self._answer(commit, publish, now_ms)
+        elif publish.duplicates is not None:
+            publish.duplicates.release()
 
     def _answer(self, commit: _Commit, publish: Waiting, now_ms: int) -> None:
         """Settle the answer of a publish that has its IDs or needs none, and its request ID."""
@@ -438,17 +451,12 @@ class Publisher:
         publish.refusal = error
         self.requests.forget(publish.accepted.request_id)
 
-    def _put_messages(
-        self,
-        batch: Batch,
-        commit: _Commit,
-        columns: Columns,
-        payloads: Sequence[bytes | None],
-        size_bytes: int,
-    ) -> None:
-        first_id = commit.payloads[0][0]
+    def _put_messages(self, batch: Batch, commit: _Commit) -> None:
+        first_id, received_at_ms = commit.payloads[0][0], commit.received_at_ms
+        size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
         self._gaps.put(batch, first_id)
-        rows = message_rows(first_id, columns, payloads, commit.received_at_ms, commit.entries)
+        rows = message_rows(first_id, commit.columns, commit.inline, received_at_ms, commit.entries)
+        commit.columns, commit.inline = Columns(), []
         if size_bytes > STEP_BYTES:
             batch.put_later(rows, size_bytes)
         else:

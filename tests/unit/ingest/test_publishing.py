@@ -7,6 +7,8 @@ from libs.storage.database.roots import Root
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
+from services.ingest.write.publishing import STEP_PUBLISHES
+from services.ingest.write.waiting import Waiting
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import PublishRun
 from tests.manual_clock import ManualClock
@@ -262,3 +264,24 @@ async def test_content_differs_in_its_fingerprint() -> None:
     ]  # fmt: skip
     assert len({content.fingerprint() for content in contents}) == len(contents)
     assert batch(b"", x="1", y="2").fingerprint() == batch(b"", y="2", x="1").fingerprint()
+
+
+async def test_publishes_that_come_while_a_commit_is_filled_are_in_it(root: Root) -> None:
+    # Given more publishes than one step of a commit takes
+    async with opened(root) as shard:
+        commits: list[int] = []
+        shard.publisher.commits.on_durable(commits.append)
+        waiting = [Waiting(batch(b"%d" % number)) for number in range(3 * STEP_PUBLISHES)]
+        assert all(map(shard.publisher.enqueue, waiting))
+
+        # When another comes after the first step
+        while not waiting[0].was_drained:
+            await asyncio.sleep(0)
+        assert not waiting[-1].was_drained
+        late = await shard.publisher.publish(batch(b"late"))
+
+        # Then one commit has them all, in their order
+        assert len(commits) == 1
+        ids = [*(one.answered.first_message_id for one in waiting), late.first_message_id]
+        assert ids == list(range(ids[0], ids[0] + len(ids)))
+        assert await sequences(shard) == ids[:1]  # one entry of the log
