@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,7 @@ from services.ingest.batches import Accepted
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes, TaskWaiting
+from services.ingest.tasks.plain import PlainTasks
 from services.ingest.tasks.traces import TaskTraces
 from services.ingest.write.line import Line
 from services.ingest.write.publishing import Publisher
@@ -88,6 +89,12 @@ class TaskConsumer:
         self._turn = asyncio.Lock()
         self._again = asyncio.Lock()
         self._line = Line()
+        self._plain = PlainTasks(
+            publisher,
+            outcomes,
+            lambda task: self._start(task, self._complete(task)),
+            self._apply_alone,
+        )
 
     @property
     def finished_ms(self) -> int:
@@ -161,17 +168,39 @@ class TaskConsumer:
         except Exception as refused:  # noqa: BLE001 - noted with the attempt
             error = refused
         self.held_bytes += size_bytes
-        running = asyncio.create_task(self._apply(task, known, accepted, error))
-        self._running[task.task_id] = running
         self._since_ms[task.task_id] = self._clock.now_ms()
-        running.add_done_callback(lambda done: self._ended(task.task_id, size_bytes, done))
+        ending: asyncio.Task[Any] | None = None
+        if accepted is not None and known is None and self._is_plain(task):
+            ending = self._plain.enqueue(task, accepted)
+        if ending is not None:
+            self._running[task.task_id] = ending
+        else:
+            self._start(task, self._apply(task, known, accepted, error))
         # Let publishes that came meanwhile be accepted first.
         await asyncio.sleep(0)
 
-    def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[Any]) -> None:
+    def _is_plain(self, task: WriteTask) -> bool:
+        """Whether a task waits for no other one, is traced nowhere, and leaves no body behind."""
+        is_next = not (task.attempts or self._line.is_taken)
+        return is_next and not self._traces.is_on and "data_ref" not in task.payload
+
+    def _apply_alone(
+        self, task: WriteTask, accepted: Accepted | None, error: Exception | None
+    ) -> None:
+        if isinstance(error, Unstorable):
+            self._unstorable.add(task.task_id)
+        self._start(task, self._apply(task, None, accepted, error))
+
+    def _start(self, task: WriteTask, ending: Coroutine[Any, Any, FailedTaskRecord | None]) -> None:
+        running = asyncio.create_task(ending)
+        self._running[task.task_id] = running
+        running.add_done_callback(lambda done: self._ended(task, done))
+
+    def _ended(self, task: WriteTask, done: asyncio.Task[Any]) -> None:
+        task_id = task.task_id
         del self._running[task_id], self._since_ms[task_id]
         self._unstorable.discard(task_id)
-        self.held_bytes -= size_bytes
+        self.held_bytes -= _size_of(task)
         self._changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("task %s will come again: %s", task_id, error, exc_info=error)
@@ -208,12 +237,15 @@ class TaskConsumer:
             self._outcomes.settle(task.task_id, outcome)
         async with self._turn:  # A commit ends many at once: let publishes come between them.
             await asyncio.sleep(0)
+        await self._complete(task)
+        return None
+
+    async def _complete(self, task: WriteTask) -> None:
         await self._patiently(lambda: self._bodies.remove(task.payload))
         await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
         accepted_at_ms = parse_task_id(task.task_id).accepted_at_ms
         if accepted_at_ms >= self._began_ms + SETTLE_MS:
             self._newest_ms = max(self._newest_ms, accepted_at_ms)
-        return None
 
     async def _store(
         self, task: WriteTask, accepted: Accepted, known: TaskRecord | None

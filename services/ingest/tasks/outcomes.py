@@ -118,16 +118,25 @@ class TaskOutcomes:
             return None
         return await self.find(task_id)
 
+    def may_be_repeated(self, task_id: str, accepted: Accepted) -> bool:
+        """Whether a task may repeat one of the same request ID that was applied while it waited.
+
+        `RequestIds` knows of it where neither took long: only what has waited for long costs a
+        read.
+        """
+        waited_ms = self._clock.now_ms() - parse_task_id(task_id).accepted_at_ms
+        is_old = waited_ms >= self._publisher.requests.window_ms // 2
+        return bool(accepted.request_id) and is_old
+
     async def find_repeated(self, task_id: str, accepted: Accepted) -> Answered | None:
         """The answer of a task of the same request ID that was applied while this one waited.
 
-        `RequestIds` knows of it where neither took long; so only what has waited for long costs a
-        read. Raises InvalidArgument where that one had other content, and the errors of the store.
+        Raises InvalidArgument where that one had other content, and the errors of the store.
         """
+        if not self.may_be_repeated(task_id, accepted):
+            return None
         accepted_at_ms = parse_task_id(task_id).accepted_at_ms
         window_ms = self._publisher.requests.window_ms
-        if not accepted.request_id or self._clock.now_ms() - accepted_at_ms < window_ms // 2:
-            return None
         key = task_request_key(_digest_of(accepted.request_id))
         value = await self._database.get(key, durable=True)
         if value is None:

@@ -40,6 +40,10 @@ class TaskTraces:
         if telemetry.traces:
             self.complete = wire.carry_trace
 
+    @property
+    def is_on(self) -> bool:
+        return self._telemetry.traces
+
     def carried(self) -> dict[str, Any]:
         """The members of a task's payload that carry the current context."""
         carrier: dict[str, str] = {}

@@ -28,6 +28,11 @@ class Line:
         finally:
             self.leave(place)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is any place."""
+        return bool(self._places)
+
     def leave(self, place: Place) -> None:
         self._places.pop(place, None)
         self.wake_first()

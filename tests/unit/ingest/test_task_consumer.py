@@ -29,6 +29,7 @@ from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS, TaskOutcomes
+from services.ingest.tasks.plain import STEP
 from services.ingest.tasks.traces import TaskTraces
 from services.ingest.write.publishing import STEP_BYTES
 from slatemq._admin.task_ids import TaskIds, task_id_of
@@ -222,6 +223,54 @@ async def test_a_task_in_the_commit_before_one_that_fails_loses_no_attempt_by_it
         goes_on.set()
         assert failed.keys() == {bad.task_id}
         assert backend.completed == []
+
+
+async def test_tasks_that_are_refused_as_they_are_stored_fail_each_by_itself() -> None:
+    root = open_root("memory:///")
+    async with opened(root) as shard:
+        # Given a shard that is being drained
+        shard.publisher.is_draining = True
+        rig = Rig(root, shard)
+        tasks = [
+            await rig.task(request_of(b"%d" % number), attempts=0, max_retries=1)
+            for number in range(2 * STEP)
+        ]
+        backend = Listed([*tasks])
+        running = asyncio.create_task(rig.consumer(backend).run())
+
+        # Then each task has failed once, and the shard takes them once it is no more drained
+        await eventually(lambda: len(backend.failed) == len(tasks))
+        assert all("is being drained" in error for error in backend.failed.values())
+        shard.publisher.is_draining = False
+        good = await rig.task(request_of(b"good"), attempts=0, max_retries=1)
+        backend.add(good)
+        await eventually(lambda: bool(backend.completed))
+        assert backend.completed == [good.task_id]
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_tasks_wait_for_room_instead_of_failing() -> None:
+    root = open_root("memory:///")
+    async with opened(root, uncommitted_bytes_max=1 << 16) as shard:
+        rig = Rig(root, shard)
+        tasks = [
+            await rig.task(request_of(bytes(40_000)), attempts=0, max_retries=0) for _ in range(6)
+        ]
+        backend = Listed([*tasks])
+        running = asyncio.create_task(rig.consumer(backend).run())
+
+        await eventually(lambda: len(backend.completed) == len(tasks))
+
+        assert backend.failed == {}
+        first_ids = []
+        for task in tasks:
+            record = await rig.outcomes.find(task.task_id)
+            assert isinstance(record, AppliedTask)
+            first_ids.append(record.first_message_id)
+        assert first_ids == sorted(first_ids)
+        running.cancel()
+        await asyncio.wait([running])
 
 
 START_MS = 1_771_761_600_000
