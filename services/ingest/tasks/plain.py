@@ -86,3 +86,4 @@ class PlainTasks:
                 self._complete(task)
             if at % STEP == 0:
                 await asyncio.sleep(0)
+        given.clear()  # the last ones of a quiet shard are not kept
