@@ -1,6 +1,7 @@
 """`python -m libs.serving.process.healthprobe [--alive] HOST:PORT`: exit 0 if it serves, else 1.
 
-With `--alive`, exit 0 if it answers, serving or not: what still recovers is to be left alone.
+With `--alive`, exit 0 if it answers, serving or not: what still recovers is to be left alone. So is
+what has an expired certificate: a restart does not renew it.
 
 `http://HOST:PORT` asks a process that has pages in place of gRPC for its `/health`.
 
@@ -19,7 +20,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 
 DEADLINE_SECONDS = 2.0
 
@@ -45,49 +46,68 @@ def tls_files(environ: Mapping[str, str]) -> Mapping[str, str]:
     return names | {"identity": environ.get("SLATEMQ_SERVICE_IDENTITY") or "slatemq-service"}
 
 
-def probe(
-    address: str, tls: Mapping[str, str] = NO_TLS, accepted: Container[int] = (_SERVING,)
-) -> str:
+def probe(address: str, tls: Mapping[str, str] = NO_TLS, *, alive: bool = False) -> str:
     """Check the health of a server: empty when it serves, else why it does not.
 
-    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`; `accepted` has
-    the statuses that will do.
+    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`. With `alive`, it
+    may also wait, recover, or show a certificate that is not to be trusted.
     """
-    host, _, port = address.rpartition(":")
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain,
-            _encrypted(plain, tls) if tls else plain as connection,
-        ):
-            status = _ask(connection, address)
-    except (OSError, ValueError) as error:
-        return f"{address}: {error}"
-    return "" if status in accepted else f"{address}: {_STATUSES.get(status, status)}"
+    accepted = _ALIVE if alive else (_SERVING,)
+
+    def ask(connection: socket.socket) -> str:
+        status = _ask(connection, address)
+        return "" if status in accepted else str(_STATUSES.get(status, status))
+
+    return _asked(address, tls, "h2", ask, alive=alive)
 
 
 def probe_alive(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
-    """As `probe`, of a process that may also wait or recover."""
-    return probe(address, tls, _ALIVE)
+    """Like `probe`, with `alive`."""
+    return probe(address, tls, alive=True)
 
 
-def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
+def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS, *, alive: bool = False) -> str:
     """Like `probe`, of a process that answers HTTP."""
-    host, _, port = address.rpartition(":")
     request = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    def ask(connection: socket.socket) -> str:
+        connection.sendall(request.encode())
+        with connection.makefile("rb") as answer:
+            status = answer.readline().decode("latin-1").strip()
+        return "" if " 200 " in f"{status} " else status or "no answer"
+
+    return _asked(address, tls, "http/1.1", ask, alive=alive)
+
+
+def _asked(
+    address: str,
+    tls: Mapping[str, str],
+    protocol: str,
+    ask: Callable[[socket.socket], str],
+    *,
+    alive: bool,
+) -> str:
+    host, _, port = address.rpartition(":")
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain,
-            _encrypted(plain, tls, "http/1.1") if tls else plain as connection,
+            _encrypted(plain, tls, protocol) if tls else plain as connection,
         ):
-            connection.sendall(request.encode())
-            with connection.makefile("rb") as answer:
-                status = answer.readline().decode("latin-1").strip()
+            problem = ask(connection)
     except (OSError, ValueError) as error:
-        return f"{address}: {error}"
-    return "" if " 200 " in f"{status} " else f"{address}: {status or 'no answer'}"
+        if alive and tls and _is_of_certificates(error):
+            return ""
+        problem = str(error)
+    return f"{address}: {problem}" if problem else ""
 
 
-def _encrypted(plain: socket.socket, tls: Mapping[str, str], protocol: str = "h2") -> socket.socket:
+def _is_of_certificates(error: Exception) -> bool:
+    import ssl
+
+    return isinstance(error, ssl.SSLError)
+
+
+def _encrypted(plain: socket.socket, tls: Mapping[str, str], protocol: str) -> socket.socket:
     import ssl
 
     context = ssl.create_default_context(cafile=tls["ca"])
@@ -147,7 +167,5 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 if __name__ == "__main__":
     tls = tls_files(os.environ)
     _, pages, place = sys.argv[-1].rpartition("://")
-    if pages:
-        sys.exit(probe_pages(place, tls) or 0)
-    ask = probe_alive if "--alive" in sys.argv[1:] else probe
-    sys.exit(ask(place, tls) or 0)
+    look = probe_pages if pages else probe
+    sys.exit(look(place, tls, alive="--alive" in sys.argv[1:]) or 0)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.serving.process import healthprobe
-from libs.serving.process.healthprobe import probe
+from libs.serving.process.healthprobe import probe, probe_pages
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
 from tests.acceptance.local_stack import REPOSITORY
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -129,3 +134,46 @@ async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(
         sys.executable, "-S", "-E", program, "--alive", nowhere, stderr=subprocess.PIPE
     )
     assert await probing.wait() == 1
+
+
+@asynccontextmanager
+async def _pages(certificate: Path, key: Path) -> AsyncIterator[int]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as web:
+        yield web.sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def _calls(certificate: Path, key: Path) -> AsyncIterator[int]:
+    pair = key.read_bytes(), certificate.read_bytes()
+    running = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), running)
+    port = running.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await running.start()
+    yield port
+    await running.stop(0)
+
+
+@pytest.mark.parametrize("look", [probe, probe_pages])
+async def test_a_server_whose_certificate_has_expired_is_alive_and_not_healthy(
+    look: Callable[..., str], tmp_path: Path
+) -> None:
+    make_certificates(tmp_path / "valid", days=1)
+    make_certificates(tmp_path / "expired", days=0)
+    serve = _pages if look is probe_pages else _calls
+    for folder, problem in ((tmp_path / "valid", ""), (tmp_path / "expired", "has expired")):
+        cert, key = folder / "service.crt", folder / "service.key"
+        files = {"ca": str(folder / "ca.crt"), "cert": str(cert), "key": str(key)}
+        tls = files | {"identity": SERVICE_NAME}
+        async with serve(cert, key) as port:
+            address = f"127.0.0.1:{port}"
+            said = await asyncio.to_thread(look, address, tls)
+            assert problem in said if problem else said == ""
+            assert await asyncio.to_thread(partial(look, address, tls, alive=True)) == ""
+        assert "refused" in await asyncio.to_thread(partial(look, address, tls, alive=True))
