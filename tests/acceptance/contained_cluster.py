@@ -39,6 +39,7 @@ HOSTS = [
     "*.slatemq-ingest.slatemq.svc",
     "*.slatemq-broker.slatemq.svc",
     "*.slatemq-router.slatemq.svc",
+    "slatemq-ingest.slatemq.svc",
     "slatemq-router.slatemq.svc",
     "slatemq-janitor.slatemq.svc",
 ]

@@ -113,6 +113,8 @@ def test_the_console_is_on_loopback_and_reads_no_key_or_token_of_others() -> Non
     # Not that of the services: each container of theirs has a network of its own.
     assert console["environment"]["SLATEMQ_HTTP_PORT"] == "${SLATEMQ_CONSOLE_HTTP_PORT:--1}"
     assert console["volumes"] == ["${SLATEMQ_CONSOLE_ACCESS_VOLUME:-console}:/access:ro"]
+    addresses = [SERVICES[name]["environment"]["SLATEMQ_ADVERTISED_ADDRESS"] for name in OURS]
+    assert {*console["environment"]["SLATEMQ_ENDPOINT"].split(",")} == {*addresses}
     assert console["environment"]["SLATEMQ_TLS_KEY"] == "/access/current/console.key"
     assert re.fullmatch(r"\d+[mg]", console["mem_limit"])
     assert not {name for name in console["environment"] if "POLICY" in name or "TOKEN" in name}
