@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # The help of a command loads this file, and does without protobuf.
     from slatemq._admin.instance import InstanceCalls, Status
     from slatemq._admin.queue_models import Queue
-    from slatemq.models import RouteStatus
 
 
 class Sample(NamedTuple):
@@ -70,17 +69,53 @@ def sum_rates(rates: Iterable[QueueRates]) -> QueueRates:
     return QueueRates(*map(sum, zip(*known, strict=True))) if known else UNKNOWN
 
 
-def lag_by_broker(routes: Iterable[RouteStatus]) -> dict[int, int]:
-    """Stored messages that are not yet routed to each broker shard."""
-    lag: dict[int, int] = {}
-    for route in routes:
-        lag[route.broker_shard] = lag.get(route.broker_shard, 0) + route.pending_count
-    return lag
+Lags = Mapping[tuple[str, int], "int | None"]
+"""Stored messages that are not yet routed, by service and shard; None: nobody has said."""
 
 
-def lag_of(queue: Queue, lag: Mapping[int, int]) -> int:
+def lags_of(status: Status) -> Lags:
+    """Of a broker shard what all ingests have for it; of an ingest what its slowest broker lacks.
+
+    What one route lacks is unknown where its router does not answer, the caller may not see it, or
+    its ingest is down. Then so are both lags.
+    """
+    shards: dict[str, list[int]] = {"ingest": [], "broker": []}
+    for one in status.services:
+        shards.setdefault(one.service, []).append(one.shard)
+    pending = {
+        (route.ingest_shard, route.broker_shard): route.pending_count
+        for route in status.routes
+        if route.is_current
+    }
+    of_brokers: dict[tuple[str, int], int | None] = {
+        ("broker", broker): _unless_unknown(
+            sum, [pending.get((ingest, broker)) for ingest in shards["ingest"]]
+        )
+        for broker in shards["broker"]
+    }
+    return of_brokers | {
+        ("ingest", ingest): _unless_unknown(
+            max, [pending.get((ingest, broker)) for broker in shards["broker"]]
+        )
+        for ingest in shards["ingest"]
+    }
+
+
+def whole_lag(lags: Lags) -> int | None:
+    """Of all broker shards together."""
+    return _unless_unknown(sum, [lag for (service, _), lag in lags.items() if service == "broker"])
+
+
+def lag_of(queue: Queue, lags: Lags) -> int | None:
     """Of the broker shards that have a queue, the most that any of them lags."""
-    return max(lag.get(shard, 0) for shard in queue.broker_shards)
+    return _unless_unknown(max, [lags.get(("broker", shard)) for shard in queue.broker_shards])
+
+
+def _unless_unknown(
+    together: Callable[[Iterable[int]], int], counts: Sequence[int | None]
+) -> int | None:
+    known = [count for count in counts if count is not None]
+    return together(known) if known and len(known) == len(counts) else None
 
 
 def rate_fields(rates: QueueRates) -> dict[str, Any]:

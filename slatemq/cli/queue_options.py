@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -165,6 +165,14 @@ def priority_rows(one: Queue) -> list[tuple[int, int, int]]:
         (priority, counts.available_count, counts.delayed_count)
         for priority, counts in sorted(one.counts.by_priority.items())
     ]
+
+
+def missing_queues(shards: Iterable[int]) -> str:
+    """That brokers did not list their queues: they are down, late, or refused it for now."""
+    named = [str(shard) for shard in sorted(shards)]
+    if len(named) == 1:
+        return f"broker shard {named[0]} did not list its queues: they are missing"
+    return f"broker shards {', '.join(named)} did not list their queues: they are missing"
 
 
 def _quarantine_rows(one: Queue) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq._admin.rates import lag_by_broker
+from slatemq._admin.rates import lags_of
 from slatemq.cli.output import note, progress, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         QueueMove,
     )
     from slatemq.client import Client
-    from slatemq.models import RouteStatus
 
 _NUMBER = click.IntRange(0, 16_383)
 _SHARD = click.argument("number", metavar="SHARD", type=_NUMBER)
@@ -97,7 +96,7 @@ async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]
         **{("ingest", one.ingest_shard): one for one in ingests.shards},
     }
     versions = {one.asked: one.version for one in examined}
-    lags = lags_of(status.routes)
+    lags = lags_of(status)
     listed = []
     for process in status.services:
         if process.service not in ("ingest", "broker"):
@@ -120,20 +119,6 @@ async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]
         )
     removed = {"ingest": ingests.removed, "broker": brokers.removed}
     return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), removed
-
-
-def lags_of(routes: Sequence[RouteStatus]) -> dict[tuple[str, int], int | None]:
-    """The lag of each shard; None where that of one of its routes is unknown."""
-    lags: dict[tuple[str, int], int | None] = {
-        ("broker", shard): lag for shard, lag in lag_by_broker(routes).items()
-    }
-    for route in routes:
-        ingest = ("ingest", route.ingest_shard)
-        lags[ingest] = max(lags.get(ingest) or 0, route.pending_count)
-    for route in routes:
-        if not route.is_current:
-            lags["ingest", route.ingest_shard] = lags["broker", route.broker_shard] = None
-    return lags
 
 
 def _left(found: BrokerShard | IngestShard) -> str:

@@ -283,7 +283,7 @@ def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]
             continue
         for setting, door in (("ADVERTISED_ADDRESS", "clients"), ("PEER_ADDRESS", "services")):
             host, _, port = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")
-            name, namespace, svc = host.split(".")
+            *first, name, namespace, svc = host.split(".")
             service = named(manifests, "Service", name)
             assert (namespace, svc) == (service["metadata"]["namespace"], "svc")
             assert first == ([pod.name] if service["spec"].get("clusterIP") == "None" else [])

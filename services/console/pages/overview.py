@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from services.console.live import Watch, Watches, depth, event
 from services.console.rendering import console_of, field_of, fragment, render, session_of
 from slatemq._admin.queue_models import sum_of_counts
-from slatemq._admin.rates import lag_by_broker
+from slatemq._admin.rates import lags_of, whole_lag
 from slatemq.errors import Unauthenticated
 
 QUEUES_SHOWN: Final = 200
@@ -74,7 +74,7 @@ def _overview(watch: Watch, find: str) -> str:
         totals=sum_of_counts(queue.counts for queue in status.queues),
         history=watch.totals,
         histories=watch.queues,
-        lag=sum(lag_by_broker(status.routes).values()),
+        lag=whole_lag(lags_of(status)),
         queues=found[:QUEUES_SHOWN],
         found_count=len(found),
         find=find,

@@ -25,7 +25,7 @@ from services.console.rendering import (
     session_of,
 )
 from slatemq._admin.entry_models import StateName
-from slatemq._admin.rates import lag_by_broker, lag_of
+from slatemq._admin.rates import lag_of, lags_of
 from slatemq.cli.queue_options import SETTINGS
 from slatemq.client import Client
 from slatemq.errors import InvalidArgument
@@ -49,7 +49,7 @@ async def stream_queue(request: Request) -> Response:
 
 def _live(watch: Watch, queue_id: str) -> str:
     found = next((one for one in watch.status.queues if one.queue_id == queue_id), None)
-    lag = lag_of(found, lag_by_broker(watch.status.routes)) if found else 0
+    lag = lag_of(found, lags_of(watch.status)) if found else None
     return fragment("_queue.html", queue=found, history=watch.queues.get(queue_id), lag=lag)
 
 

@@ -25,13 +25,14 @@ from slatemq._admin.rates import (
     UNKNOWN,
     QueueRates,
     Sample,
-    lag_by_broker,
     lag_of,
+    lags_of,
     rate_fields,
     rates_between,
+    whole_lag,
 )
 from slatemq.cli.output import cut, printable
-from slatemq.cli.queue_options import OPEN, state_of
+from slatemq.cli.queue_options import OPEN, missing_queues, state_of
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Status
@@ -58,12 +59,12 @@ class QueueRow:
 
     Attributes:
         lag: Stored messages that are not yet routed to the queue's broker shard; of its
-            partitions the most.
+            partitions the most; None: unknown.
     """
 
     queue: Queue
     rates: QueueRates
-    lag: int
+    lag: int | None
 
     @property
     def name(self) -> str:
@@ -145,9 +146,9 @@ BY_WAITING: Final = [column.head for column in COLUMNS].index("waiting")
 def rows_of(before: Sample | None, now: Sample) -> list[QueueRow]:
     """All queues of a sample, with their rates since the one before."""
     rates = rates_between(before, now)
-    lag = lag_by_broker(now.status.routes)
+    lags = lags_of(now.status)
     return [
-        QueueRow(queue, rates.get(queue.queue_id, UNKNOWN), lag_of(queue, lag))
+        QueueRow(queue, rates.get(queue.queue_id, UNKNOWN), lag_of(queue, lags))
         for queue in now.status.queues
     ]
 
@@ -284,13 +285,17 @@ def _state(status: Status | None, problem: str) -> Text:
     if problem or status is None:
         return Text(problem or "asking…", style="red" if problem else "")
     down = [one for one in status.services if not one.serving]
-    if down:
-        names = ", ".join(f"{one.service} {one.shard}: {printable(one.detail)}" for one in down)
-        return Text(f"down: {names}", style="red")
-    lag = sum(route.pending_count for route in status.routes)
+    names = ", ".join(f"{one.service} {one.shard}: {printable(one.detail)}" for one in down)
+    bad = [f"down: {names}"] if down else []
+    if status.unlisted_brokers:
+        bad.append(missing_queues(status.unlisted_brokers))
+    if bad:
+        return Text("; ".join(bad), style="red")
+    lag = whole_lag(lags_of(status))
+    shown = "unknown" if lag is None else short_count(lag)
     notes = "".join(f"; {printable(one)}" for one in status.refusals)
     count = len(status.services)
-    return Text(f"{count} of {count} services serving, lag {short_count(lag)}{notes}")
+    return Text(f"{count} of {count} services serving, lag {shown}{notes}")
 
 
 def _sums(rows: Sequence[QueueRow]) -> str:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.live import Live
 
-from slatemq._admin.rates import Sample, take_sample
+from slatemq._admin.rates import Sample, lags_of, take_sample, whole_lag
 from slatemq.cli.monitor.board import COLUMNS, Board, QueueRow, cell_of, rows_of
 from slatemq.cli.monitor.keys import Keyboard, read_keys
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import now_ms
+from slatemq.cli.queue_options import missing_queues
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ async def write_once(client: Client, interval: timedelta) -> None:
             note(f"{one.service} {one.shard} at {one.address} is down: {one.detail}")
     for refusal in now.status.refusals:
         note(refusal)
+    if now.status.unlisted_brokers:
+        note(missing_queues(now.status.unlisted_brokers))
 
 
 def _fields(before: Sample, now: Sample) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def _fields(before: Sample, now: Sample) -> dict[str, Any]:
             for one in now.status.services
         ],
         "queues": [row.fields() for row in rows],
-        "lag_count": sum(route.pending_count for route in now.status.routes),
+        "lag_count": whole_lag(lags_of(now.status)),
         "unlisted_brokers": now.status.unlisted_brokers,
         "refusals": now.status.refusals,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,14 @@ from slatemq.cli.parameters import (
     headers_of,
     queues_option,
 )
-from slatemq.cli.queue_options import CEL, COUNTS, count_cells, queue_fields, state_of
+from slatemq.cli.queue_options import (
+    CEL,
+    COUNTS,
+    count_cells,
+    missing_queues,
+    queue_fields,
+    state_of,
+)
 from slatemq.cli.session import Session, command
 from slatemq.models import Explanation, RouteStatus
 
@@ -237,7 +244,7 @@ def _show(found: Status, rates: Mapping[str, QueueRates] | None = None) -> None:
     for refusal in found.refusals:
         note(refusal)
     if found.unlisted_brokers:
-        note(_silent_brokers(found.unlisted_brokers))
+        note(missing_queues(found.unlisted_brokers))
 
 
 def _rate_cells(queue: Queue, rates: Mapping[str, QueueRates] | None) -> Sequence[str]:
@@ -245,10 +252,3 @@ def _rate_cells(queue: Queue, rates: Mapping[str, QueueRates] | None) -> Sequenc
         return ()
     one = rates[queue.queue_id]
     return ["-" if rate is None else f"{rate:.1f}" for rate in (one.in_per_s, one.out_per_s)]
-
-
-def _silent_brokers(shards: Iterable[int]) -> str:
-    named = [str(shard) for shard in sorted(shards)]
-    if len(named) == 1:
-        return f"broker shard {named[0]} did not answer: its queues are not listed"
-    return f"broker shards {', '.join(named)} did not answer: their queues are not listed"

@@ -151,7 +151,7 @@ async def _pages(certificate: Path, key: Path) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _calls(certificate: Path, key: Path) -> AsyncIterator[int]:
-    pair = key.read_bytes(), certificate.read_bytes()
+    pair = await asyncio.to_thread(lambda: (key.read_bytes(), certificate.read_bytes()))
     running = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), running)
     port = running.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,29 @@ def test_it_shows_rates_depth_and_lag() -> None:
     assert "in/s 20" in said
     row = next(line for line in said.splitlines() if line.startswith("orders"))
     assert row.split()[1:] == ["20", "0", "0", "3", "0", "0", "0", "-", "7"]
+
+
+def test_a_lag_that_nobody_has_said_is_not_shown_as_none() -> None:
+    orders = sample(queue("orders"))
+    stale = RouteStatus(0, 0, 5, 5, 0, is_current=False)
+    for routes in ([], [stale]):
+        status = replace(orders.status, routes=routes)
+        board = board_of(orders._replace(status=status))
+
+        (row,) = board.rows()
+
+        assert "3 of 3 services serving, lag unknown" in text(board)
+        assert row.fields()["lag_count"] is None
+        assert text(board).splitlines()[5].split()[-1] == "-"
+
+
+def test_queues_that_a_broker_did_not_list_are_said_to_be_missing() -> None:
+    one = sample()
+    status = replace(one.status, unlisted_brokers=[0])
+
+    said = text(board_of(one._replace(status=status)))
+
+    assert "broker shard 0 did not list its queues" in said
 
 
 def test_what_is_down_is_named() -> None:
