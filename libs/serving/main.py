@@ -25,7 +25,7 @@ from libs.serving import telemetry
 from libs.serving.access import refuse_exposure
 from libs.serving.process.config import OwnerConfig, ServingConfig, load
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED, ExitCause, FatalError, exit_with
-from libs.serving.process.instance import Instance, join_instance
+from libs.serving.process.instance import Instance, join_instance, refuse_lost_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
@@ -103,8 +103,9 @@ async def _serve(
 
 
 async def _join(config: ServingConfig, root: Root) -> Instance:
-    """Raises UnfinishedRestore, as `join_instance`, and as `Root.wal_store` where one is named."""
+    """Raises UnfinishedRestore, LostInstance, as `join_instance`, and as `Root.wal_store`."""
     await refuse_unfinished_restore(root.objects, root.url)
+    await refuse_lost_instance(root)
     records = InstanceRecords(root.objects)
     instance = await join_instance(records, config.stated, config.wal_store)
     if config.wal_store:

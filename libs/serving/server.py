@@ -65,6 +65,7 @@ from libs.serving.tls import ServerTls, measure_certificates
 from libs.storage.errors import (
     Fenced,
     LostDatabase,
+    LostInstance,
     LostWalStore,
     OtherFormat,
     OtherWalStore,
@@ -422,7 +423,7 @@ def cause_of(error: BaseException) -> ExitCause:
         return ExitCause.fenced(f"another process owns the shard now: {error}")
     if isinstance(error, UnsafeStore | OtherFormat | OtherWalStore):
         return ExitCause.usage(str(error))
-    if isinstance(error, LostDatabase | LostWalStore):
+    if isinstance(error, LostDatabase | LostInstance | LostWalStore):
         return ExitCause.lost(str(error))
     if isinstance(error, StoreUnavailable):
         return ExitCause.store_down(str(error))

@@ -103,6 +103,10 @@ class LostWalStore(DamagedStore):
     """The store of the WALs is gone, or has lost what says whose it is. As LostDatabase."""
 
 
+class LostInstance(DamagedStore):
+    """The record of the instance's settings is gone, and its databases are not. As LostDatabase."""
+
+
 class UnfinishedRestore(StorageError):
     """A root has a part of a backup that is being restored to it. The message says what to do."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -75,6 +75,7 @@ class Status:
     `instance_number`: the latest record of the instance's settings; a process with a smaller number
     has to be started again. 0 = no process said.
     `refusals`: why routes or queues are missing, where the caller may not see them.
+    `settings_problem`: why no process that was asked said it.
     `store`: URL of the instance's root, without its options; empty: no process said.
     `wal_store`: the same of the store that holds the write-ahead logs alone; empty: the root does.
     """
@@ -87,6 +88,7 @@ class Status:
     refusals: list[str] = field(default_factory=list)
     store: str = ""
     wal_store: str = ""
+    settings_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,9 @@ class InstanceCalls(Calls):
                 self._queues(brokers, refusals),
             )
         )
-        services = [process for process, _ in processes]
-        latest = max((found for _, found in processes), key=_number_of, default=_UNKNOWN)
+        services = [process for process, _, _ in processes]
+        latest = max((found for _, found, _ in processes), key=_number_of, default=_UNKNOWN)
+        problems = [] if _number_of(latest) else [problem for _, _, problem in processes if problem]
         return Status(
             services,
             routes,
@@ -169,6 +172,7 @@ class InstanceCalls(Calls):
             list(refusals),
             latest.store,
             latest.instance.wal_store,
+            problems[0] if problems else "",
         )
 
     async def events_status(self) -> list[EventsStatus]:
@@ -246,24 +250,27 @@ class InstanceCalls(Calls):
 
     async def _process(
         self, service: str, shard: int, address: str, *, settings: bool
-    ) -> tuple[ServiceStatus, instance_pb2.GetInstanceResponse]:
-        """One process, and what it says of the instance; its number is 0 where that is nothing."""
+    ) -> tuple[ServiceStatus, instance_pb2.GetInstanceResponse, str]:
+        """One process, what it says of the instance, and else why it says nothing."""
         if not settings:
-            return await self._health(service, shard, address), _UNKNOWN
-        stub = InstanceServiceStub(self._peers.at(address))
-        health, instance = await asyncio.gather(
-            self._health(service, shard, address),
-            _unless_down(
-                stub.GetInstance(instance_pb2.GetInstanceRequest(), timeout=STATUS_S),
-                _UNKNOWN,  # Its health says why.
-            ),
+            return await self._health(service, shard, address), _UNKNOWN, ""
+        health, (instance, problem) = await asyncio.gather(
+            self._health(service, shard, address), self._instance_at(address)
         )
         health = replace(
             health,
             instance_number=instance.running_number,
             open_without=tuple(instance.open_without),
         )
-        return health, instance
+        return health, instance, problem
+
+    async def _instance_at(self, address: str) -> tuple[instance_pb2.GetInstanceResponse, str]:
+        stub = InstanceServiceStub(self._peers.at(address))
+        request = instance_pb2.GetInstanceRequest()
+        try:
+            return await stub.GetInstance(request, timeout=STATUS_S), ""
+        except grpc.RpcError as error:
+            return _UNKNOWN, from_rpc_error(error).message
 
     async def _queues(
         self, shards: list[int], refusals: dict[str, None]
@@ -343,13 +350,6 @@ _UNKNOWN: Final = instance_pb2.GetInstanceResponse()
 
 def _number_of(found: instance_pb2.GetInstanceResponse) -> int:
     return found.instance.number
-
-
-async def _unless_down(call: Awaitable[T], otherwise: T) -> T:
-    try:
-        return await call
-    except grpc.RpcError:
-        return otherwise
 
 
 def instance_of(record: instance_pb2.Instance) -> Instance:

@@ -70,7 +70,7 @@ def sum_rates(rates: Iterable[QueueRates]) -> QueueRates:
 
 
 Lags = Mapping[tuple[str, int], "int | None"]
-"""Stored messages that are not yet routed, by service and shard; None: nobody has said."""
+"""Stored messages that are not yet routed, by service and shard; None: not known."""
 
 
 def lags_of(status: Status) -> Lags:

@@ -67,7 +67,7 @@ class ExitCause:
 
     @classmethod
     def lost(cls, message: str) -> ExitCause:
-        """The shard's database is gone: it does not come back by starting again."""
+        """A database or record is gone: it does not come back by starting again."""
         return cls(EXIT_USAGE, "lost_database", message)
 
 

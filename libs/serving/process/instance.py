@@ -16,8 +16,14 @@ from typing import Final, NamedTuple
 from libs.serving import limits
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.settings import setting
-from libs.storage.errors import OtherFormat
-from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
+from libs.storage.database.roots import Root
+from libs.storage.errors import LostInstance, OtherFormat
+from libs.storage.objects.instance_records import (
+    FOLDER,
+    InstanceRecord,
+    InstanceRecords,
+    WalStoreRecord,
+)
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +110,24 @@ class Contradiction(FatalError):
             for one in stated
         ]
         super().__init__(ExitCause.usage("\n".join(lines)))
+
+
+async def refuse_lost_instance(root: Root) -> None:
+    """Check that a root without a record has no databases either.
+
+    A record that was lost had longer windows, perhaps, or another store of the WALs: one with the
+    settings of this process would have the janitor remove what was to be kept.
+
+    Raises LostInstance, StoreUnavailable, CorruptRecord.
+    """
+    records = InstanceRecords(root.objects)
+    if await records.latest() is not None or not await root.has_databases():
+        return
+    if await records.latest() is None:  # Else another process has just made the instance.
+        raise LostInstance(
+            f"{root.url} has databases, and no record of its settings: restore the folder "
+            f"`{FOLDER}/` from the store's versions or a copy (docs/how-to/instance.md)"
+        )
 
 
 async def join_instance(

@@ -115,7 +115,7 @@ class Root:
                 self._wal = own
             return own
         is_other = self.wal_url not in ("", named.url)
-        is_new = not is_other and not await self._has_databases()
+        is_new = not is_other and not await self.has_databases()
         wal = self.open_wal_store(named, make=is_new)
         if not await wal.has_marker():
             if is_new:
@@ -192,7 +192,8 @@ class Root:
         """Syncs all that a database writes; its commits are in the WAL alone."""
         return self.durability if wal.record is None else BothSyncs(self.durability, wal.durability)
 
-    async def _has_databases(self) -> bool:
+    async def has_databases(self) -> bool:
+        """Whether any shard has begun below this root. Raises StoreUnavailable."""
         return not set(Kind).isdisjoint(await self.objects.folders(""))
 
     async def database(

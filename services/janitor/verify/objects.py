@@ -206,8 +206,8 @@ class ObjectCheck:
                 "settings",
                 "",
                 "there is no record",
-                advice="restore the folder `instance/` from a copy; the first process that starts "
-                "writes a record with the settings of its own",
+                advice="restore the folder `instance/` from the store's versions or a copy: no "
+                "process starts without it",
             )
 
     async def check_topology(self, databases: Iterable[str], *, is_stopped: bool) -> None:

@@ -149,6 +149,10 @@ def _permissions(answers: Answers) -> Found:
 def _settings(answers: Answers) -> Found:
     status = answers.status
     yield Level.OK, f"all run with instance record {status.instance_number}", ""
+    if status.settings_problem:
+        what = f"no process can read the instance record: {status.settings_problem}"
+        advice = "restart nothing before it can be read: docs/how-to/instance.md says what to do"
+        yield Level.PROBLEM, what, f"{advice} where it is lost"
     for one in status.services:
         name = f"{one.service} {one.shard}"
         if 0 < one.instance_number < status.instance_number:
@@ -312,7 +316,7 @@ def _certificates(answers: Answers) -> Found:
 
 def _queues(answers: Answers) -> Found:
     queues = answers.status.queues
-    if queues or not answers.status.refusals:
+    if queues or not (answers.status.refusals or answers.status.unlisted_brokers):
         yield Level.OK, f"{_count(len(queues), 'queue')}, none in quarantine", ""
     for queue in queues:
         if queue.quarantine is not None:

@@ -184,6 +184,7 @@ def _fields(found: Status, rates: Mapping[str, QueueRates] | None) -> dict[str, 
         ],
         "unlisted_brokers": found.unlisted_brokers,
         "instance_number": found.instance_number,
+        "settings_problem": found.settings_problem,
         "refusals": found.refusals,
         "store": found.store,
         "wal_store": found.wal_store,
@@ -217,6 +218,8 @@ def _show(found: Status, rates: Mapping[str, QueueRates] | None = None) -> None:
             f"INSECURE: other machines can reach these without {' and '.join(lacking)}: {names}. "
             "See docs/how-to/secure.md"
         )
+    if found.settings_problem:
+        note(f"no process can read the instance record: {found.settings_problem}")
     older = [one for one in found.services if 0 < one.instance_number < found.instance_number]
     if older:
         names = ", ".join(f"{one.service} {one.shard}" for one in older)

@@ -10,6 +10,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -218,3 +219,23 @@ def test_a_process_that_does_not_answer_is_a_problem(cli: Cli) -> None:
     # Others that are busy may not have answered in time either.
     assert any("broker 0" in one["text"] for one in problems if one["check"] == "processes")
     assert any("log" in one["advice"] for one in problems if one["check"] == "topology")
+
+
+def test_a_lost_record_of_the_instance_is_a_problem_and_none_is_made_in_its_place(cli: Cli) -> None:
+    record = cli.stack.folder / "data" / "instance"
+    record.rename(record.with_name("instance.away"))
+    try:
+        sick = cli.run("--json", "doctor")
+        # As one that is started again would; a janitor has no shard that it could take.
+        janitor = [sys.executable, "-m", "services.janitor", "--root", record.parent.as_uri()]
+        ended = subprocess.run(
+            [*janitor, "--port", "0"], capture_output=True, text=True, timeout=EVENTUALLY_S
+        )
+        assert not record.exists()
+    finally:
+        record.with_name("instance.away").rename(record)
+
+    (found,) = (one for one in sick.objects if one["check"] == "settings")
+    assert (sick.code, found["level"]) == (1, "problem")
+    assert "no process can read the instance record" in found["text"]
+    assert (ended.returncode, "restore the folder `instance/`" in ended.stderr) == (2, True)

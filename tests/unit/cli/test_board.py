@@ -91,7 +91,7 @@ def test_it_shows_rates_depth_and_lag() -> None:
     assert row.split()[1:] == ["20", "0", "0", "3", "0", "0", "0", "-", "7"]
 
 
-def test_a_lag_that_nobody_has_said_is_not_shown_as_none() -> None:
+def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:
     orders = sample(queue("orders"))
     stale = RouteStatus(0, 0, 5, 5, 0, is_current=False)
     for routes in ([], [stale]):

@@ -127,6 +127,10 @@ CASES = {
         with_status(services=broken("ingest", instance_number=2)),
         ("settings", Level.WARNING, "ingest 0 runs with instance record 2, not 3"),
     ),
+    "settings that no process can read": (
+        with_status(instance_number=0, settings_problem="corrupt instance record: it was removed"),
+        ("settings", Level.PROBLEM, "no process can read the instance record: corrupt"),
+    ),
     "open": (
         with_status(services=broken("ingest", open_without=("TLS", "policy"))),
         ("settings", Level.PROBLEM, "without TLS and policy"),

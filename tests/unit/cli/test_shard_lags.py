@@ -51,7 +51,7 @@ def test_a_lag_is_unknown_where_that_of_one_route_is() -> None:
     assert whole_lag(lags) is None
 
 
-def test_a_lag_is_unknown_where_nobody_has_said_it() -> None:
+def test_a_lag_is_unknown_where_no_router_has_said_it() -> None:
     assert set(lags_of(status()).values()) == {None}
     without_one = lags_of(
         status(RouteStatus(0, 0, 1, 4, 3), RouteStatus(0, 1, 4, 4, 0), RouteStatus(1, 1, 4, 4, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from libs.serving.process.instance import (
     InstanceSettings,
     StatedSetting,
     join_instance,
+    refuse_lost_instance,
 )
+from libs.serving.server import cause_of
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
-from libs.storage.errors import OtherFormat, StoreUnavailable
+from libs.storage.database.settings import Kind
+from libs.storage.errors import LostInstance, OtherFormat, StoreUnavailable
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.small_objects import Objects
 from services.janitor.config import JanitorConfig
@@ -114,6 +118,23 @@ async def test_a_process_whose_first_write_lost_its_answer_joins_what_it_wrote()
 
     assert joined == Instance(1, InstanceSettings(replay_window_s=3600))
     assert len(await objects.list("instance")) == 1
+
+
+async def test_where_databases_have_lost_their_record_no_process_makes_another(
+    tmp_path: Path,
+) -> None:
+    root = open_root(tmp_path.as_uri(), sync=False)
+    await refuse_lost_instance(root)
+    await join_instance(InstanceRecords(root.objects), [HOUR])
+    await (await root.database("broker/0", Kind.BROKER)).close()
+    await refuse_lost_instance(root)
+    shutil.rmtree(tmp_path / "instance")
+
+    with pytest.raises(LostInstance, match="restore the folder `instance/`") as refused:
+        await refuse_lost_instance(root)
+
+    assert cause_of(refused.value).code == EXIT_USAGE
+    assert not (tmp_path / "instance").exists()
 
 
 async def test_a_record_with_settings_of_a_newer_version_is_not_guessed_at() -> None:
