@@ -37,7 +37,7 @@ class RedriveArchivedRequest(_message.Message):
     """The target, on any shard; empty = the same queue."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedRow]:
-        """1 to 1,000; their payloads together at most 64 MiB."""
+        """1 to 1,000; together at most 64 MiB with headers, or one that is larger."""
 
     def __init__(
         self,

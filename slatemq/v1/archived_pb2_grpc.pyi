@@ -44,11 +44,11 @@ class ArchivedServiceStub:
 
     Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
     than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
-    than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
-    target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
-    RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
-    also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
-    of the entries may be redriven.
+    than 64 MiB together, unless it is one; limits of a message as of Publish), NOT_FOUND (no such
+    queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created
+    again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters
+    for too long; also while no ingest takes pushes, or the broker of the target is down). After
+    UNAVAILABLE some of the entries may be redriven.
     """
     DropArchived: _grpc.UnaryUnaryMultiCallable[_archived_pb2.DropArchivedRequest, _archived_pb2.DropArchivedResponse]
     """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
@@ -75,11 +75,11 @@ class ArchivedServiceAsyncStub(ArchivedServiceStub):
 
     Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
     than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
-    than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
-    target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
-    RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
-    also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
-    of the entries may be redriven.
+    than 64 MiB together, unless it is one; limits of a message as of Publish), NOT_FOUND (no such
+    queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created
+    again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters
+    for too long; also while no ingest takes pushes, or the broker of the target is down). After
+    UNAVAILABLE some of the entries may be redriven.
     """
     DropArchived: _aio.UnaryUnaryMultiCallable[_archived_pb2.DropArchivedRequest, _archived_pb2.DropArchivedResponse]  # type: ignore[assignment]
     """Drops archived dead letters: they cannot be redriven any more. The files of the archive stay as
@@ -109,11 +109,11 @@ class ArchivedServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more
         than 1,000; of a row, an impossible message ID, order or time; an empty or too long run; more
-        than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no such queue; also the
-        target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created again since),
-        RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters for too long;
-        also while no ingest takes pushes, or the broker of the target is down). After UNAVAILABLE some
-        of the entries may be redriven.
+        than 64 MiB together, unless it is one; limits of a message as of Publish), NOT_FOUND (no such
+        queue; also the target), FAILED_PRECONDITION (QUEUE_CHANGED: the queue was deleted and created
+        again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive holds the dead letters
+        for too long; also while no ingest takes pushes, or the broker of the target is down). After
+        UNAVAILABLE some of the entries may be redriven.
         """
 
     @_abc_1.abstractmethod

@@ -994,7 +994,7 @@ class ExecuteRequest(_message.Message):
     """Makes a repeat of the call safe: 1–128 bytes, such as a UUID; empty = none."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
-        """1 to 1,000; their pushes together at most 64 MiB."""
+        """1 to 1,000; their pushes together at most 64 MiB, or one that is larger."""
 
     def __init__(
         self,

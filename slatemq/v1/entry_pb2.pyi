@@ -1216,7 +1216,7 @@ class SettleDeadLettersRequest(_message.Message):
     """
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterSettlement]:
-        """1 to 1,000, of one queue; the replacements have at most 64 MiB together."""
+        """1 to 1,000, of one queue; together at most 64 MiB, or one that is larger."""
 
     def __init__(
         self,

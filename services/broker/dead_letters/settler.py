@@ -24,10 +24,10 @@ from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.responses import consumer_id
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.outbox.pusher import (
-    PUSHES_BYTES_MAX,
     REQUEST_ID_BYTES_MAX,
     PushBatch,
     PushLimits,
+    check_together,
 )
 from services.broker.requests.limits import REASON_BYTES_MAX, within_bytes
 from slatemq.errors import InvalidArgument, SlateMQError
@@ -116,10 +116,7 @@ class DeadLetterSettler:
                 if handle.queue_id != queue_id:
                     raise InvalidArgument(f"{field}.handle", f"is not of queue {queue_id!r}")
                 size_bytes += item.ByteSize()
-                if size_bytes > PUSHES_BYTES_MAX:
-                    raise InvalidArgument(
-                        field, f"they have more than {PUSHES_BYTES_MAX} bytes together"
-                    )
+                check_together(field, number + 1, size_bytes)
                 each.append(self._settlement(field, item, handle))
             except SlateMQError as error:
                 error.metadata.setdefault("settlement", str(number))

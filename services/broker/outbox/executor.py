@@ -31,11 +31,11 @@ from services.broker.core.batches.execute import (
 )
 from services.broker.core.settings import MAX_LEASE_MS
 from services.broker.outbox.pusher import (
-    PUSHES_BYTES_MAX,
     REQUEST_ID_BYTES_MAX,
     PushBatch,
     Pusher,
     PushLimits,
+    check_together,
 )
 from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
@@ -185,19 +185,16 @@ async def drafts_of(
         )
     within_bytes("request_id", request.request_id, REQUEST_ID_BYTES_MAX)
     drafts: list[Draft] = []
-    size_bytes = 0
+    pushes = size_bytes = 0
     for index, command in enumerate(request.commands):
         if index % STEP_COMMANDS == STEP_COMMANDS - 1:
             await asyncio.sleep(0)
         try:
             draft = _draft(f"commands[{index}]", command, shard, limits, now_ms)
             if isinstance(draft, OutboxRecord):
+                pushes += 1
                 size_bytes += command.ByteSize()
-                if size_bytes > PUSHES_BYTES_MAX:
-                    raise InvalidArgument(
-                        f"commands[{index}].push",
-                        f"the pushes have more than {PUSHES_BYTES_MAX} bytes together",
-                    )
+                check_together(f"commands[{index}].push", pushes, size_bytes)
         except SlateMQError as error:
             error.metadata.setdefault("command", str(index))
             raise

@@ -24,7 +24,8 @@ older than this is refused."""
 
 
 PUSHES_BYTES_MAX = 64 << 20
-"""Payloads and headers of the pushes of one call: as much as a claim may return."""
+"""Payloads and headers of the pushes of one call, unless one alone has more: as much as a claim may
+return."""
 
 REQUEST_ID_BYTES_MAX = 128
 """A UUID has 36."""
@@ -49,6 +50,13 @@ class PushLimits:
             raise InvalidArgument(
                 field, f"{payload_bytes} bytes, at most {self.payload_bytes} are allowed"
             )
+
+
+def check_together(field: str, count: int, size_bytes: int) -> None:
+    """Raises InvalidArgument where the pushes of a call are too large; `field` has the last."""
+    # One alone may be a legal message: a payload and headers, each of the largest.
+    if count > 1 and size_bytes > PUSHES_BYTES_MAX:
+        raise InvalidArgument(field, f"they have more than {PUSHES_BYTES_MAX} bytes together")
 
 
 class MessageContent(Protocol):

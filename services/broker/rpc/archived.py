@@ -10,7 +10,7 @@ from libs.serving.requests.headers import encoded_headers
 from services.broker.core.batches.remove import Outcome
 from services.broker.dead_letters.mover import ListedDeadLetter, Mover
 from services.broker.dead_letters.removals import Archiver, Content
-from services.broker.outbox.pusher import PUSHES_BYTES_MAX
+from services.broker.outbox.pusher import check_together
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
 from services.broker.rpc.dead_letter_rows import (
@@ -20,7 +20,6 @@ from services.broker.rpc.dead_letter_rows import (
     listed_dead_letter,
     listed_dead_letters,
 )
-from slatemq.errors import InvalidArgument
 from slatemq.v1 import archived_pb2, archived_pb2_grpc
 
 ROWS_MAX: Final = 1000
@@ -83,10 +82,7 @@ class ArchivedServicer(archived_pb2_grpc.ArchivedServiceServicer):
             headers = dict(row.headers)
             encoded_headers(f"{field}.headers", 0, headers)
             size_bytes += row.ByteSize()
-            if size_bytes > PUSHES_BYTES_MAX:
-                raise InvalidArgument(
-                    field, f"they have more than {PUSHES_BYTES_MAX} bytes together"
-                )
+            check_together(field, number + 1, size_bytes)
             wanted.append(one._replace(dead_letter=one.dead_letter._replace(run=run)))
             contents.append(Content(row.payload, headers))
         return wanted, contents

@@ -146,7 +146,7 @@ def _in_days(dead_letters: DataFrame) -> DataFrame:
 
 RESTORE_ROWS: Final = 1000
 RESTORE_BYTES: Final = 32 << 20
-"""Of a request: half of what a broker takes, so that one payload may go on top."""
+"""Of a request, unless one row alone has more: half of what a broker takes."""
 
 SOUGHT: Final = 50_000
 """Dead letters that are sought in the parts of a day together."""
@@ -334,12 +334,13 @@ def _in_requests(
     size = 0
     for found in folder.rows_of(table, ("payload", "headers")):
         for dead_letter in found.to_pylist():
-            row = wanted[dead_letter["message_id"], dead_letter["failed_at"]]
-            some.append(_row(row, dead_letter))
-            size += len(dead_letter["payload"] or b"")
-            if len(some) == RESTORE_ROWS or size >= RESTORE_BYTES:
+            row = _row(wanted[dead_letter["message_id"], dead_letter["failed_at"]], dead_letter)
+            row_bytes = row.ByteSize() if row is not None else 0
+            if some and (len(some) == RESTORE_ROWS or size + row_bytes > RESTORE_BYTES):
                 yield some
                 some, size = [], 0
+            some.append(row)
+            size += row_bytes
     if some:
         yield some
 

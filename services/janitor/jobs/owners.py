@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from libs.serving import limits
 from libs.serving.access import inherited_tls
 from libs.serving.peers.calls import Backoff
 from libs.serving.peers.channels import Channels, inherited
@@ -53,8 +54,12 @@ class Owners:
         self._runner = runner
         self._patience_s = patience_s
         self._directory = TopologyDirectory(root.objects)
+        # However large payloads may be here: an owner bounds what it takes.
         self._channels = Channels(
-            self._directory, carrier=inherited(), tls=inherited_tls(os.environ)
+            self._directory,
+            payload_bytes_max=limits.PAYLOAD_BYTES_CEILING,
+            carrier=inherited(),
+            tls=inherited_tls(os.environ),
         )
 
     def call(self, service: str, shard: int, method: Method[T], request: Message) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +50,9 @@ class Waits:
         return done
 
 
-def dead_letters(*ids: int, payload: bytes = b"x") -> pa.Table:
+def dead_letters(
+    *ids: int, payload: bytes = b"x", headers: Sequence[tuple[str, str]] | None = None
+) -> pa.Table:
     rows: list[dict[str, Any]] = [
         {
             "message_id": one,
@@ -60,7 +62,7 @@ def dead_letters(*ids: int, payload: bytes = b"x") -> pa.Table:
             "attempts": 1,
             "priority": 128,
             "reason": "boom",
-            "headers": [("n", str(one))],
+            "headers": [("n", str(one))] if headers is None else headers,
             "history": [{"attempt": 1, "consumer": "worker", "outcome": "nack: boom"}],
             "payload_bytes": len(payload),
             "payload": payload,

@@ -8,8 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
 from libs.storage.layout.keys import KEY_VERSION, RecordType
+from services.broker.outbox import pusher
 from slatemq.v1 import archived_pb2, entry_pb2, queue_pb2, removal_pb2
 from tests.forms import shortly
 from tests.integration.broker.dead_letters.removal_calls import (
@@ -173,6 +175,27 @@ async def test_into_a_queue_of_another_shard_and_one_too_large_for_a_row() -> No
             assert all(one.payload_uri for one in pushes.stored[0])
             code, reason, _ = await refusal(come_back(rig, rows, target_queue_id="nowhere"))
             assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "QUEUE_NOT_FOUND")
+
+
+async def test_the_largest_payload_comes_back_alone_and_no_others_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given that a call has as many bytes as the largest payload
+    size = 200_000
+    monkeypatch.setattr(pusher, "PUSHES_BYTES_MAX", size)
+    pushes = Pushes()
+    async with running(pushes=pushes, settings={"payload_bytes_max": size}) as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 3))
+        small, large = await archived_rows(rig)
+        large.payload = bytes(size)
+
+        refused = await refusal(come_back(rig, [small, large]))
+        assert (refused[0], refused[2]) == (grpc.StatusCode.INVALID_ARGUMENT, "rows[1]")
+
+        assert (await come_back(rig, [large])).redriven_count == 1
+        await eventually(lambda: len(pushes.stored.get(0, ())) == 1)
+        assert await Blobs(rig.root).get(pushes.stored[0][0].payload_uri) == bytes(size)
 
 
 async def test_one_past_its_retention_stays() -> None:

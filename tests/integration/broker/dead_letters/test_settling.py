@@ -12,6 +12,7 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from services.broker.dead_letters import mover, redrive_runner
+from services.broker.outbox import pusher
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.v1 import entry_pb2, queue_pb2
@@ -259,6 +260,21 @@ async def test_what_replaces_a_dead_letter_keeps_its_end_and_may_be_large() -> N
         assert large.retention_deadline_ms == ends_ms
         assert await Blobs(root).get(large.payload_uri) == bytes(100_000)
         assert small.retention_deadline_ms == 0
+
+
+async def test_the_largest_payload_replaces_a_dead_letter_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pusher, "PUSHES_BYTES_MAX", 200_000)
+    async with running(pushes=Pushes(), settings={"payload_bytes_max": 200_000}) as rig:
+        one, two = await dead_letters(rig, 2)
+
+        error = await refused(rig, drop(one), replace(two, bytes(200_000)))
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "settlements[1]"
+
+        await settle(rig, replace(two, bytes(200_000)))
+        assert await rig.counts() == {"failed": 1, "done": 1}
 
 
 async def test_bad_input_names_its_field_and_changes_nothing() -> None:

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from libs.storage.database.blobs import Blobs
+from services.broker.outbox import pusher
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1.consumer_pb2 import (
@@ -173,6 +174,23 @@ async def test_the_pushes_of_a_call_have_64_mib_together() -> None:
 
         assert isinstance(error, InvalidArgument)
         assert error.field == "commands[2].push"
+
+
+async def test_a_push_of_the_largest_payload_is_a_call_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pusher, "PUSHES_BYTES_MAX", 200_000)
+    pushes = Pushes()
+    async with running(pushes=pushes, settings={"payload_bytes_max": 200_000}) as rig:
+        await rig.create()
+        large = push(payload=bytes(200_000))
+
+        error = await refused(rig, push(), large)
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "commands[1].push"
+
+        await execute(rig, large)
+        await eventually(lambda: len(pushes.stored.get(0, ())) == 1)
 
 
 async def test_a_refusal_shows_which_command_and_nothing_has_happened() -> None:
