@@ -146,10 +146,15 @@ class Mover:
 
         return await self.owner.run(run, size_bytes + (pushes.size_bytes if pushes else 0))
 
-    async def begin_pushes(self) -> PushBatch:
-        """An empty batch. Raises ResourceExhausted before anything is uploaded in vain."""
-        self.owner.shard.outbox.check_capacity(1, 0)
+    async def begin_pushes(self, first_bytes: int = 0) -> PushBatch:
+        """An empty batch. Raises ResourceExhausted where not even a first push has room."""
+        self.owner.shard.outbox.check_capacity(1, first_bytes)
         return await self.pusher.begin()
+
+    async def upload(self, pushes: PushBatch) -> None:
+        """Uploads what was added. Raises ResourceExhausted before any of it is in vain."""
+        self.owner.shard.outbox.check_capacity(pushes.count, pushes.size_bytes)
+        await pushes.upload()
 
     async def is_elsewhere(self, target_id: str, source_id: str) -> bool:
         """Whether messages of a queue of this shard get into a target by being pushed to it.

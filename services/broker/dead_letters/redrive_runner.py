@@ -36,7 +36,7 @@ from services.broker.core.redrives import RedriveStep, is_its_queue, moved
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.message_cache import FETCH_BYTES, Ingests, ReadResult
 from services.broker.entries.finished_pages import ListPosition, TimeRange
-from services.broker.outbox.pusher import PushBatch, PushLimits
+from services.broker.outbox.pusher import PushBatch
 from slatemq.errors import NotFound, ResourceExhausted, Unavailable
 from slatemq.v1.message_pb2 import Message
 
@@ -72,6 +72,9 @@ RETRY_S: Final = 1.0
 
 PUSH_BYTES: Final = INLINE_PAYLOAD_MAX_BYTES
 """What a push is reckoned with until its command runs: larger payloads are objects by then."""
+
+OUTBOX_BYTES: Final = 2 * PUSH_BYTES
+"""What it is reckoned with in the outbox, with its headers."""
 
 DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
     **CONTENT_VARIABLES,
@@ -187,10 +190,11 @@ class RedriveRunner:
             await self._move(number, queue, record, steps, None)
             return
         async with self._budget.fetching(FETCH_BYTES, "redrives") as room_bytes:
-            pushes = await self._mover.begin_pushes() if is_elsewhere else None
+            pushes = await self._mover.begin_pushes(OUTBOX_BYTES) if is_elsewhere else None
             if pushes is not None:
                 room_bytes //= 2  # half of it for pushes
-                steps = first_chosen(steps, max(room_bytes // PUSH_BYTES, 1))
+                count = min(room_bytes // PUSH_BYTES, shard.outbox.room(OUTBOX_BYTES))
+                steps = first_chosen(steps, max(count, 1))
             steps = await self._judged(number, record, steps, pushes, room_bytes)
             await self._move(number, queue, record, steps, pushes)
 
@@ -319,7 +323,7 @@ class RedriveRunner:
 
         A message that is not stored any more stays where it failed, since nothing is known of it.
         So does one that is too large for the ingest that takes pushes. Contents come `room_bytes`
-        at a time. Raises TooSlow.
+        at a time, and are uploaded before the next. Raises TooSlow, and ResourceExhausted.
         """
         judge = None
         if record.filter:
@@ -328,23 +332,19 @@ class RedriveRunner:
         for dead_letter in _chosen(steps):
             dead_letters.setdefault(dead_letter.message_id, []).append(dead_letter)
         passed: set[FailedMessage] = set()
-        async for content in self._contents(list(dead_letters), room_bytes):
-            for dead_letter in dead_letters[content.message_id]:
-                if judge is not None and not await self._matches(
-                    number, judge, seen(dead_letter, content)
-                ):
-                    continue
-                if pushes is not None:
-                    if len(content.payload) > pushes.limits.payload_bytes:
-                        _log_too_large(content, pushes.limits)
+        async for contents in self._contents(list(dead_letters), room_bytes):
+            for content in contents:
+                for dead_letter in dead_letters[content.message_id]:
+                    if judge is not None and not await self._matches(
+                        number, judge, seen(dead_letter, content)
+                    ):
                         continue
-                    ends_ms = dead_letter.retention_deadline_ms
-                    await pushes.add(
-                        dead_letter.message_id, record.target_queue_id, content, ends_ms
-                    )
-                passed.add(dead_letter)
-            if judge is None:
-                await asyncio.sleep(0)
+                    if pushes is None or _is_added(pushes, record, dead_letter, content):
+                        passed.add(dead_letter)
+                if judge is None:
+                    await asyncio.sleep(0)
+            if pushes is not None:
+                await self._mover.upload(pushes)
         return [
             step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
             for step in steps
@@ -363,7 +363,9 @@ class RedriveRunner:
             await asyncio.sleep(0)  # An evaluation may take some milliseconds.
         return does_match
 
-    async def _contents(self, ids: Sequence[int], max_bytes: int) -> AsyncIterator[Message]:
+    async def _contents(
+        self, ids: Sequence[int], max_bytes: int
+    ) -> AsyncIterator[Sequence[Message]]:
         """The messages that are still stored, a response at a time; raises Unavailable."""
         by_shard: dict[int, list[int]] = {}
         for message_id in ids:
@@ -376,8 +378,7 @@ class RedriveRunner:
                     raise Unavailable(
                         f"ingest {shard} returned no message, retry", reason="INGEST_DOWN"
                     )
-                for message in messages:
-                    yield message
+                yield messages
                 result = {*gone, *(message.message_id for message in messages)}
                 left = [one for one in left if one not in result]
 
@@ -413,13 +414,22 @@ def first_chosen(steps: Sequence[RedriveStep], count: int) -> list[RedriveStep]:
     return first
 
 
-def _log_too_large(content: Message, limits: PushLimits) -> None:
-    log.warning(
-        "message %d stays where it failed: it has %d bytes, at most %d can be pushed",
-        content.message_id,
-        len(content.payload),
-        limits.payload_bytes,
-    )
+def _is_added(
+    pushes: PushBatch, record: RedriveRecord, dead_letter: FailedMessage, content: Message
+) -> bool:
+    """Adds the push of a dead letter; False where it is too large."""
+    payload_bytes, most = len(content.payload), pushes.limits.payload_bytes
+    if payload_bytes > most:
+        log.warning(
+            "message %d stays where it failed: it has %d bytes, at most %d can be pushed",
+            content.message_id,
+            payload_bytes,
+            most,
+        )
+        return False
+    ends_ms = dead_letter.retention_deadline_ms
+    pushes.add(dead_letter.message_id, record.target_queue_id, content, ends_ms)
+    return True
 
 
 @lru_cache(maxsize=128)

@@ -227,7 +227,8 @@ class Archiver:
             _, places = judge_archived(queue, row, self._mover.owner.clock.now_ms())
             for place, number in places.items():
                 ends_ms = row.stored[place].retention_deadline_ms
-                await batch.add(number, target_id, contents[row.numbers[number]], ends_ms)
+                batch.add(number, target_id, contents[row.numbers[number]], ends_ms)
+            await self._mover.upload(batch)
             return batch
 
         def move(

@@ -95,7 +95,8 @@ class DeadLetterSettler:
             _check_payload(number, content, pushes.limits)
             dead_letter = settlements.rows[each[number].order][places[number]]
             ends_ms = dead_letter.retention_deadline_ms
-            await pushes.add(number, queue.queue_id, content, ends_ms)
+            pushes.add(number, queue.queue_id, content, ends_ms)
+        await self._mover.upload(pushes)
         return pushes
 
     # --- The request --------------------------------------------------------

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from libs.storage.database.blobs import Blobs
+from libs.storage.database.blobs import FOLDER, Blobs
+from libs.storage.errors import StorageError, first_raised
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from services.broker.core.moves import moving
@@ -16,7 +17,7 @@ from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
 
 UPLOADS_AT_ONCE: Final = 8
-"""Payloads of one command that are uploaded at the same time."""
+"""Payloads of one command that are uploaded at the same time, and copied for it."""
 
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 """The janitor may remove an object without a record after a day. A command that would refer to one
@@ -26,6 +27,9 @@ older than this is refused."""
 PUSHES_BYTES_MAX = 64 << 20
 """Payloads and headers of the pushes of one call, unless one alone has more: as much as a claim may
 return."""
+
+_SOME_URI: Final = PayloadUri(f"{FOLDER}/00/{'0' * 62}")
+"""As long as that of any payload."""
 
 REQUEST_ID_BYTES_MAX = 128
 """A UUID has 36."""
@@ -80,38 +84,71 @@ class PushBatch:
     _blobs: Blobs
     _began_ms: int
     rows: dict[int, bytes] = field(default_factory=dict, init=False)
+    _large: dict[int, tuple[OutboxRecord, MessageContent]] = field(default_factory=dict, init=False)
     _has_objects: bool = field(default=False, init=False)
     _uploads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE), init=False
     )
 
-    async def add(
+    def add(
         self, key: int, queue_id: str, content: MessageContent, retention_deadline_ms: int
     ) -> None:
-        """Adds a push of this content to a queue; it ends when the dead letter would have."""
+        """Adds a push of this content to a queue; it ends when the dead letter would have.
+
+        One with a large payload has a row once it is uploaded.
+        """
+        payload = content.payload
+        is_large = len(payload) > INLINE_PAYLOAD_MAX_BYTES
         record = OutboxRecord(
             pushed_at_ms=self._began_ms,
             queue_id=queue_id,
-            payload=content.payload,
-            payload_bytes=len(content.payload),
+            payload=_SOME_URI if is_large else payload,
+            payload_bytes=len(payload),
             headers=dict(content.headers),
             retention_s=0,
             retention_deadline_ms=retention_deadline_ms,
         )
-        self.rows[key] = encode_outbox(await self.uploaded(record))
+        if is_large:
+            self._large[key] = (record, content)
+        else:
+            self.rows[key] = encode_outbox(record)
+
+    async def upload(self) -> None:
+        """Stores the large payloads of what was added, durably. Raises StoreUnavailable."""
+        large, self._large = self._large, {}
+        # Where one fails, the others stay: nothing refers to them, and the janitor removes such.
+        with first_raised(StorageError):
+            async with asyncio.TaskGroup() as uploads:
+                for key, (record, content) in large.items():
+                    uploads.create_task(self._upload(key, record, content))
+
+    async def _upload(self, key: int, record: OutboxRecord, content: MessageContent) -> None:
+        async with self._uploads:
+            # Asked for only now: each time protobuf gives a copy.
+            record = record._replace(payload=await self._put(content.payload))
+        self.rows[key] = encode_outbox(record)
 
     async def uploaded(self, record: OutboxRecord) -> OutboxRecord:
         """The record; a payload too large for a row is a durable object once this returns."""
         if record.payload_bytes <= INLINE_PAYLOAD_MAX_BYTES:
             return record
         assert isinstance(record.payload, bytes)
-        self._has_objects = True
         async with self._uploads:
-            return record._replace(payload=PayloadUri(await self._blobs.put(record.payload)))
+            return record._replace(payload=await self._put(record.payload))
+
+    async def _put(self, payload: bytes) -> PayloadUri:
+        self._has_objects = True
+        return PayloadUri(await self._blobs.put(payload))
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self._large)
 
     @property
     def size_bytes(self) -> int:
-        return sum(map(len, self.rows.values()))
+        """Of the rows, also of those that are not made yet."""
+        large = sum(len(encode_outbox(record)) for record, _ in self._large.values())
+        return sum(map(len, self.rows.values())) + large
 
     def check_age(self, now_ms: int) -> None:
         """Raises Unavailable if objects may be too old to be referred to."""

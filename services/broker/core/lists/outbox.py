@@ -113,14 +113,25 @@ class Outbox:
 
     def check_capacity(self, count: int, size_bytes: int) -> None:
         """Raises ResourceExhausted if it cannot take `count` more pushes; empty, it takes all."""
-        rows = sum(map(self.waiting_count, self._counters))
-        waiting = sum(counter.waiting_bytes for counter in self._counters.values())
-        if rows and (rows + count > self.rows_max or waiting + size_bytes > self.bytes_max):
+        rows, waiting_bytes = self._waiting()
+        if rows and (rows + count > self.rows_max or waiting_bytes + size_bytes > self.bytes_max):
             raise ResourceExhausted(
-                f"the outbox is full: {rows} pushes are waiting; retry later",
+                f"the outbox is full: {rows} of {self.rows_max} pushes wait, with {waiting_bytes} "
+                f"of {self.bytes_max} bytes; retry later",
                 reason="OUTBOX_FULL",
                 retry_after_ms=FULL_RETRY_MS,
             )
+
+    def room(self, push_bytes: int) -> int:
+        """How many more pushes of this size it takes; empty, it takes one of any size."""
+        rows, waiting_bytes = self._waiting()
+        room = min(self.rows_max - rows, (self.bytes_max - waiting_bytes) // push_bytes)
+        return max(room, 0 if rows else 1)
+
+    def _waiting(self) -> tuple[int, int]:
+        """How many pushes wait, and their bytes."""
+        rows = sum(map(self.waiting_count, self._counters))
+        return rows, sum(counter.waiting_bytes for counter in self._counters.values())
 
     def push(self, ingest_shard: int, value: bytes, now_ms: int) -> int:
         """Adds a row of `encode_outbox`, after `check_capacity`; returns its number."""

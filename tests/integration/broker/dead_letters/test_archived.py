@@ -198,6 +198,59 @@ async def test_the_largest_payload_comes_back_alone_and_no_others_with_it(
         assert await Blobs(rig.root).get(pushes.stored[0][0].payload_uri) == bytes(size)
 
 
+async def test_nothing_is_uploaded_for_an_outbox_that_has_no_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pushes, uploads = Pushes(), list[bytes]()
+    pushes.down = True
+    put = Blobs.put
+
+    async def counted(blobs: Blobs, payload: bytes) -> str:
+        uploads.append(payload)
+        return await put(blobs, payload)
+
+    monkeypatch.setattr(Blobs, "put", counted)
+    async with running(pushes=pushes, settings={"outbox_rows_max": 5}) as rig:
+        # Given room for two pushes
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 4))
+        assert (await come_back(rig, await archived_rows(rig))).redriven_count == 3
+        await archive_all(rig, range(4, 8))
+        rows = await archived_rows(rig, payload=bytes(70_000))
+
+        # When four come back
+        code, reason, _ = await refusal(come_back(rig, rows))
+
+        # Then they stay, until there is room
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OUTBOX_FULL")
+        assert (uploads, await ids(rig, ARCHIVED)) == ([], [4, 5, 6, 7])
+        pushes.down = False
+        await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
+        assert (await come_back(rig, rows)).redriven_count == 4
+        assert len(uploads) == 4
+
+
+async def test_what_comes_back_together_is_uploaded_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a store whose uploads end once as many have begun as may run together
+    together = asyncio.Barrier(pusher.UPLOADS_AT_ONCE)
+    put = Blobs.put
+
+    async def waits(blobs: Blobs, payload: bytes) -> str:
+        await together.wait()
+        return await put(blobs, payload)
+
+    monkeypatch.setattr(Blobs, "put", waits)
+    async with running(pushes=Pushes()) as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 2 * pusher.UPLOADS_AT_ONCE + 1))
+        rows = await archived_rows(rig, payload=bytes(70_000))
+
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await come_back(rig, rows)).redriven_count == len(rows)
+
+
 async def test_one_past_its_retention_stays() -> None:
     pushes = Pushes()
     async with running(pushes=pushes) as rig:

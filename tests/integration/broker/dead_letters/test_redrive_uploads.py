@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.database.blobs import Blobs
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.broker.dead_letters import redrive_runner
 from services.broker.outbox.pusher import UPLOAD_AGE_MS_MAX
 from slatemq.v1 import entry_pb2
-from tests.integration.broker.entry_calls import FAILED, fail, ids, redriven
+from tests.integration.broker.entry_calls import (
+    FAILED,
+    ended,
+    fail,
+    ids,
+    redrive,
+    redriven,
+    start,
+)
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Disk, memory_root, running
 from tests.integration.waiting import eventually
@@ -113,3 +122,56 @@ async def test_contents_count_in_the_budget_of_deliveries_until_they_are_pushed(
         assert held == [1 << 18]
         assert budget.used_bytes == 0
         assert await ids(rig, FAILED) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "moved"),
+    [({"outbox_rows_max": 12}, 200_000, 9), ({"outbox_bytes_max": 1 << 20}, 65_000, 15)],
+    ids=["rows", "bytes"],
+)
+async def test_what_the_outbox_has_room_for_goes_and_for_the_rest_nothing_is_uploaded(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, int],
+    size: int,
+    moved: int,
+) -> None:
+    # Given three pushes that wait for an ingest which is down, and more dead letters than fit
+    monkeypatch.setattr(redrive_runner, "RETRY_S", 0.01)
+    disk, pushes = Disk(), Pushes()
+    root = memory_root(disk)
+    pushes.down = True
+    uploads: list[int] = []
+    put = Blobs.put
+
+    async def counted(blobs: Blobs, payload: bytes) -> str:
+        uploads.append(len(payload))
+        return await put(blobs, payload)
+
+    monkeypatch.setattr(Blobs, "put", counted)
+    async with (
+        running(root, disk=disk, shard=1) as other,
+        running(root, disk=disk, pushes=pushes, settings=settings) as rig,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1, 2, 3])
+        await redriven(rig, target_queue_id="far")
+        await fail(rig, range(11, 31))
+        for number in range(11, 31):
+            rig.ingest.sizes[number] = size
+
+        # When they are redriven
+        one = await start(rig, target_queue_id="far")
+        await eventually(lambda: caplog.text.count("waits: the outbox is full") >= 3)
+
+        # Then all that fit have gone, and of the others nothing is uploaded, however often it tries
+        assert (await redrive(rig, one.redrive_id)).redriven_count == moved
+        assert len(await ids(rig, FAILED)) == 20 - moved
+        is_large = size > INLINE_PAYLOAD_MAX_BYTES
+        assert len(uploads) == (moved if is_large else 0)
+        pushes.down = False
+        result = await ended(rig, one.redrive_id)
+        assert (result.state, result.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 20)
+        await eventually(lambda: len(pushes.stored.get(0, ())) == 23)
+        assert len(uploads) == (20 if is_large else 0)

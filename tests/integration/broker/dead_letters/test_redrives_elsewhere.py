@@ -191,7 +191,7 @@ async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
         rig.ingest.sizes[2] = 200_000
         one = await start(rig, target_queue_id="far")
         reads = len(rig.ingest.reads)
-        await eventually(lambda: "waits: the outbox is full: 1 pushes are waiting" in caplog.text)
+        await eventually(lambda: "waits: the outbox is full: 1 of 1 pushes wait" in caplog.text)
         assert len(rig.ingest.reads) == reads
         assert await ids(rig, FAILED) == [2]
         pushes.down = False
