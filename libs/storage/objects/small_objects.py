@@ -6,7 +6,7 @@ import asyncio
 import io
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -35,7 +35,11 @@ _COPIED_PIECE_BYTES: Final = 8 << 20
 
 _COPY_S: Final = 60
 _COPIED_BYTES_A_S: Final = 256 << 10
-"""A copy may take a minute, and longer for large objects: as long as at 256 KiB a second."""
+"""A copy may take a minute, and longer for large objects: as long as at 256 KiB a second. So may a
+large object that is put at once."""
+
+_SMALL_BYTES: Final = 1 << 20
+"""What is larger and is put or read at once is no small object: it gets time by its size."""
 
 _DELETES_AT_ONCE: Final = 32
 
@@ -117,7 +121,7 @@ class Objects:
             found = await self._patient.get_async(path)
         size_bytes, hashed = int(found.meta["size"]), xxhash.xxh3_128()
         try:
-            async with asyncio.timeout(_COPY_S + size_bytes / _COPIED_BYTES_A_S):
+            async with _in_time("copying", path, size_bytes):
                 if size_bytes <= _COPIED_PIECE_BYTES:
                     with self._finding("reading", path):
                         data = bytes(await found.bytes_async())
@@ -129,8 +133,6 @@ class Objects:
                     pieces = _whole(path, found, size_bytes, digest, hashed)
                     await target._patient.put_pieces(target_path, pieces, size_bytes)
             await target._sync(target_path)
-        except TimeoutError:
-            raise StoreUnavailable(f"copying {path}: too slow") from None
         except (BaseError, OSError) as error:
             raise target._unavailable("writing", target_path, error) from error
         return CopiedObject(size_bytes, hashed.hexdigest())
@@ -163,7 +165,8 @@ class Objects:
         a path must each put something of their own into `data`.
         """
         try:
-            await self._store.put_async(path, data, mode="create")
+            async with _in_time("creating", path, len(data)):
+                await self._store_for(data).put_async(path, data, mode="create")
             await self._sync(path)
         except (AlreadyExistsError, FileExistsError):
             return await self._version_of(path, data) is not None
@@ -174,7 +177,8 @@ class Objects:
     async def _version_of(self, path: str, data: bytes) -> str | None:
         """The tag of the object if it has exactly these bytes, which are durable on return."""
         try:
-            found, tag = await self.get_version(path)
+            async with _in_time("reading", path, len(data)):
+                found, tag = await self._get_version(self._store_for(data), path)
             if found != data:
                 return None
             await self._sync(path)
@@ -186,9 +190,15 @@ class Objects:
 
     async def get_version(self, path: str) -> tuple[bytes, str]:
         """The object's bytes, and the tag of this version. Raises ObjectNotFound."""
+        return await self._get_version(self._store, path)
+
+    async def _get_version(self, store: CountedStore, path: str) -> tuple[bytes, str]:
         with self._finding("reading", path):
-            found = await self._store.get_async(path)
+            found = await store.get_async(path)
             return bytes(await found.bytes_async()), str(found.meta["e_tag"])
+
+    def _store_for(self, data: bytes) -> CountedStore:
+        return self._patient if len(data) > _SMALL_BYTES else self._store
 
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
         """Write the object, durably, if it still has this tag.
@@ -312,6 +322,16 @@ class Objects:
     async def _sync(self, path: str) -> None:
         if self._folder is not None:
             await self._durability.sync_file(self._folder / path)
+
+
+@asynccontextmanager
+async def _in_time(doing: str, path: str, size_bytes: int) -> AsyncIterator[None]:
+    """Raises StoreUnavailable where a large object takes longer than the slowest line."""
+    try:
+        async with asyncio.timeout(_COPY_S + size_bytes / _COPIED_BYTES_A_S):
+            yield
+    except TimeoutError:
+        raise StoreUnavailable(f"{doing} {path}: too slow") from None
 
 
 async def _whole(

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.snapshots import SnapshotReader
-from libs.storage.errors import DamagedObject, ObjectNotFound
+from libs.storage.errors import DamagedObject, ObjectNotFound, StoreUnavailable
 from libs.storage.layout.ids import runs, shard_of
 from libs.storage.layout.keys import payload_key
 from libs.storage.records.payload_packs import (
@@ -25,6 +25,9 @@ from services.janitor.snapshots import SnapshotName
 READS_AT_ONCE: Final = 64
 READ_BYTES: Final = 16 << 20
 """Payloads that are read together, unless one alone is larger."""
+
+SILENCE_S: Final = 60.0
+"""A store that gives no byte of a payload for this long is down."""
 
 Unreadable: TypeAlias = ObjectNotFound | DamagedObject
 """Why the object that a payload record names cannot be read; it may be restored."""
@@ -74,9 +77,12 @@ class Contents:
             if not isinstance(record, PayloadUri):
                 return record
             try:
-                return await self._blobs.get(record.uri)
+                return await self._blobs.get_slowly(record.uri, SILENCE_S)
             except (ObjectNotFound, DamagedObject) as error:
                 return error
+            except TimeoutError:
+                why = f"reading {record.uri}: nothing came for {SILENCE_S:g} s"
+                raise StoreUnavailable(why) from None
 
         records = await self._records(message_ids)
         found = await asyncio.gather(*(payload(record) for record in records.values()))
