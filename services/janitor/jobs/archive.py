@@ -10,7 +10,7 @@ many janitors run.
 A small part is put together with what is new: the new part says which ones it absorbs, and those
 are emptied. Until they are, their dead letters can be seen twice; after a crash the next run
 empties them. An empty part keeps its number taken for a day, so that a janitor that listed before
-does not take it for free.
+does not take it for free; then the job `unreferenced` removes it.
 
 The pages of a part have checksums, which every read compares. A part that is damaged stays as it
 is, for people to bring back from a copy: what is read of it is not absorbed, nor emptied.
@@ -18,6 +18,7 @@ is, for people to bring back from a copy: what is read of it is not absorbed, no
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -34,15 +35,19 @@ import pyarrow.parquet as pq
 
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from services.janitor.archive_paths import day_path, is_part
+from services.janitor.archive_paths import ARCHIVE_FOLDER, day_path, is_part
 
 log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 64 << 20
-"""The size at which a part is added: readers open few files then, and a task holds one."""
+"""The size at which a part is added: readers open few files then, and a task holds one. As all
+sizes here it is that in memory: files of dead letters that are alike are far smaller."""
 
 SMALL_BYTES: Final = PART_BYTES // 4
 """A part below this is absorbed by the next: so each day has at most one."""
+
+EMPTY_BYTES: Final = 6_000
+"""More than the file of an empty part has; that of a single dead letter has some hundred more."""
 
 GROUP_BYTES: Final = 8 << 20
 """Of a row group, which a reader holds in memory."""
@@ -88,12 +93,12 @@ DEAD_LETTERS: Final = pa.schema(
 It has no payload where its ingest had none.
 """
 
-EMPTY_MS: Final = 24 * 3600 * 1000
 LOOK_S: Final = 3600.0
-"""Much less than that: after it, a folder is listed again before a part is added."""
+"""After it, a folder is listed again before a part is added: long before an empty one goes."""
 
 KEY_COLUMNS: Final = ["message_id", "failed_at"]
 _ABSORBS: Final = b"slatemq.absorbs"
+_BYTES: Final = b"slatemq.bytes"
 
 T = TypeVar("T")
 
@@ -128,6 +133,7 @@ class DayFolder:
         self._objects = objects
         self._parts: list[ObjectInfo] = []
         self._known: dict[str, pa.Table] = {}
+        self._bytes: dict[str, int] = {}
         self._last_number = 0
         self._look()
 
@@ -151,7 +157,7 @@ class DayFolder:
             dead_letters = self.missing(dead_letters)
             if not dead_letters.num_rows:
                 return
-            small = [part for part in self._parts if part.size_bytes < SMALL_BYTES]
+            small = [part for part in self._parts if self._bytes[part.path] < SMALL_BYTES]
             read = {part.path: self._if_whole(part.path, self._read) for part in small}
             small = [part for part in small if read[part.path] is not None]
             # In the order of their failures, so that readers of a time pass over row groups.
@@ -185,10 +191,6 @@ class DayFolder:
         ]
         names = [_name(info).removeprefix("part-").removesuffix(".parquet") for info in parts]
         self._last_number = max(map(int, names), default=0)
-        newest_ms = max((info.modified_ms for info in parts), default=0)
-        for info in parts:
-            if info.path in empty and info.modified_ms < newest_ms - EMPTY_MS:
-                self._waits.run(self._objects.delete(info.path))
 
     def _if_whole(self, path: str, read: Callable[[str], T]) -> T | None:
         """What is read of a part; None if it is damaged. Raises StorageError.
@@ -211,9 +213,10 @@ class DayFolder:
 
     def _keys_of(self, path: str, absorbed: set[str]) -> pa.Table:
         with _opened(self._objects, path) as part:
-            value = (part.schema_arrow.metadata or {}).get(_ABSORBS)
+            noted = part.schema_arrow.metadata or {}
             keys = part.read(columns=KEY_COLUMNS).select(KEY_COLUMNS)
-            absorbed.update(json.loads(value) if value else ())
+            absorbed.update(json.loads(noted.get(_ABSORBS, b"[]")))
+            self._bytes[path] = int(noted.get(_BYTES, PART_BYTES))
             return keys
 
     def _read(self, path: str) -> pa.Table:
@@ -250,6 +253,26 @@ class DayFolder:
                     self._note_damage(path, failure)
             else:
                 self._look()  # Another part has absorbed it, perhaps.
+
+
+async def emptied_parts(objects: Objects, before_ms: int) -> list[ObjectInfo]:
+    """The parts of all queues and days that were emptied before this time. Raises StorageError."""
+    found: list[ObjectInfo] = []
+    for folder in await objects.folders(ARCHIVE_FOLDER):
+        for info in await objects.describe(folder):
+            may_be = is_part(info) and info.size_bytes < EMPTY_BYTES
+            is_old = may_be and info.modified_ms < before_ms
+            if is_old and await asyncio.to_thread(_is_empty, objects, info.path):
+                found.append(info)
+    return found
+
+
+def _is_empty(objects: Objects, path: str) -> bool:
+    try:
+        with _opened(objects, path) as part:
+            return int(part.metadata.num_rows) == 0
+    except UNREADABLE:
+        return False  # Gone, or damaged: that stays as it is.
 
 
 SOME: Final = 1_000
@@ -319,7 +342,8 @@ def keys_of(dead_letters: pa.Table) -> npt.NDArray[Any]:
 
 
 def _encode(dead_letters: pa.Table, absorbs: Sequence[str]) -> bytes:
-    table = dead_letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
+    notes = {_ABSORBS: json.dumps(absorbs), _BYTES: str(dead_letters.nbytes)}
+    table = dead_letters.replace_schema_metadata(notes)
     rows = max(1, dead_letters.num_rows * GROUP_BYTES // max(dead_letters.nbytes, 1))
     out = io.BytesIO()
     pq.write_table(table, out, row_group_size=rows, compression="zstd", write_page_checksum=True)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 from libs.storage.objects.unfinished_files import unfinished_files
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.janitor.jobs.archive import emptied_parts
 from services.janitor.jobs.batches import (
     Task,
     counted,
@@ -90,7 +91,7 @@ def unreferenced(work: Work) -> Counter[str]:
             counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_UNREFERENCED))
     with work.phase("objects"):
         counts.update(_remove_orphans(work))
-        counts.update(asyncio.run(_remove_task_bodies(work)))
+        counts.update(asyncio.run(_remove_old(work)))
         counts.update(_remove_unfinished(work))
     return counts
 
@@ -150,12 +151,15 @@ def _remove_orphans(work: Work) -> dict[str, int]:
                 frame.unpersist()
 
 
-async def _remove_task_bodies(work: Work) -> dict[str, int]:
-    bodies = await unneeded_bodies(work.root, work.names, work.store_time_ms)
+async def _remove_old(work: Work) -> dict[str, int]:
+    """Bodies of tasks, and empty parts of the archive."""
+    objects = work.root.objects
+    found = await unneeded_bodies(work.root, work.names, work.store_time_ms)
+    found += await emptied_parts(objects, work.store_time_ms - ORPHAN_AGE_MS)
     if not work.options.dry_run:
-        await work.root.objects.delete_all([body.path for body in bodies])
-    size_bytes = sum(body.size_bytes for body in bodies)
-    return {"objects_removed": len(bodies), "object_bytes": size_bytes}
+        await objects.delete_all([one.path for one in found])
+    size_bytes = sum(one.size_bytes for one in found)
+    return {"objects_removed": len(found), "object_bytes": size_bytes}
 
 
 def _remove_unfinished(work: Work) -> dict[str, int]:

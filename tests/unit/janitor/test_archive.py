@@ -19,10 +19,11 @@ from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
 from services.janitor.archive_paths import ARCHIVE_FOLDER, day_path
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder
+from services.janitor.jobs.archive import DEAD_LETTERS, EMPTY_BYTES, DayFolder, emptied_parts
 
 DAY = date(2026, 1, 2)
 AT = datetime(2026, 1, 2, tzinfo=UTC)
+DAY_MS = 24 * 3600 * 1000
 
 T = TypeVar("T")
 
@@ -129,25 +130,30 @@ def test_what_is_there_is_not_added_again(objects: Objects, tmp_path: Path) -> N
     assert archived(tmp_path) == [1, 2, 3, 4]
 
 
+def sizes_of_parts(folder: Path) -> list[int]:
+    """Of those that have dead letters, as they are in memory."""
+    tables = [pq.read_table(path) for path in (folder / ARCHIVE_FOLDER).rglob("*.parquet")]
+    return [table.nbytes for table in tables if table.num_rows]
+
+
+@pytest.mark.parametrize("alike", [False, True])
 def test_small_parts_are_put_together_and_large_ones_are_left(
-    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alike: bool
 ) -> None:
+    """Also of dead letters that are alike, whose files are far smaller than what they have."""
     monkeypatch.setattr(archive, "SMALL_BYTES", 30_000)
     noise = random.Random(0)
 
     sizes = []
-    for number in range(12):
-        folder_of(objects).add(dead_letters(number, payload=noise.randbytes(3000)))
-        filled = [
-            path
-            for path in (tmp_path / ARCHIVE_FOLDER).rglob("*.parquet")
-            if pq.ParquetFile(path).metadata.num_rows
-        ]
-        sizes.append(sorted(path.stat().st_size for path in filled))
+    for number in range(40):
+        payload = b"x" * 3000 if alike else noise.randbytes(3000)
+        folder_of(objects).add(dead_letters(number, payload=payload))
+        sizes.append(sizes_of_parts(tmp_path))
 
-    assert archived(tmp_path) == list(range(12))
+    assert archived(tmp_path) == list(range(40))
     assert all(sum(size < 30_000 for size in some) <= 1 for some in sizes)
-    assert 1 < len(sizes[-1]) < 6
+    assert max(map(max, sizes)) < 40_000
+    assert 3 < len(sizes[-1]) < 6
 
 
 def test_who_looked_before_another_added_looks_again(objects: Objects, tmp_path: Path) -> None:
@@ -164,18 +170,47 @@ def test_an_emptied_part_keeps_its_number_for_a_day(objects: Objects, tmp_path: 
     late = folder_of(objects)
     for number in range(4):
         folder_of(objects).add(dead_letters(number))
-    numbers = parts(tmp_path)
+    emptied = [f"{late.path}/part-00000{number}.parquet" for number in (1, 2, 3)]
 
     late.add(dead_letters(0, 9))
-    longer = time.time() - 2 * 24 * 3600
-    for path in (tmp_path / ARCHIVE_FOLDER).rglob("*.parquet"):
-        os.utime(path, (longer, longer))
-    folder_of(objects).add(dead_letters(10))
-    folder_of(objects)
 
-    assert len(numbers) == 4
-    assert archived(tmp_path) == [0, 1, 2, 3, 9, 10]
-    assert parts(tmp_path) == ["part-000005.parquet", "part-000006.parquet"]
+    assert archived(tmp_path) == [0, 1, 2, 3, 9]
+    emptied.append(f"{late.path}/part-000004.parquet")
+    before_ms = int(time.time() * 1000)
+    assert asyncio.run(emptied_parts(objects, before_ms - DAY_MS)) == []
+    found = asyncio.run(emptied_parts(objects, before_ms + DAY_MS))
+    assert [info.path for info in found] == emptied
+
+
+def test_parts_that_were_emptied_are_found_in_the_folders_of_all_queues_and_days(
+    objects: Objects, tmp_path: Path
+) -> None:
+    folders = [DayFolder(Waits(), objects, queue, DAY) for queue in ("orders", "x" * 255)]
+    for folder in folders:
+        folder.add(dead_letters(1))
+        folder.add(dead_letters(2))
+    (tmp_path / folders[0].path / "part-000003.parquet").write_bytes(b"damaged")
+    (tmp_path / ARCHIVE_FOLDER / "a note").write_bytes(b"")
+
+    found = asyncio.run(emptied_parts(objects, int(time.time() * 1000) + DAY_MS))
+
+    assert [info.path for info in found] == [f"{one.path}/part-000001.parquet" for one in folders]
+
+
+def test_a_part_of_one_dead_letter_is_larger_than_an_empty_one(
+    objects: Objects, tmp_path: Path
+) -> None:
+    letter = dead_letters(1, payload=b"", headers=[])
+    for column in ("reason", "run"):
+        place = letter.column_names.index(column)
+        letter = letter.set_column(place, DEAD_LETTERS.field(column), pa.array([""]))
+    folder = folder_of(objects)
+    folder.add(letter)
+    (part,) = (tmp_path / folder.path).iterdir()
+    one_bytes = part.stat().st_size
+    folder.add(dead_letters(2))
+
+    assert part.stat().st_size < EMPTY_BYTES < one_bytes
 
 
 @pytest.mark.parametrize("lives", range(1, 9))
@@ -210,7 +245,7 @@ def put_damaged(folder: Path, *ids: int, number: int = 1, group_rows: int = 100)
     """A part in which a payload has other bytes than those that were written."""
     path = folder / day_path("orders", DAY) / f"part-{number:06}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = dead_letters(*ids, payload=CONTENT)
+    table = dead_letters(*ids, payload=CONTENT).replace_schema_metadata({"slatemq.bytes": "1000"})
     pq.write_table(
         table, path, row_group_size=group_rows, compression="none", write_page_checksum=True
     )
