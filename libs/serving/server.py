@@ -315,6 +315,7 @@ class RunningService:
         self._keep_announced()
         self.gate.open()
         self._lookups.open()
+        self._service.opened()
         await self._health.serving()
         write_ready_file(self._config.ready_file, self._addresses)
         log.info("serving", extra={"address": self.address})

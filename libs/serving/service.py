@@ -210,6 +210,9 @@ class Service(Generic[C]):
         for servicer in (*self.servicers(), *shared):
             _register(servicer, server)
 
+    def opened(self) -> None:
+        """Called when calls are let in."""
+
     async def wait_fatal(self) -> ExitCause:
         """Return when the process must end: fenced, or a commit failed. Called after `start`."""
         raise NotImplementedError

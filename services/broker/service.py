@@ -173,6 +173,7 @@ class Broker:
         """What runs in the background until it is cancelled; if one ends, the broker does."""
         return [
             self.owner.commits.run(),
+            self.owner.lost_time.watch(),
             self.owner.end_leases(),
             self.keeper.run(),
             self.sweeper.run(),
@@ -189,7 +190,11 @@ class Broker:
         ]
 
     def drain(self) -> None:
-        """Ends waiting claims and streams; the leases that they have go on."""
+        """Ends waiting claims and streams; the leases that they have go on.
+
+        No lease ends from now on: acks and extensions are refused.
+        """
+        self.owner.lost_time.hold()
         self.queues.drain()
         self.watches.drain()
         self.streams.drain()
@@ -339,10 +344,11 @@ class BrokerService(Service[BrokerConfig]):
         clock = self._make_clock(last_ms)
         owner = ShardOwner(
             database,
-            await load_shard(database, last_ms, clock.now_ms()),
+            await load_shard(database, last_ms),
             clock,
             pace=pace_of(config, self._root, database),
             bytes_max=config.uncommitted_bytes_max,
+            held_ms=last_ms,
         )
         owner.shard.lanes.bytes_max = config.lane_bytes_max
         owner.shard.outbox.rows_max = config.outbox_rows_max
@@ -360,6 +366,10 @@ class BrokerService(Service[BrokerConfig]):
         removed = self._removal.wait(self.broker.placement.drain.removed)
         ends = [wait_lost(self.database, self._tasks), removed]
         return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
+
+    def opened(self) -> None:
+        assert self.broker is not None, "called after start"
+        self.broker.owner.lost_time.go_on()
 
     async def drain(self) -> None:
         if self.broker is not None:

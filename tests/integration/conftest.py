@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from libs.serving.process import ownership
-from services.broker.shard import owner
+from services.broker.shard import lost_time
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli.stack import Cli
 from tests.slow_steps import PROPERTY, WatchedLoops, too_long
@@ -32,7 +32,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.fixture(autouse=True)
 def no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk is held, no answer would come; and where a clock is, leases would go on."""
-    monkeypatch.setattr(owner, "STANDSTILL_S", math.inf)
+    monkeypatch.setattr(lost_time, "STANDSTILL_S", math.inf)
     monkeypatch.setattr(ownership, "STANDSTILL_S", math.inf)
 
 

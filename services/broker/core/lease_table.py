@@ -436,9 +436,9 @@ class LeaseTable:
         """How many of them a principal has claimed since the start; of an empty name, the rest."""
         return self._running.held_by(principal)
 
-    def restore(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
-        """Takes in a lease; `changed` if it differs from what is stored."""
-        bucket = queue.leases.restore(lease, order, changed=changed)
+    def restore(self, queue: Queue, order: int, lease: Lease) -> None:
+        """Takes in a stored lease."""
+        bucket = queue.leases.restore(lease, order)
         self._running.add(bucket, (lease.token,))
         self.deadlines.watch(bucket, lease.deadline_ms)
 
@@ -646,20 +646,23 @@ def _backoff_ms(lease: Lease) -> int:
 
 
 class LeaseGrace:
-    """More time, given in steps, for the leases that were alive at a standstill.
+    """More time, given in steps, for the leases that were alive when time was lost.
 
-    While time was lost, no consumer could ack or extend. Between two steps commands may run and
-    commits begin: a lease that ends is skipped, one claimed meanwhile has its full time anyway, and
-    a crash leaves the rest to the grace of the restart. Only the end of leases by the clock must
-    wait for the last step: see `ShardOwner`.
+    Meanwhile no consumer could ack or extend. Between two steps commands may run and commits begin:
+    a lease that ends is skipped, one claimed meanwhile has its full time anyway, and a crash leaves
+    the rest to the grace of the restart. Only the end of leases by the clock must wait for the last
+    step: see `ShardOwner`.
     """
 
-    def __init__(self, queues: Iterable[Queue], since_ms: int, now_ms: int) -> None:
+    def __init__(
+        self, queues: Iterable[Queue], since_ms: int, now_ms: int, grace_ms: int = GRACE_MS
+    ) -> None:
         """Give the leases of these queues that were alive at `since_ms` a grace from `now_ms` on.
 
-        It is that of a restart: the lease's length, or GRACE_MS where that is shorter.
+        It is the lease's length, or `grace_ms` where that is shorter: by default as at a restart.
         """
         self.is_done = False
+        self._grace_ms = grace_ms
         self._since_ms = since_ms
         self._now_ms = now_ms
         self._buckets = _buckets_of([queue for queue in queues if queue.leases.count])
@@ -668,7 +671,7 @@ class LeaseGrace:
         """Goes on a little; returns the queues with leases that have more time now."""
         looked_at, changed = 0, dict[Queue, None]()
         for queue, bucket in self._buckets:
-            if bucket.count and bucket.lengthen(self._since_ms, self._now_ms, GRACE_MS):
+            if bucket.count and bucket.lengthen(self._since_ms, self._now_ms, self._grace_ms):
                 queue.leases.note_changed(bucket)
                 changed[queue] = None
             looked_at += max(bucket.count, BUCKET_LEASES)

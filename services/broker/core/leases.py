@@ -85,14 +85,14 @@ class Lease:
     origin: Origin | None = None
 
     @classmethod
-    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: LeaseOwner) -> Lease:
-        """A stored lease, with the deadline that holds after a restart."""
+    def restore(cls, stored: InFlightMessage, queue: LeaseOwner) -> Lease:
+        """A stored lease."""
         return cls(
             stored.lease,
             stored.message_id,
             stored.priority,
             stored.claimed_at_ms,
-            deadline_ms,
+            stored.lease_deadline_ms,
             stored.attempts,
             stored.retention_deadline_ms,
             stored.lease_length_ms,
@@ -439,17 +439,12 @@ class InFlight:
         self._changed[bucket.order] = bucket
         self._touch()
 
-    def restore(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
-        """Takes in a stored lease; orders must come ascending.
-
-        `changed` if it differs from what is stored: the next commit writes it.
-        """
+    def restore(self, lease: Lease, order: int) -> LeaseBucket:
+        """Takes in a stored lease; orders must come ascending."""
         bucket = self._buckets.get(order)
         if bucket is None:
             bucket = self._buckets[order] = LeaseBucket(lease.queue, order, stored=True)
         bucket.put((lease,))
-        if changed:
-            self.note_changed(bucket)
         self.count += 1
         return bucket
 

@@ -7,6 +7,7 @@ In reading order; a file imports only files above it:
 `loading`         Reads the broker's database: all state at start, and cold buckets when a command
                   needs them
 `locations`       On which broker shards a queue is: what the claim of its name says
+`lost_time`       Time that does not count for leases: of starts, drains, standstills and steps
 `owner`           The shard in its process: runs commands on the pure state, commits what they
                   change, ends leases
 `drain`           A shard that takes no new queues, and is removed once it has nothing

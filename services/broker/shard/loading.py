@@ -72,7 +72,6 @@ from libs.storage.records.states import (
     decode_queue_state,
     decode_routing_cursor,
 )
-from services.broker.core.lease_table import GRACE_MS
 from services.broker.core.leases import Lease
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
@@ -173,8 +172,10 @@ async def last_clock_ms(database: Store) -> int:
     return decode_clock(value) if value else 0
 
 
-async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
+async def load_shard(database: Store, last_ms: int) -> Shard:
     """The shard as the last commit left it; `last_ms` is the time of that commit.
+
+    Leases have the ends that they had then: see `LostTime`.
 
     Raises CorruptRecord, DamagedStore.
     """
@@ -224,9 +225,8 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     gone = [(queue_id, state) for queue_id, state in states.items() if state.deleted]
     # In the order of their deletion: a deleted queue's revision is that of it.
     shard.deleted = dict(sorted(gone, key=lambda pair: pair[1].created_revision))
-    for queue_id, queue in shard.queues.items():
-        if states[queue_id].in_flight_count:
-            await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
+    busy = [one for one in shard.queues.values() if states[one.queue_id].in_flight_count]
+    await _in_turns(lambda one: _load_leases(database, shard, one, states[one.queue_id]), busy)
     return shard
 
 
@@ -249,26 +249,14 @@ async def _load_executed(database: Store, last_ms: int) -> Executed:
 
 
 async def _load_leases(
-    database: Store,
-    shard: Shard,
-    queue: Queue,
-    state: QueueStateRecord,
-    last_ms: int,
-    now_ms: int,
+    database: Store, shard: Shard, queue: Queue, state: QueueStateRecord
 ) -> None:
     first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
     last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
     async for key, value in _rows(database, active_range(queue.queue_id, first, last)):
         order = split_bucket(parse_active_key(key).bucket).order
         for stored in decode_active(value)[1]:
-            deadline_ms = stored.lease_deadline_ms
-            if deadline_ms > last_ms:
-                deadline_ms = max(deadline_ms, now_ms + min(stored.lease_length_ms, GRACE_MS))
-            # If it moved it is written again: another restart must find it alive too.
-            moved = deadline_ms != stored.lease_deadline_ms
-            shard.leases.restore(
-                queue, order, Lease.restore(stored, deadline_ms, queue), changed=moved
-            )
+            shard.leases.restore(queue, order, Lease.restore(stored, queue))
 
 
 @dataclass(eq=False)

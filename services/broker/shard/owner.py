@@ -23,13 +23,14 @@ from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
 from libs.storage.layout.primitives import Row
 from services.broker.core.config_log import ConfigChange, ConfigLog
-from services.broker.core.lease_table import LeaseGrace
+from services.broker.core.lease_table import GRACE_MS, LeaseGrace
 from services.broker.core.leases import Lease
 from services.broker.core.lists.replays import Ranges
 from services.broker.core.moves import moving
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.shard import Needs, RangeApplication, Shard
 from services.broker.shard.loading import Loader
+from services.broker.shard.lost_time import HOLD_MS, Lost, LostTime
 from slatemq.errors import WRONG_SHARD, NotFound, ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,6 @@ EXPIRE_AT_ONCE = 1000
 
 TICK_MAX_MS = 100
 """How late a lease may end: the loop looks at least this often."""
-
-STANDSTILL_S = 1.0
-"""A loop that oversleeps this long has stood still: no consumer could ack or extend meanwhile."""
 
 DRAIN_AT_ONCE = 256
 """Queues whose records are encoded in one go at most: a few milliseconds."""
@@ -74,9 +72,19 @@ class ShardOwner:
     """Owns the shard's state and its database. One event loop, no locks."""
 
     def __init__(
-        self, database: Database, shard: Shard, clock: Clock, *, pace: Pace, bytes_max: int
+        self,
+        database: Database,
+        shard: Shard,
+        clock: Clock,
+        *,
+        pace: Pace,
+        bytes_max: int,
+        held_ms: int | None = None,
     ) -> None:
-        """Own this state; refuse more when `bytes_max` are not yet committed (see `admit`)."""
+        """Own this state; refuse more when `bytes_max` are not yet committed (see `admit`).
+
+        Leases that were alive at `held_ms` do not end before `lost_time.go_on`.
+        """
         self.shard = shard
         self.clock = clock
         self.commits = GroupCommit(database, clock, self, pace)
@@ -91,7 +99,7 @@ class ShardOwner:
         )
         self.on_revision: list[Callable[[], None]] = []
         """Called when a change of the queues' configs is durable."""
-        self._stepped_ms = clock.stepped_ms
+        self.lost_time = LostTime(clock, held_ms)
         self._database = database
         self._loader = Loader(database, shard)
         self._due = DueQueues(shard.queues.values(), self.owns)
@@ -297,7 +305,6 @@ class ShardOwner:
 
     async def end_leases(self) -> None:
         """Ends leases at their deadlines; runs until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 await self.end_leases_once()
@@ -306,21 +313,13 @@ class ShardOwner:
                 log.warning("leases cannot be ended now: %s", error)
             next_ms = self.shard.leases.deadlines.next_ms()
             wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
-            slept_at, slept_ms = loop.time(), self.clock.now_ms()
             await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
-            # Only the sleep is measured: with a slow store, ending leases may take long, and that
-            # must not keep them alive forever.
-            slept_s = loop.time() - slept_at
-            if slept_s > STANDSTILL_S:
-                # Paused or starved: acks that arrived meanwhile are not read yet.
-                log.warning("stood still for %.1f s: leases go on", slept_s)
-                await self._give_grace(slept_ms)
 
     async def end_leases_once(self) -> None:
         """Ends the leases whose time has come, unless the disk is behind."""
         while self.commits.overdue_ms() < OVERDUE_MS:
             until_ms = self.clock.now_ms()
-            await self._grace_after_step()
+            await self._make_up()
             next_ms = self.shard.leases.deadlines.next_ms()
             if next_ms is None or next_ms > until_ms:
                 return
@@ -330,36 +329,36 @@ class ShardOwner:
             # Not faster than it is stored, and others run in between.
             await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
 
-    async def _grace_after_step(self) -> None:
-        """Gives leases the grace of a standstill if the clock has followed a step."""
-        step_ms = self.clock.stepped_ms - self._stepped_ms
-        if step_ms:
-            self._stepped_ms += step_ms
-            log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
-            # Leases alive before the step, and those that ended in the last moments before it.
-            since_ms = self.clock.now_ms() - step_ms - TICK_MAX_MS
-            await self._give_grace(since_ms)
+    async def _make_up(self) -> None:
+        """Gives leases the time that they have lost, and held ones what they need."""
+        while (lost := self.lost_time.take()) is not None:
+            await self._give_grace(lost, GRACE_MS)
+        next_ms, now_ms = self.shard.leases.deadlines.next_ms(), self.clock.now_ms()
+        if next_ms is not None and self.lost_time.must_look(next_ms, now_ms):
+            assert self.lost_time.held_ms is not None, "they are held"
+            await self._give_grace(Lost(self.lost_time.held_ms, now_ms), HOLD_MS)
 
-    async def _give_grace(self, since_ms: int) -> None:
-        """Gives the leases alive at `since_ms` the grace of a restart, in steps.
+    async def _give_grace(self, lost: Lost, grace_ms: int) -> None:
+        """Gives the leases alive when time was lost that of a restart, in steps.
 
-        No lease ends meanwhile. A standstill between two steps starts it over: leases that had the
-        grace lost it then, and none has ended since.
+        No lease ends meanwhile. If more is lost between two steps it starts over: leases that had
+        the grace lost it then, and none has ended since.
         """
-        loop = asyncio.get_running_loop()
-        grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
+        queues = self.shard.queues.values()
+        grace = LeaseGrace(queues, *lost, grace_ms)
         while not grace.is_done:
             changed = grace.step()
             self._note_due(changed)
             self.shard.drain_early(changed, self.clock.now_ms())
             self._note_changes(0)
-            at = loop.time()
             await asyncio.sleep(0)
-            if loop.time() - at > STANDSTILL_S:
-                grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
+            if (more := self.lost_time.take()) is not None:
+                lost = Lost(min(lost.since_ms, more.since_ms), more.until_ms)
+                grace = LeaseGrace(queues, *lost, GRACE_MS)
 
     def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
-        self.shard.leases.expire(leases, until_ms)
+        if not self.lost_time.look():  # also not while their attempts were read
+            self.shard.leases.expire(leases, until_ms)
 
     async def watch_due(self) -> None:
         """Looks at delayed messages when they fall due; runs until cancelled."""

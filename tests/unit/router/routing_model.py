@@ -90,7 +90,7 @@ class Broker:
 
     def crash(self) -> None:
         self.store, self.reports = self.store.crash(0), []
-        self.shard = asyncio.run(load_shard(self.store, START_MS, START_MS))
+        self.shard = asyncio.run(load_shard(self.store, START_MS))
         self.incarnation += 1
         self.configs = ConfigLog(
             self.shard.stored_configs(), forgotten_revision=self.shard.forgotten_revision

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from libs.storage.database.roots import open_root
-from services.broker.shard import owner
+from services.broker.shard import lost_time, owner
 from tests.integration.broker.core.differential import Differential
 from tests.integration.broker.rig import Disk, Ingest, running
 from tests.manual_clock import ManualClock
@@ -28,7 +28,7 @@ async def run_history(
     """Gives how many commands were run; raises AssertionError where broker and model differ."""
     with pytest.MonkeyPatch.context() as patch:
         # The histories' time is their own: a busy machine gives no lease more of it.
-        patch.setattr(owner, "STANDSTILL_S", math.inf)
+        patch.setattr(lost_time, "STANDSTILL_S", math.inf)
         patch.setattr(owner, "OVERDUE_MS", math.inf)
         return await _run(folder, seed, commands, restarts, report)
 

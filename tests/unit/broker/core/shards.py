@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from libs.storage.records.queues import AvailableMessage
+from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.leases import Lease, LeaseOwner
 from services.broker.core.queue import Choice, NeedsLane, Queue, Selector
 from services.broker.core.settings import QueueSettings
@@ -129,6 +130,9 @@ class Rig:
         self.now_ms += away_ms
         self.store = self.store.crash(0)
         last_ms = await last_clock_ms(self.store)
-        self.shard = await load_shard(self.store, last_ms, self.now_ms)
+        self.shard = await load_shard(self.store, last_ms)
+        grace = LeaseGrace(self.shard.queues.values(), last_ms, self.now_ms)
+        while not grace.is_done:
+            grace.step()
         self.loader = Loader(self.store, self.shard)
         self._position = self.shard.cursors.get(0, 0)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.storage.records.queues import FailedAttempt
 from services.broker.core import lease_table, leases
 from services.broker.core import lease_table as shard_leases
-from services.broker.core.lease_table import GRACE_MS
+from services.broker.core.lease_table import GRACE_MS, LeaseGrace
 from services.broker.core.leases import Lease
 from services.broker.core.lists import attempts, finished_lists
 from services.broker.core.queue import ATTEMPTS_USED_UP, NeedsLane, Queue
@@ -252,7 +252,10 @@ class History(RuleBasedStateMachine):
         self.spin()
         self.now_ms += away_ms
         last_ms = self.loop.run_until_complete(last_clock_ms(self.store))
-        self.shard = self.loop.run_until_complete(load_shard(self.store, last_ms, self.now_ms))
+        self.shard = self.loop.run_until_complete(load_shard(self.store, last_ms))
+        grace = LeaseGrace(self.shard.queues.values(), last_ms, self.now_ms)
+        while not grace.is_done:
+            grace.step()
         self.loader = Loader(self.store, self.shard)
         for queue in self.model.queues.values():
             queue.walked_ms = 0
