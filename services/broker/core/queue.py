@@ -48,6 +48,7 @@ from services.broker.core.waiting.scan import (
     Choice,
     ExpiryPolicy,
     NeedsLane,
+    Passing,
     Segment,
     Selector,
 )
@@ -154,9 +155,14 @@ class Queue:
 
     # --- Messages are claimed -----------------------------------------------
 
-    def peek(self, limit: int, wanted: IdFilter, now_ms: int) -> list[int]:
-        """IDs of the wanted messages that come next, at most `limit`. May raise NeedsLane."""
-        selector = _Peek(limit, wanted)
+    def peek(
+        self, limit: int, wanted: IdFilter, now_ms: int, passing: Passing | None = None
+    ) -> list[int]:
+        """IDs of the wanted messages that come next, at most `limit`.
+
+        May raise NeedsLane, and with `passing` Needs.
+        """
+        selector = _Peek(limit, wanted, passing)
         self._walk(selector, now_ms, limit)
         return selector.ids
 
@@ -169,8 +175,9 @@ class Queue:
         now_ms: int,
         principal: str = "",
     ) -> Claimed:
-        """Moves the messages selected to in flight, as many as may be. May raise NeedsLane.
+        """Moves the messages selected to in flight, as many as may be.
 
+        May raise NeedsLane, and where the selector goes on behind many others, Needs.
         `next_block` returns blocks of tokens that are not in use.
         """
         segments = self._walk(selector, now_ms, self.capacity)
@@ -355,7 +362,8 @@ class _Peek(Selector):
 
     takes = False
 
-    def __init__(self, limit: int, wanted: IdFilter) -> None:
+    def __init__(self, limit: int, wanted: IdFilter, passing: Passing | None) -> None:
+        self.passing = passing
         self.ids: list[int] = []
         self._limit = limit
         self._wanted = wanted

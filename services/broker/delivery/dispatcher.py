@@ -25,7 +25,7 @@ from libs.storage.layout.ids import shard_of
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.moves import moving
 from services.broker.core.queue import NeedsLane, Queue
-from services.broker.core.waiting.scan import Choice, Selector
+from services.broker.core.waiting.scan import Choice, Needs, Passing, Selector
 from services.broker.delivery.in_flight_limit import InFlightLimit
 from services.broker.delivery.ingest_health import IngestHealth
 from services.broker.delivery.late_fetches import LateFetches
@@ -86,6 +86,7 @@ class Dispatcher:
         self._late = LateFetches(payloads, budget, self._fetch_changed)
         self._kept_back: Counter[int] = Counter()
         self._keeping: Counter[str] = Counter()  # by queue, its messages that are kept back
+        self._passing = 0  # goes up when messages that were passed over may be had again
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
         """Open streams, in line or not, with their queues."""
@@ -202,6 +203,7 @@ class Dispatcher:
                 self._kick(waiter_line)
 
     def _fetch_changed(self, waiter_line: WaiterLine) -> None:
+        self._passing += 1
         if waiter_line.line:
             self._kick(waiter_line)
         self._clean_up(waiter_line)
@@ -267,7 +269,7 @@ class Dispatcher:
             if wanted and not self.in_flight.capacity(waiter_line):
                 waiter_line.short = True
                 return []
-            return queue.peek(limit, reachable, now_ms)
+            return queue.peek(limit, reachable, now_ms, self._passing_of(waiter_line))
 
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
@@ -311,13 +313,29 @@ class Dispatcher:
         self._ingests.mark_slow(fetched.slow)
         waiter_line.passed.update(map(shard_of, fetched.slow))
         if fetched.gone:
-            await fail_gone(self._owner, waiter_line.queue, fetched.gone)
+            await self._fail_gone(waiter_line, fetched.gone)
             return True
         claimed = await self._claim_in_turns(waiter_line, held)
         if not claimed and self._budget.is_exceeded and waiter_line.unavailable is None:
             waiter_line.unavailable = self._budget.exceeded()
         waiter_line.stuck = not claimed
-        return claimed > 0
+        return claimed > 0 or bool(fetched.down)  # Now these are passed over: look once more.
+
+    async def _fail_gone(self, waiter_line: WaiterLine, gone: Mapping[int, str]) -> None:
+        """Moves those of a line's next messages to failed that are not to be had."""
+        queue = waiter_line.queue
+
+        def fail_all(ids: set[int], reason: str, now_ms: int) -> None:
+            if self._owner.owns(queue):
+                choosing = _ByIds(ids, self._passing_of(waiter_line))
+                leases = self._owner.shard.leases
+                claimed = leases.claim(queue, choosing, 0, "", now_ms)
+                leases.fail(claimed.leases(), reason, now_ms)
+
+        for reason in dict.fromkeys(gone.values()):
+            ids = {one for one, why in gone.items() if why == reason}
+            log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
+            await self._owner.run(partial(fail_all, ids, reason))
 
     async def _claim_in_turns(
         self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage]
@@ -369,10 +387,12 @@ class Dispatcher:
         """Looks at all lines again: more may be claimable than at the last look."""
         self._changed(self._waiter_lines.keys())
 
-    def _ingest_back(self, shard: int) -> None:
-        """Looks at the lines again that have passed over messages of an ingest."""
+    def _ingest_back(self, _: int) -> None:
+        """Looks at the lines again that have passed over messages."""
+        self._passing += 1
         for waiter_line in self._waiter_lines.values():
-            if waiter_line.line and shard in waiter_line.passed:
+            # Of a line that looked behind many messages, `passed` may not have all ingests.
+            if waiter_line.line and waiter_line.passed:
                 self._kick(waiter_line)
 
     def _note_down(self, waiter_line: WaiterLine, found: set[int]) -> None:
@@ -446,6 +466,10 @@ class Dispatcher:
         waiter_line.passed.add(shard)
         return False
 
+    def _passing_of(self, waiter_line: WaiterLine) -> Passing:
+        """What claims for a line pass over. What is kept back comes soon: it is no part of that."""
+        return Passing(self._passing, lambda item: self._can_serve(waiter_line, item.message_id))
+
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
         if waiter_line.stuck or waiter_line.impatient:
             return STUCK_MS
@@ -472,7 +496,7 @@ class Dispatcher:
         try:
             if not waiter_line.cut:
                 self._claim_all(waiter_line, {}, now_ms)
-        except NeedsLane:
+        except (NeedsLane, Needs):
             waiter_line.cut = True
         if waiter_line.cut:
             self._kick(waiter_line)
@@ -589,6 +613,7 @@ class Dispatcher:
             self._payloads.get,
             self._kept_back,
             partial(self._can_serve, waiter_line),
+            self._passing_of(waiter_line),
             one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
         claimed = self._owner.shard.leases.claim(
@@ -629,6 +654,7 @@ class ClaimSelector(Selector):
         find: Callable[[int], CachedMessage | None],
         kept_back: Mapping[int, int],
         can_give: Callable[[int], bool],
+        passing: Passing | None = None,
         *,
         one_fits: bool = True,
     ) -> None:
@@ -640,6 +666,7 @@ class ClaimSelector(Selector):
         """
         self.chosen: list[CachedMessage] = []
         self.skipped_count = 0
+        self.passing = passing
         self._count = count
         self._payload_bytes_left = payload_bytes
         self._answer_bytes = self._bytes_left = answer_bytes
@@ -706,22 +733,9 @@ _ID_BYTES = 16
 """What a message has in an answer beside its payload and what it shares with others."""
 
 
-async def fail_gone(owner: ShardOwner, queue: Queue, gone: Mapping[int, str]) -> None:
-    """Moves those of a queue's next messages to failed that are not to be had, by their reasons."""
-    for reason in dict.fromkeys(gone.values()):
-        ids = {one for one, why in gone.items() if why == reason}
-        log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
-        await owner.run(partial(_fail_all, owner, queue, ids, reason))
-
-
-def _fail_all(owner: ShardOwner, queue: Queue, ids: set[int], reason: str, now_ms: int) -> None:
-    if owner.owns(queue):
-        claimed = owner.shard.leases.claim(queue, _ByIds(ids), 0, "", now_ms)
-        owner.shard.leases.fail(claimed.leases(), reason, now_ms)
-
-
 class _ByIds(Selector):
-    def __init__(self, ids: set[int]) -> None:
+    def __init__(self, ids: set[int], passing: Passing) -> None:
+        self.passing = passing
         self._left = set(ids)
 
     def choose(self, item: AvailableMessage) -> Choice:

@@ -32,6 +32,7 @@ from services.broker.core.waiting.orders import Orders, in_epoch
 from services.broker.core.waiting.scan import (
     ExpiryPolicy,
     Needs,
+    NeedsBeyond,
     NeedsBucket,
     NeedsDue,
     NeedsLane,
@@ -40,6 +41,7 @@ from services.broker.core.waiting.scan import (
     Selector,
     StoredBucket,
     Walk,
+    choose_wanted,
 )
 
 TIMED_BUCKET_MAX = 500
@@ -235,9 +237,11 @@ class Available:
     ) -> None:
         """Returns messages that were taken from the bucket of this order: (place, message)."""
         self._touch()
-        if split_order(order_in_time(kind, order)).epoch == self.epoch:
-            self._lane(priority, kind).reinsert(order, items)
-        else:  # The queue was purged meanwhile.
+        is_here = split_order(order_in_time(kind, order)).epoch == self.epoch
+        lane = self._lane(priority, kind) if is_here else None
+        if lane is not None and (lane.find(order) is not None or lane.has_none(order)):
+            lane.reinsert(order, items)
+        else:  # The queue was purged meanwhile, or the bucket is not in memory any more.
             self._add_ready(priority, [item for _, item in sorted(items, key=itemgetter(0))], 0)
 
     def _journal(self, item: AvailableMessage, place: Place) -> None:
@@ -447,9 +451,8 @@ class Available:
     ) -> list[Segment]:
         """Takes visible messages, at most `capacity`, in the order of delivery.
 
-        May raise NeedsLane, but only if the selector has found nothing yet, and as long as no more
-        than some of the lane is in memory: lower priorities wait while messages of a higher one
-        cannot be had.
+        May raise NeedsLane or Needs, but only if the selector has found nothing yet. Lower
+        priorities wait for messages of a higher one, unless all of that are passed over.
         """
         taken: list[Segment] = []
         self._walked_ms = max(self._walked_ms, now_ms)
@@ -461,10 +464,15 @@ class Available:
             ]
             walk = Walk(lanes, self.epoch, now_ms, capacity)
             cold = None
+            passed: list[Lane] = []
             for lane, bucket in walk:
                 if bucket is None:
-                    cold = lane
-                    break
+                    if taken or not _goes_beyond(selector, lane):
+                        cold = lane
+                        break
+                    passed.append(lane)
+                    walk.leave(lane)
+                    continue
                 segment = walk.take(lane, bucket, selector, expiry)
                 if segment.items:
                     taken.append(segment)
@@ -478,9 +486,44 @@ class Available:
             has_found = bool(taken) or selector.has_found
             if cold is not None and not has_found and (cold.head is None or cold.roomy):
                 raise NeedsLane(self, cold)
-            if walk.stopped or cold is not None:
+            for lane in passed:
+                if has_found or walk.stopped:
+                    break
+                beyond, walk.stopped = self._take_beyond(lane, selector, expiry, now_ms, capacity)
+                taken += beyond
+                has_found = bool(taken) or selector.has_found
+            if walk.stopped or cold is not None or (passed and has_found):
                 break
         return taken
+
+    def _take_beyond(
+        self, lane: Lane, selector: Selector, expiry: ExpiryPolicy, now_ms: int, capacity: int
+    ) -> tuple[list[Segment], bool]:
+        """Like a walk over one lane, behind its cached prefix; also returns whether to stop."""
+        is_timed = lane.kind is BucketKind.TIMED
+        last = min(lane.tail, self.due_until(now_ms)) if is_timed else lane.tail
+        passing = selector.passing
+        assert passing is not None, "see _goes_beyond"
+        lane.begin_passing(passing.number)
+        taken: list[Segment] = []
+        has_wanted = has_stopped = False
+        for bucket in lane.beyond(last):
+            chosen = choose_wanted(bucket, selector, passing, expiry, capacity)
+            if chosen.taken:
+                items = [bucket.items[index] for index in chosen.taken]
+                places = [bucket.place(index) for index in chosen.taken]
+                taken.append(Segment(items, lane.kind, bucket.order, places))
+                capacity -= len(items)
+            if gone := {*chosen.taken, *chosen.dropped}:
+                lane.remove(bucket, gone)
+                self._touch()
+                self._open_ready.pop(lane.priority, None)
+            has_wanted, has_stopped = has_wanted or chosen.has_wanted, chosen.has_stopped
+            if has_stopped:
+                break
+        if not has_wanted and lane.examined_until < last:
+            raise Needs([NeedsBeyond(self, lane, last, passing)], ())
+        return taken, has_stopped
 
     def remove_expired(self, lane: Lane, bucket: Bucket, indexes: set[int]) -> None:
         """Removes messages past their retention from a bucket that `find_bucket` returned."""
@@ -518,6 +561,13 @@ class Available:
             if bucket is not None and bucket.start and not bucket.stored:
                 bucket.trim()
             rows.append((head + tail, None if bucket is None else bucket.value()))
+
+
+def _goes_beyond(selector: Selector, lane: Lane) -> bool:
+    """Whether to look behind the cached prefix of a lane, all of which was passed over."""
+    if selector.passing is None or selector.has_found:
+        return False
+    return lane.head is not None and not lane.roomy
 
 
 def leaves_at(item: AvailableMessage) -> int:

@@ -12,6 +12,11 @@ The overlay holds what was added or changed beyond the cached prefix until the c
 it is durable: until then the database cannot return it. For the same time the lane remembers which
 buckets were removed out of turn: a read that began earlier must not bring them back.
 
+Claims pass over messages that cannot be had now. Where these are all of the prefix, what lies
+beyond is read as well, and of it those buckets are pinned in the overlay that have others:
+
+    [bucket] ... known_until | . . . [bucket] . . . passed_until | . . . not read
+
 A timed lane knows how many messages are due up to the order to which it has counted them:
 
     [bucket][bucket] ... due_until | . . . [bucket] ...
@@ -88,6 +93,8 @@ class Lane:
         "kind",
         "known_until",
         "loading",
+        "passed_as",
+        "passed_until",
         "priority",
         "tail",
     )
@@ -104,6 +111,9 @@ class Lane:
         self.changed: dict[int, Bucket | None] = {}
         self.due_until = 0
         self.due_count = 0
+        # Up to this order all is in memory but what a `Passing` of this number passes over.
+        self.passed_until = 0
+        self.passed_as = 0
         self._cached: list[Bucket] = []
         self._front = 0  # index of the head in _cached: cheaper than shifting the list each time
         self.cached_count = 0  # messages of the cached prefix
@@ -180,6 +190,11 @@ class Lane:
     def first_unknown(self) -> int:
         """The lowest order that may hold a bucket not in memory."""
         return self.known_until + 1
+
+    @property
+    def examined_until(self) -> int:
+        """Up to here nothing has to be read for a claim that passes over `passed_as`."""
+        return max(self.known_until, self.passed_until)
 
     @property
     def earliest(self) -> int | None:
@@ -265,7 +280,7 @@ class Lane:
             and order > max(last, self._removed_until)
         ):
             # Not at `last`: what lay between the two may still be in the database.
-            self.known_until = order - 1
+            self._know_until(order - 1)
             self._overlay[order] = bucket
         else:
             self.cached_count += bucket.left
@@ -275,6 +290,11 @@ class Lane:
                 if head is not None and order < head.order:
                     self._trim(head)
                 insort(self._cached, bucket, lo=self._front, key=BY_ORDER)
+
+    def _know_until(self, order: int) -> None:
+        """Shortens the cached prefix."""
+        self.known_until = order
+        self.passed_until = 0
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end of a bucket that is in memory, and writes it again."""
@@ -354,7 +374,8 @@ class Lane:
             return
         bucket.insert(items)
         self._count_in(order, len(items))
-        self.cached_count += len(items)
+        if order <= self.known_until:
+            self.cached_count += len(items)
         self.changed[order] = bucket
 
     def remove(self, bucket: Bucket, indexes: Collection[int]) -> None:
@@ -383,6 +404,40 @@ class Lane:
             self._gone[order] = 0
         else:
             del self.changed[order]
+
+    # --- Messages are passed over -------------------------------------------
+
+    def begin_passing(self, number: int) -> None:
+        """Notes which messages a walk passes over: for others, all is to be read again."""
+        if number != self.passed_as:
+            self.passed_as, self.passed_until = number, 0
+
+    def beyond(self, last_order: int) -> list[Bucket]:
+        """The buckets beyond the cached prefix up to `passed_until`, and to this order."""
+        last = min(self.passed_until, last_order)
+        return [self._overlay[o] for o in sorted(self._overlay) if self.known_until < o <= last]
+
+    def offer_beyond(
+        self,
+        rows: Sequence[tuple[int, list[AvailableMessage]]],
+        first: int,
+        through: int,
+        wants: Callable[[AvailableMessage], bool],
+    ) -> None:
+        """Takes in what was read from `first`, which followed `examined_until`, to `through`.
+
+        Buckets with a message that the walk wants are pinned; the others are passed over.
+        """
+        read, pinned = dict(rows), 0
+        for order, items in self.merged(rows, first, through):
+            if order in read and any(map(wants, items)):
+                if pinned >= PINNED_MAX // 2:
+                    through = order - 1
+                    break
+                self.pin(order, read[order])
+                pinned += 1
+        if first == self.examined_until + 1:  # Else what one of these has replaced comes first.
+            self.passed_until = through
 
     # --- Messages fall due --------------------------------------------------
 
@@ -515,8 +570,12 @@ class Lane:
         if self._is_read(order):
             self._pinned.append(order)
         else:
-            self._overlay.pop(order, None)
-            self._gone.pop(order, None)
+            self._let_go_of(order)
+
+    def _let_go_of(self, order: int) -> None:
+        self._gone.pop(order, None)
+        if self._overlay.pop(order, None) and order <= self.passed_until:
+            self.passed_until = order - 1  # It may have messages that are not passed over.
 
     def _is_read(self, order: int) -> bool:
         return self.loading or any(order in orders for orders in self._reading)
@@ -550,8 +609,7 @@ class Lane:
             if self._is_read(order):
                 stay.append(order)  # a read that began before the commit would miss it
             else:
-                self._overlay.pop(order, None)
-                self._gone.pop(order, None)
+                self._let_go_of(order)
         return stay if self._uncrowd(durable_generation) or stay else None
 
     def _uncrowd(self, durable_generation: int) -> bool:
@@ -565,7 +623,7 @@ class Lane:
                 return True
             self._cached.pop()
             self.cached_count -= last.count
-            self.known_until = last.order - 1
+            self._know_until(last.order - 1)
         return False
 
     def evict(self, durable_generation: int) -> None:
@@ -580,6 +638,6 @@ class Lane:
                 return
             self._cached.pop()
             self.cached_count -= last.left
-            self.known_until = last.order - 1
+            self._know_until(last.order - 1)
             if len(self._cached) == self._front:
                 self._head_order, self._head_offset = last.order, last.start

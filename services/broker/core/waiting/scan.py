@@ -92,6 +92,30 @@ class NeedsDue(NeedsRows):
         self.available.offer_due(self, rows, through)
 
 
+class Passing(NamedTuple):
+    """Which messages walks pass over, however many there are."""
+
+    number: int
+    """Another one of the same number wants no other messages."""
+    wants: Callable[[AvailableMessage], bool]
+    """Whether a message is not passed over; a walk goes no further than what it wants."""
+
+
+class NeedsBeyond(NeedsRows):
+    """The buckets beyond what is in memory of a lane, all of which a walk has passed over."""
+
+    in_parts = True
+
+    def __init__(self, available: LaneOwner, lane: Lane, last_order: int, passing: Passing) -> None:
+        super().__init__(available, lane, lane.examined_until + 1, last_order)
+        self.passing = passing
+
+    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
+        lane = self.lane
+        if lane.passed_as == self.passing.number and lane.examined_until + 1 == self.first_order:
+            lane.offer_beyond(rows, self.first_order, through, self.passing.wants)
+
+
 class Choice(Enum):
     """What a claim does with the message that it looks at."""
 
@@ -105,6 +129,9 @@ class Selector(ABC):
 
     A walk offers the messages of a bucket together; if the selector refuses, it asks about each.
     """
+
+    passing: Passing | None = None
+    """None: it need not find what lies behind more messages that it skips than memory holds."""
 
     takes = True
     """Whether the messages that it accepts are taken; otherwise they are left where they are."""
@@ -167,6 +194,38 @@ class ExpiryPolicy:
         return attempts >= self._max_attempts or 0 < deadline_ms <= self._now_ms
 
 
+class Chosen(NamedTuple):
+    """What a walk does with the messages of a bucket: indexes."""
+
+    taken: list[int]
+    dropped: list[int]
+    """Those that must leave undelivered."""
+    has_wanted: bool
+    """Whether there is one that the walk may not pass over."""
+    has_stopped: bool
+
+
+def choose_wanted(
+    bucket: Bucket, selector: Selector, passing: Passing, expiry: ExpiryPolicy, capacity: int
+) -> Chosen:
+    """Offers the selector what it does not pass over of a bucket."""
+    taken: list[int] = []
+    dropped: list[int] = []
+    has_wanted = False
+    for index in range(bucket.start, bucket.count):
+        item = bucket.items[index]
+        if expiry.drop(item):
+            dropped.append(index)
+        elif passing.wants(item):
+            has_wanted = True
+            choice = selector.choose(item) if len(taken) < capacity else Choice.STOP
+            if choice is Choice.STOP:
+                return Chosen(taken, dropped, has_wanted, has_stopped=True)
+            if choice is Choice.TAKE:
+                taken.append(index)
+    return Chosen(taken, dropped, has_wanted, has_stopped=False)
+
+
 class Walk:
     """Goes over the buckets of one priority in the order in which they came or fell due.
 
@@ -182,6 +241,11 @@ class Walk:
         self._due_until = order_of(epoch, now_ms, MAX_ORDER_N)
         self._lanes = lanes
         self._visited = [0] * len(lanes)
+        self._left = set[Lane]()
+
+    def leave(self, lane: Lane) -> None:
+        """Goes on without what is not in memory of this lane."""
+        self._left.add(lane)
 
     def __iter__(self) -> Iterator[tuple[Lane, Bucket | None]]:
         while not self.stopped:
@@ -199,7 +263,7 @@ class Walk:
 
     def _next_order(self, index: int, lane: Lane) -> int | None:
         bucket = lane.cached_from(self._visited[index])
-        if bucket is None and lane.complete:
+        if bucket is None and (lane.complete or lane in self._left):
             return None
         order = order_in_time(lane.kind, bucket.order if bucket else lane.first_unknown)
         if lane.kind == BucketKind.TIMED and order > self._due_until:

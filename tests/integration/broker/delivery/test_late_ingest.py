@@ -13,6 +13,7 @@ import pytest
 from libs.serving.requests import budget as budgets
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.records.queues import AvailableMessage
+from services.broker.core.waiting import lane
 from services.broker.core.waiting.scan import Choice
 from services.broker.delivery import ingest_health, late_fetches
 from services.broker.delivery.dispatcher import ClaimSelector
@@ -386,6 +387,35 @@ async def test_claims_that_pass_over_many_messages_of_an_ingest_do_so_in_steps(
         assert sorted(one for each in claimed for one in ids_of(each)) == in_time
         assert sum(looks.values()) > claims_count * down_count
         assert max(looks.values()) < 2 * (down_count + claims_count)
+
+
+async def test_messages_behind_more_of_an_ingest_that_is_down_than_memory_holds_are_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane, "CACHED_MAX", 40)
+    ingest = _OneDown()
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        down = [message_id(0, number) for number in range(1, 201)]
+        for at in range(0, 200, 10):
+            await assign(rig, down[at : at + 10])
+        urgent, others = ([message_id(1, n) for n in range(f, f + 5)] for f in (1, 6))
+        await assign(rig, urgent)
+        await assign(rig, others, priorities=[200] * 5)
+        ingest.gone = {urgent[2]}
+
+        first = await rig.claim(max_messages=100)  # by which the ingest is found to be down
+        second = await rig.claim(max_messages=100)
+
+        assert ids_of(first) == [one for one in urgent if one != urgent[2]]
+        assert ids_of(second) == others
+        assert (await rig.counts())["failed"] == 1
+        with pytest.raises(grpc.aio.AioRpcError, match="ingest 0 is down"):
+            await rig.claim()
+        await assign(rig, [message_id(1, 20)])
+        assert ids_of(await rig.claim(wait_ms=20_000)) == [message_id(1, 20)]
+        monkeypatch.setattr(_OneDown, "check", Ingest.check)
+        assert sorted(ids_of(await rest_of(rig, 200))) == down
 
 
 def _of(rig: Rig, queue_id: str) -> list[WaiterLine]:

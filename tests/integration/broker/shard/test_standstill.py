@@ -14,6 +14,7 @@ from services.broker.core import lease_table
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
+from services.broker.shard.loading import load_shard
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.integration.waiting import eventually
@@ -148,11 +149,11 @@ async def test_the_time_that_a_start_takes_is_none_of_the_leases(
         held = [(await rig.claim(lease_ms=ms))[0] for ms in (5000, 600_000)]
         rig.clock.advance(1500)
         await rig.create("other")  # the last commit
-    clock, load = rig.clock, service.load_shard
+    clock = rig.clock
     clock.advance(500)
 
     async def slow(database: Database, last_ms: int) -> Shard:
-        shard = await load(database, last_ms)
+        shard = await load_shard(database, last_ms)
         clock.advance(6000)
         return shard
 

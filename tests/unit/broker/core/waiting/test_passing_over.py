@@ -1,0 +1,168 @@
+"""Messages that cannot be had now, more than memory holds, hold up no others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container
+
+import pytest
+
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.leases import Lease
+from services.broker.core.queue import Choice, Selector
+from services.broker.core.waiting import available, lane, lane_budget
+from services.broker.core.waiting.scan import Passing
+from services.broker.shard import loading
+from tests.unit.broker.core.shards import Rig
+
+
+class UpTo(Selector):
+    """Takes at most so many messages, of those whose kind is not down."""
+
+    def __init__(self, limit: int, down: Container[int], number: int) -> None:
+        self.passing = Passing(number, self._wants)
+        self._limit = limit
+        self._down = down
+
+    def _wants(self, item: AvailableMessage) -> bool:
+        return item.message_id % 3 not in self._down
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if not self._wants(item):
+            return Choice.SKIP
+        self._limit -= 1
+        return Choice.TAKE if self._limit >= 0 else Choice.STOP
+
+
+class Passed(Rig):
+    """A queue whose messages are of three kinds; `number` goes up when one is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down: set[int] = set()
+        self.number = 1
+        self.create()
+
+    def back(self) -> None:
+        self.down.clear()
+        self.number += 1
+
+    async def take(self, limit: int) -> list[Lease]:
+        """One claim."""
+        queue = self.queue()
+
+        def command() -> list[Lease]:
+            selector = UpTo(limit, self.down, self.number)
+            return self.shard.leases.claim(queue, selector, 60_000, "w", self.now_ms).leases()
+
+        return await self.run(command)
+
+    async def take_all(self) -> list[Lease]:
+        """Claims until none comes: of less urgent messages, one needs a claim of its own."""
+        found: list[Lease] = []
+        while more := await self.take(5):
+            found += more
+        return found
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds a few messages of a lane, and reads fewer."""
+    monkeypatch.setattr(lane, "CACHED_MAX", 16)
+    monkeypatch.setattr(lane, "PINNED_MAX", 4)
+    monkeypatch.setattr(available, "READY_BUCKET_MAX", 3)
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 3)
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 4)
+    monkeypatch.setattr(lane_budget, "SPARED", 0)
+    monkeypatch.setattr(lane_budget, "COUNTED_FROM", 1)
+
+
+def cached(rig: Rig) -> int:
+    return max(one.cached_count for one in rig.queue().waiting.lanes())
+
+
+@pytest.mark.usefixtures("small")
+async def test_messages_behind_many_that_are_passed_over_are_claimed() -> None:
+    rig = Passed()
+    for first in range(0, 300, 3):
+        await rig.route([first, first + 300, first + 600])
+        rig.commit()
+    await rig.route([1001, 1004])
+    await rig.route([1007], priority=9)
+    rig.commit()
+    await rig.restart()
+    rig.down = {0}
+
+    assert [one.message_id for one in await rig.take(5)] == [1001, 1004]
+    assert [one.message_id for one in await rig.take(5)] == [1007]
+    assert await rig.take(5) == []
+    assert cached(rig) < 20
+    rig.back()
+    assert len(await rig.take_all()) == 300
+
+
+@pytest.mark.usefixtures("small")
+async def test_what_was_read_behind_others_and_not_taken_is_read_again() -> None:
+    rig = Passed()
+    await rig.route(range(0, 300, 3))
+    for first in range(1001, 1100, 9):
+        await rig.route([first, first + 1, first + 2])  # 1002, 1011, … are passed over, too
+        rig.commit()
+    await rig.restart()
+    rig.down = {0}
+
+    taken = []
+    while found := await rig.take(1):
+        taken += [one.message_id for one in found]
+        rig.commit()
+
+    assert taken == [one for first in range(1001, 1100, 9) for one in (first, first + 2)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(30))
+async def test_each_message_comes_once_whatever_is_passed_over(seed: int) -> None:
+    dice = random.Random(seed)
+    rig = Passed()
+    waiting, delayed, held = set[int](), set[int](), list[Lease]()
+    next_id = 1
+    for _ in range(120):
+        rig.shard.lanes.bytes_max = dice.choice([0, 1 << 20])
+        match dice.randrange(11):
+            case 0 | 1 | 2:
+                ids = range(next_id, next_id + dice.randint(1, 12))
+                next_id = ids.stop
+                due_ms = rig.now_ms + dice.randint(1, 40) if dice.random() < 0.3 else 0
+                await rig.route(ids, visible_at_ms=due_ms, priority=dice.choice([0, 0, 0, 7]))
+                waiting.update(ids)
+                delayed |= set(ids) if due_ms else set()
+            case 3:
+                rig.commit()
+            case 4:
+                rig.down.add(dice.randrange(3))
+            case 5 if dice.random() < 0.3:
+                rig.back()
+            case 6 | 9 | 10:
+                taken = await rig.take(dice.randint(1, 4))
+                if not taken:
+                    assert not any(one % 3 not in rig.down for one in waiting - delayed)
+                held += taken
+                waiting.difference_update(one.message_id for one in taken)
+            case 7:
+                dice.shuffle(held)
+                given = [held.pop() for _ in range(len(held) // 2)]
+                waiting.update(one.message_id for one in given)
+                rig.release(given)
+            case 8 if dice.random() < 0.3:
+                rig.commit()
+                await rig.restart()
+                held = []  # Those of another process are not released.
+        rig.now_ms += 3
+        assert rig.queue().waiting.ready_count + rig.queue().waiting.timed_count == len(waiting)
+    rig.now_ms += 100
+    seen = await rig.take_all()
+    assert {one.message_id for one in seen} == {one for one in waiting if one % 3 not in rig.down}
+    rig.back()
+    seen += await rig.take_all()
+    assert sorted(one.message_id for one in seen) == sorted(waiting)
+    assert not any(one.count for one in rig.queue().waiting.lanes())
