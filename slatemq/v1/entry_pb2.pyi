@@ -113,8 +113,9 @@ class Entry(_message.Message):
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
-        """The newest 1,000 failed attempts, the oldest first, including those before a redrive or a
-        transfer, here or in another queue of the shard. Set where the view includes them.
+        """The newest failed attempts, the oldest first, including those before a redrive or a transfer,
+        here or in another queue of the shard: up to 1,000, and 32 KiB, but at least one. Set where the
+        view includes them.
         """
 
     @_builtins.property
@@ -245,7 +246,7 @@ class ListEntriesRequest(_message.Message):
     """The state; required."""
     page_size: _builtins.int
     """At most this many entries; 0 = 100, more than 1,000 means 1,000. A page may have fewer, and is
-    bounded to 32 MiB of payloads.
+    bounded to 32 MiB of payloads, and 16 MiB of attempts.
     """
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""

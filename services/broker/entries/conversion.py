@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -33,6 +34,12 @@ from slatemq.v1.message_pb2 import Message
 
 MESSAGES_BYTES_MAX: Final = 32 << 20
 """The most bytes of messages in one response, unless one message has more."""
+
+ATTEMPTS_BYTES_MAX: Final = 16 << 20
+"""The most bytes of failed attempts in one response."""
+
+ATTEMPTS_AT_ONCE: Final = 50
+"""Entries to which attempts are added in one go: some milliseconds of the event loop."""
 
 WITH_ATTEMPTS: Final = frozenset(
     {entry_pb2.ENTRY_VIEW_ATTEMPTS, entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL}
@@ -143,20 +150,34 @@ class EntryReader:
     async def read(self, entries: Entries, view: View, context: Any) -> int:
         """Adds what the view wants; returns how many of the first entries fit into an answer.
 
-        Messages count for the budget until the call ends. Raises Unavailable while messages are
-        wanted and an ingest is down, ResourceExhausted where answers that are not read have the
-        budget.
+        Both count for the budget until the call ends. Raises Unavailable while messages are wanted
+        and an ingest is down, ResourceExhausted where answers that are not read have the budget.
         """
+        count = len(entries)
         if all(entry.state == queue_pb2.ENTRY_STATE_ARCHIVED for entry in entries):
-            return len(entries)  # the archive has both
-        if view in WITH_ATTEMPTS:
-            await self._add_attempts(entries)
-        if view not in WITH_MESSAGE:
-            return len(entries)
+            return count  # the archive has both
         principal = caller_name()
-        count, held_bytes = await self.add_messages(entries, view, principal)
-        context.add_done_callback(lambda _: self.release(held_bytes, principal))
+
+        def release_after_call(held_bytes: int) -> None:
+            context.add_done_callback(lambda _: self.release(held_bytes, principal))
+
+        if view in WITH_ATTEMPTS:
+            count, held_bytes = await self.add_attempts(entries, principal)
+            release_after_call(held_bytes)
+        if view in WITH_MESSAGE:
+            count, held_bytes = await self.add_messages(entries[:count], view, principal)
+            release_after_call(held_bytes)
         return count
+
+    async def add_attempts(self, entries: Entries, principal: str) -> tuple[int, int]:
+        """Adds failed attempts; returns how many of the first entries fit, and what to `release`.
+
+        Raises ResourceExhausted as `read`.
+        """
+        async with self._budget.fetching(ATTEMPTS_BYTES_MAX, "entries", principal) as bytes_max:
+            count, size_bytes = await self._add_attempts(entries, bytes_max)
+        self._budget.hold(size_bytes, principal)
+        return count, size_bytes
 
     async def add_messages(self, entries: Entries, view: View, principal: str) -> tuple[int, int]:
         """Adds messages; returns how many of the first entries fit, and what to `release` later.
@@ -174,7 +195,20 @@ class EntryReader:
         """Messages of this many bytes were sent."""
         self._budget.release_for(principal, held_bytes)
 
-    async def _add_attempts(self, entries: Entries) -> None:
+    async def _add_attempts(self, entries: Entries, bytes_max: int) -> tuple[int, int]:
+        size_bytes = 0
+        for first in range(0, len(entries), ATTEMPTS_AT_ONCE):
+            part = entries[first : first + ATTEMPTS_AT_ONCE]
+            await self._add_attempts_at_once(part)
+            await asyncio.sleep(0)
+            for count, entry in enumerate(part, first):
+                entry_bytes = sum(one.ByteSize() for one in entry.attempts)
+                if count and size_bytes + entry_bytes > bytes_max:
+                    return count, size_bytes
+                size_bytes += entry_bytes
+        return len(entries), size_bytes
+
+    async def _add_attempts_at_once(self, entries: Entries) -> None:
         queues, attempts = self._owner.shard.queues, self._owner.shard.attempts
         keyed = [
             (attempts_at(queues[entry.queue_id], entry.message_id), entry)

@@ -198,7 +198,7 @@ class ShardOwner:
 
     def _note_changes(self, size_bytes: int) -> None:
         if self.shard.has_changes:
-            self.commits.mark_dirty(size_bytes)
+            self.commits.mark_dirty(size_bytes + self.shard.attempts.take_new_bytes())
         if not self.shard.notes.to_serve:
             return
         served, self.shard.notes.to_serve = self.shard.notes.to_serve, {}
@@ -225,8 +225,13 @@ class ShardOwner:
         """
         await (self.commits.prove_ownership() if isinstance(error, NotFound) else self.durable())
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as much waits to be stored as may."""
+        return self.commits.uncommitted_bytes > self._bytes_max
+
     def admit(self) -> None:
-        if self.commits.uncommitted_bytes > self._bytes_max:
+        if self.is_full:
             raise ResourceExhausted(
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=200
             )

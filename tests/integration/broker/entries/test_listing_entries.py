@@ -27,6 +27,7 @@ from tests.integration.broker.entry_calls import (
 )
 from tests.integration.broker.queue_calls import update
 from tests.integration.broker.rig import Rig, refusal, running
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -267,6 +268,33 @@ async def test_no_page_is_larger_than_it_may_be(
             found += items
             token = answer.next_page_token
         assert found == [*range(1, 21)]
+
+
+@pytest.mark.parametrize("view", [entry_pb2.ENTRY_VIEW_ATTEMPTS, HEADERS])
+async def test_no_page_has_more_attempts_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, view: entry_pb2.EntryView.ValueType
+) -> None:
+    monkeypatch.setattr(entry_conversion, "ATTEMPTS_BYTES_MAX", 3000)
+    monkeypatch.setattr(entry_conversion, "ATTEMPTS_AT_ONCE", 4)
+    async with running() as rig:
+        await rig.create(max_attempts=3)
+        await rig.assign(range(1, 21))
+        for _ in range(3):
+            claimed = await rig.claim(max_messages=20)
+            await rig.nack(*(one.lease_token for one in claimed), reason="x" * 300)
+        held = rig.delivery._budget.used_bytes
+        found: list[int] = []
+        token = ""
+        while token or not found:
+            request = entry_pb2.ListEntriesRequest(
+                queue_id="q", state=FAILED, view=view, page_token=token
+            )
+            answer = await entries(rig).ListEntries(request)
+            assert [len(one.attempts) for one in answer.entries] == [3, 3]
+            found += [one.message_id for one in answer.entries]
+            token = answer.next_page_token
+        assert sorted(found) == [*range(1, 21)]
+        await eventually(lambda: rig.delivery._budget.used_bytes == held)
 
 
 # --- Bad input --------------------------------------------------------------------------

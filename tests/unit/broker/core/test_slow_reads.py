@@ -101,7 +101,7 @@ async def test_what_is_being_written_again_stays_in_memory_though_it_was_durable
 async def test_attempts_that_are_being_written_stay_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempts, "ATTEMPTS_CACHED", 0)
+    monkeypatch.setattr(attempts, "BYTES_MAX", 0)
     rig = Rig()
     rig.create()
     await rig.route([1])

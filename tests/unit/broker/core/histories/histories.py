@@ -48,7 +48,7 @@ LIMITS = [
     (lease_table, "FINISHED_SLOTS", 64),
     (lease_table, "FINISHED_SLOT_MIN", 2),
     (lease_table, "FINISHED_MAX", 130),
-    (attempts, "ATTEMPTS_CACHED", 2),
+    (attempts, "BYTES_MAX", 1000),
 ]
 
 

@@ -10,7 +10,7 @@ from libs.storage.layout.keys import attempts_key
 from libs.storage.records.queues import FailedAttempt
 from services.broker.core.batches.execute import Execution, Fail, Transfer, execute
 from services.broker.core.lists import attempts
-from services.broker.core.lists.attempts import Attempts, attempts_at
+from services.broker.core.lists.attempts import RECORD_BYTES_MAX, Attempts, attempts_at
 from services.broker.core.shard import Nack, Needs
 from services.broker.shard.loading import READ_AT_ONCE
 from tests.unit.broker.core.shards import Rig
@@ -105,7 +105,7 @@ def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPat
 
 
 def test_as_many_histories_stay_in_memory_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "ATTEMPTS_CACHED", 2)
+    monkeypatch.setattr(attempts, "BYTES_MAX", 1000)  # Two, of 417 bytes each.
     records, queue = Attempts(), Rig().create()
     keys = [attempts_at(queue, message_id) for message_id in range(1, 4)]
 
@@ -116,6 +116,27 @@ def test_as_many_histories_stay_in_memory_as_stated(monkeypatch: pytest.MonkeyPa
     records.shrink(frozenset())
 
     assert [records.get(one) is not None for one in keys] == [False, True, True]
+    assert records.held_bytes == 2 * 417
+    records.forget(queue, 2)
+    assert records.held_bytes == 417 + 200
+
+
+def test_of_long_attempts_the_newest_are_kept_up_to_a_size() -> None:
+    records, key = Attempts(), attempts_at(Rig().create(), 1)
+    long = "nack: " + "é" * 512
+
+    for number in range(1, 101):
+        assert number < 2 or records.take_new_bytes() == min(number - 1, 31) * 1047
+        records.add(key, FailedAttempt("c", number, long))
+        ((_, (_, row)),) = records.drain()
+        assert row is not None
+        assert len(row) <= RECORD_BYTES_MAX
+    assert [one.claimed_at_ms for one in records.get(key) or ()] == list(range(70, 101))
+
+    records.add(key, FailedAttempt("c", 101, "x" * 40_000))
+    assert [one.claimed_at_ms for one in records.get(key) or ()] == [101]
+    records.add(key, FailedAttempt("c", 102))
+    assert [one.claimed_at_ms for one in records.get(key) or ()] == [102]
 
 
 async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing() -> None:
