@@ -525,7 +525,7 @@ class BrokerLink:
             pending = {
                 shard
                 for shard, (_, subscriber) in self._lanes.items()
-                if subscriber.route.pending_count and self._is_in_reserve(shard)
+                if subscriber.route.is_behind and self._is_in_reserve(shard)
             }
             for shard in before - pending:
                 self._look_at(shard)  # This router is its first one by now, perhaps.

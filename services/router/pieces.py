@@ -150,6 +150,7 @@ class Piece:
 
     Attributes:
         previous: The ID of the last message before it.
+        last: The ID of the last message in it, or of one that is gone from the end of the log.
         revision: Of the oldest configs that judged any of it.
         entries: What it was made from, kept in case it must be judged again.
         entries_bytes: About what they take in memory, as they are stored.
@@ -172,6 +173,7 @@ class Piece:
         "entries_bytes",
         "is_caught_up",
         "judged_ms",
+        "last",
         "matches_count",
         "messages_count",
         "previous",
@@ -183,7 +185,7 @@ class Piece:
 
     def __init__(self, previous: int, revision: int, since_ms: int) -> None:
         """Begin an empty piece behind `previous`."""
-        self.previous = previous
+        self.previous = self.last = previous
         self.revision = revision
         self.since_ms = self.judged_ms = since_ms
         self.entries: list[LogEntry] = []
@@ -262,6 +264,7 @@ class Piece:
         if self._left_at is not None:
             return False
         self.entries.append(entry)
+        self.last = entry.last
         self.entries_bytes += entry.stored_bytes
         self.messages_count += entry.messages_count
         return True
@@ -270,11 +273,6 @@ class Piece:
     def memory_bytes(self) -> int:
         columns_bytes = QUEUE_BYTES * len(self.columns) + MATCH_BYTES * self.matches_count
         return self.entries_bytes + columns_bytes
-
-    @property
-    def last(self) -> int:
-        """The ID of the last message in it."""
-        return self.entries[-1].last if self.entries else self.previous
 
     @property
     def is_thin(self) -> bool:

@@ -111,8 +111,15 @@ class Route:
         """
         return self._budget.is_full and self.pending_count > 0
 
-    def offer(self, after: int, entries: Sequence[LogEntry]) -> None:
+    @property
+    def is_behind(self) -> bool:
+        """Whether it was offered more than the broker has, as far as is known."""
+        return self.cursor < self.position
+
+    def offer(self, after: int, entries: Sequence[LogEntry], through: int = 0) -> None:
         """Take what the log holds behind `after`; what it holds already is left out.
+
+        `through` may be behind the last entry: of the messages up to there no other one is left.
 
         Raises:
             ValueError: There is a hole between what it holds and these.
@@ -129,6 +136,7 @@ class Route:
                 self.position = entry.last
                 self.pending_count += entry.messages_count
                 self.pending_bytes += entry.size_bytes
+        self.position = max(self.position, through)
         self._count_memory()
 
     @property
@@ -161,16 +169,16 @@ class Route:
             if catching_up.matches_count > 2 * limits.matches_max:
                 self._unjudge()  # Into pieces of a size that can be sent.
             return count
-        if not self._waiting:
+        if not self.can_judge(limits):
             return 0
         if self.judged is None:
-            previous = self.cursor if self.in_flight is None else self.in_flight.last
-            self.judged = Piece(previous, rules.revision, now_ms)
+            self.judged = Piece(self._judged_through, rules.revision, now_ms)
         piece = self.judged
         piece.judged_ms = now_ms
         begin = piece.messages_count
         part_max = self._limits(limits).part_max(rules.queues_count)
-        while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
+        step_end = begin + limits.step_max
+        while self._waiting and self.can_judge(limits) and piece.messages_count < step_end:
             while not piece.is_inside_an_entry and self._waiting[0].messages_count > part_max:
                 whole = self._take_first()
                 self._requeue(whole.parts(part_max))
@@ -178,6 +186,8 @@ class Route:
             if not piece.add(self._waiting[0], rules):
                 break
             self._take_first().release()
+        if not self._waiting:
+            piece.last = self.position
         return piece.messages_count - begin
 
     def judging_revision(self, rules: BrokerRules) -> int:
@@ -215,9 +225,16 @@ class Route:
         """Whether something catches up, or waits and the judged piece has room for it."""
         if self._catching_up() is not None:
             return True
-        if not self._waiting or self.judged is None:
-            return bool(self._waiting)
+        if not self._waiting:
+            return self._judged_through < self.position
+        if self.judged is None:
+            return True
         return self.judged.is_inside_an_entry or not self.judged.is_long(self._limits(limits))
+
+    @property
+    def _judged_through(self) -> int:
+        piece = self.judged or self.in_flight
+        return self.cursor if piece is None else piece.last
 
     def _limits(self, limits: PieceLimits) -> PieceLimits:
         return limits.small() if self.must_drain else limits

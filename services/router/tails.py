@@ -8,6 +8,7 @@
 A route that is behind every tail (a new broker, one that was down) gets a tail of its own, which
 joins the shared one when it has caught up. So an entry is read and decoded once, however many
 brokers there are, except by those who lag; each of them costs ingest one more stream meanwhile.
+Where the end of a log was purged, routes pass over it, so that every broker gets to the end.
 
 Bounds: a route holds `Buffer.messages_max` messages or `Buffer.bytes_max` bytes, and far fewer that
 are not judged yet: of judged ones only what is stored stays in memory. While one is full its tail
@@ -288,23 +289,25 @@ class Tail:
                 self._log.presence.mark_up()
                 self._log.advance(response.durable_sequence)
                 async with self._log.reading(response) as entries:
-                    self._take(entries)
+                    self._take(entries, response.durable_sequence)
         except TimeoutError:
             raise PeerFailed("the log's stream is silent") from None
         finally:
             self.is_open = False
             call.cancel()
 
-    def _take(self, entries: Sequence[LogEntry]) -> None:
+    def _take(self, entries: Sequence[LogEntry], durable_sequence: int) -> None:
+        """Offer what came: without entries, nothing is left up to the last durable message."""
         log, before = self._log, self.position
-        if not entries:
+        through = max(before, entries[-1].last if entries else durable_sequence)
+        if not entries and through == before:
             return
         if any(later.first <= entry.last for entry, later in pairwise(entries)):
             raise PeerFailed("the log's entries are out of order")
         for subscriber in self.subscribers:
-            subscriber.route.offer(before, entries)
+            subscriber.route.offer(before, entries, through)
             subscriber.wake()
-        self.position = max(before, entries[-1].last)
+        self.position = through
         for other in log.tails:
             met = before <= other.position <= self.position
             if met and other is not self and not other.is_paused and other.subscribers:

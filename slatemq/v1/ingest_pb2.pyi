@@ -481,9 +481,9 @@ class TailLogResponse(_message.Message):
     """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
-        """In ascending order of sequence. Empty in a heartbeat, which also says that everything stored
-        when the call began has been sent. The first response comes at once, and the next ones at least
-        every 10 seconds.
+        """In ascending order of sequence. Empty in a heartbeat, which also says that no message up to
+        `durable_sequence` is left that was not sent. The first response comes at once, and the next
+        ones at least every 10 seconds.
         """
 
     @_builtins.property

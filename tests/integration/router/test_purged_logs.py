@@ -13,6 +13,7 @@ from tests.integration.ingest.server import message, serving
 from tests.integration.ingest.test_purge_epochs import epoch
 from tests.integration.ingest.test_purging import purged, short
 from tests.integration.router.stack import running_router
+from tests.integration.waiting import eventually
 
 WAIT_SECONDS = 30
 
@@ -89,3 +90,28 @@ async def test_a_log_of_which_nothing_is_left_holds_up_no_replay(tmp_path: Path)
         async with running_router(open_root(url)):
             more += await ingest.send(b"and more")
             await has(rig, "late", more)
+
+
+async def test_a_broker_that_comes_after_the_end_of_a_log_was_purged_catches_up(
+    tmp_path: Path,
+) -> None:
+    url = tmp_path.as_uri()
+    async with serving(url, purge_grace_s=0) as ingest, running(tmp_path) as rig:
+        # Given a log of which the end is gone, and one of which nothing is left
+        await create(rig, "all")
+        kept = await ingest.send(b"kept")
+        going = await ingest.publish(message(b"m"), short(b"s"), short(b"s"))
+        going += await ingest.publish(short(b"s"))
+        async with running_router(open_root(url)) as router:
+            await has(rig, "all", kept + going)
+            assert await purged(ingest, going[1:], epoch=await epoch(ingest)) == 3
+            # When another broker comes, then it gets to the end of the log
+            async with running(tmp_path, shard=1) as other:
+                ends = [(0, going[-1]), (1, going[-1])]
+                await eventually(
+                    lambda: [(one.broker_shard, one.cursor) for one in router.progress()] == ends
+                )
+                await create(other, "late")
+                more = await ingest.send(b"more")
+                await has(other, "late", more)
+                await has(rig, "all", kept + going + more)

@@ -63,3 +63,18 @@ async def test_another_router_steps_in_for_one_that_is_gone_and_back_when_it_ret
 
         # Then each message came once, and still does when it is gone once more
         await publish_one(stack, ids)
+
+
+async def test_a_router_learns_that_another_one_has_passed_over_what_is_gone(
+    stack: Stack,
+) -> None:
+    # Given a log of which nothing is left
+    ids = await stack.log.publish([{}])
+    stack.log.remove(ids[-1])
+
+    # When two routers read it, then both say that the broker is at its end
+    async with stack.router(number=OTHER) as other, stack.router(number=FIRST) as first:
+        await eventually(lambda: [one.cursor for one in first.progress()] == ids)
+        await eventually(lambda: [one.cursor for one in other.progress()] == ids)
+    assert stack.got("all") == []
+    assert stack.shard.refused_count == 0

@@ -51,6 +51,51 @@ def test_what_has_no_match_goes_with_the_next_match() -> None:
     assert (piece.previous, piece.last, piece.unmatched_count) == (0, 2, 1)
 
 
+def test_a_range_goes_for_what_is_gone_from_the_end_of_a_log() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [], 7)
+    assert route.can_judge(LIMITS)
+    route.judge(known, 5_000, LIMITS)
+
+    assert route.due_ms(LIMITS) == 6_000
+    piece = route.send()
+    assert (piece.previous, piece.last, piece.columns) == (0, 7, {})
+
+    route.answered(7)
+    assert not route.is_behind
+    assert not route.can_judge(LIMITS)
+
+
+def test_what_is_judged_takes_in_what_is_gone_behind_it() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [entry(1, "b")])
+    route.judge(known, 0, LIMITS)
+    route.offer(1, [], 7)
+    route.judge(known, 0, LIMITS)
+    assert route.judged is not None
+    assert route.judged.last == 7
+    route.offer(7, [entry(8, "a")])
+    route.judge(known, 0, LIMITS)
+
+    piece = route.send()
+
+    assert (piece.previous, piece.last, piece.messages_count) == (0, 8, 2)
+
+
+def test_what_is_gone_is_passed_over_again_after_a_lost_answer() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [entry(1, "a")], 7)
+    route.judge(known, 0, LIMITS)
+    route.send()
+
+    route.lost()
+    route.adopt(1)
+    route.judge(known, 0, LIMITS)
+
+    piece = route.send()
+    assert (piece.previous, piece.last, piece.messages_count) == (1, 7, 0)
+
+
 def test_a_long_piece_goes_even_without_a_match() -> None:
     route, known = Route(), rules(q=A_ONLY)
     route.offer(0, [entry(n, "b") for n in range(1, 9)])

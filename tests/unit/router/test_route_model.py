@@ -52,6 +52,8 @@ class Routing:
         self.log: list[LogEntry] = []
         self.published: list[int] = []
         """When each entry was published."""
+        self.log_end = 0
+        """The last message of the log, even where it is gone."""
         self.now = 0
         self.versions: dict[str, list[Version]] = {queue_id: [] for queue_id in QUEUES}
         self.broker = Broker()
@@ -85,13 +87,18 @@ class Routing:
     # --- The log and the queues -----------------------------------------------
 
     def publish(self, dead_letters: str, gap: int) -> None:
-        first = (self.log[-1].runs[-1][0][0] if self.log else 0) + 1 + gap
+        first = self.log_end + 1 + gap
         runs: list[LogRun] = [
             ((first + n, 0, 0, 0, 0), {"letter": dead_letter}, NO_DELAY, (0,), "")
             for n, dead_letter in enumerate(dead_letters)
         ]
         self.log.append(LogEntry(runs, 10 * len(runs), lambda: list(runs)))
         self.published.append(self.now)
+        self.log_end = self.log[-1].last
+
+    def publish_what_is_purged(self, count: int) -> None:
+        """Before any router has read it."""
+        self.log_end += count
 
     def change_queue(
         self, queue_id: str, dead_letter: str | None, *, in_past: bool, durable: bool
@@ -174,9 +181,9 @@ class Routing:
             router.tail_position = router.route.position
         after = router.tail_position
         entries = [e for e in self.log if e.last > after][:count]
-        router.route.offer(after, entries)
-        if entries:
-            router.tail_position = entries[-1].last
+        through = entries[-1].last if entries else self.log_end
+        router.route.offer(after, entries, through)
+        router.tail_position = through
 
     def judge(self, who: int) -> None:
         router = self.routers[who]
@@ -326,6 +333,7 @@ class Routing:
                     durable=chance() < 0.5,
                 ),
             ),
+            (0.5, lambda: self.publish_what_is_purged(pick((1, 2, 4)))),
             (0.5, lambda: self.change_what_routing_does_not_ask(pick(QUEUES))),
             (1, self.commit),
             (1, self.commit_is_durable),
@@ -366,8 +374,7 @@ class Routing:
             for queue_id in QUEUES:
                 self.backfill(0, queue_id, 3)
             self.all_durable()
-        last = self.log[-1].last if self.log else 0
-        assert self.broker.shard.cursors.get(LOG, 0) == last
+        assert self.broker.shard.cursors.get(LOG, 0) == self.log_end
         self.broker.crash()
         for queue_id in QUEUES:
             self.check(queue_id)
