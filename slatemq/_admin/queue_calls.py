@@ -69,6 +69,10 @@ PAGE_SIZE = 1000
 CHOOSE_AGAIN = NOT_TAKEN | {PEER_UNKNOWN}
 """Reasons for which a new queue goes to another shard than the one that was asked."""
 
+CLOCKS_DIFFER_MS = 60_000
+"""By how much the clock of a broker, which dates a queue's creation, may be ahead of those of
+ingests, which date messages."""
+
 PARTITIONS_MAX = (1 << 31) - 1
 """What a request can name; the brokers that there are allow fewer."""
 
@@ -245,15 +249,21 @@ class QueueCalls(Calls):
         return await least_loaded(self._peers, shards)
 
     async def _begun(self, request: queue_pb2.CreateQueueRequest) -> tuple[int, ...] | None:
-        """The shards of such a queue, of which partition 0 exists, and which is not open yet."""
+        """The shards of such a queue, of which partition 0 exists, and which is not open yet.
+
+        From then on it is wanted in full: so the partitions that follow begin there, too.
+        """
         wanted = request.queue
         try:
             shards = await self._locations.shards_of(wanted.queue_id, fresh=True)
             first = await self._get_part(wanted.queue_id, shards[0])
         except NotFound:
             return None  # There is none, or a deletion broke off.
-        is_begun = first.quarantine.being_created and _is_as_asked(joined([first]), wanted)
-        return shards if is_begun else None
+        if not first.quarantine.being_created or not _is_as_asked(joined([first]), wanted):
+            return None
+        if request.WhichOneof("start") is None:
+            request.start_from_ms = max(0, first.created_at_ms - CLOCKS_DIFFER_MS)
+        return shards
 
     async def _create_partition(
         self, request: queue_pb2.CreateQueueRequest, shards: Sequence[int], index: int
@@ -289,7 +299,7 @@ class QueueCalls(Calls):
         response = await self._locations.ask(
             queue_id,
             lambda channel: QueueServiceStub(channel).LiftQuarantine,
-            queue_pb2.LiftQuarantineRequest(queue_id=queue_id),
+            queue_pb2.LiftQuarantineRequest(queue_id=queue_id, all_created=True),
             index,
         )
         return response.queue
@@ -499,7 +509,8 @@ class QueueCalls(Calls):
         """Routes a queue again whose filter took too long; does nothing to others.
 
         The messages that waited are judged once. A change of the filter or priority ends a
-        quarantine, too. Raises NotFound.
+        quarantine, too. Raises NotFound, and FailedPrecondition for a queue whose partitions are
+        being created.
         """
         request = message_of(queue_pb2.LiftQuarantineRequest, queue_id=queue_id)
         return await self._ask_queue(

@@ -185,10 +185,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Why routing leaves a queue out, and since when, in ms since the Unix epoch."""
+    """Why routing leaves a queue out, and since when, in ms since the Unix epoch.
+
+    `being_created`: its partitions are; a creation that broke off is to be repeated.
+    """
 
     reason: str
     since_ms: int
+    being_created: bool = False
 
 
 class QueueSettings(TypedDict, total=False):

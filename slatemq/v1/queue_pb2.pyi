@@ -1281,16 +1281,22 @@ class LiftQuarantineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    ALL_CREATED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue's ID."""
+    all_created: _builtins.bool
+    """From the creator of a partitioned queue: all of its partitions exist. It is needed to end the
+    quarantine in which a partition begins.
+    """
     def __init__(
         self,
         *,
         queue_id: _builtins.str = ...,
+        all_created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_created", b"all_created", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

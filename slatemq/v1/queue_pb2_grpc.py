@@ -131,9 +131,12 @@ class QueueServiceServicer:
         A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
         the same settings and start and with the `partition` of that shard, partition 0 first. Each
         partition begins in quarantine, so none gets messages before all exist; then call
-        LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
-        creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
-        says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+        LiftQuarantine with `all_created` on each, on partition 0 last. What was published meanwhile is
+        judged then. A creation that broke off is repeated: ALREADY_EXISTS means that the partition is
+        there; GetQueue says whether it is as wanted, and whether partition 0 is still in quarantine.
+        Partitions that the repeat creates need a start, so that they get what was published since the
+        creation of partition 0: the request's, or a minute before partition 0's `created_at_ms`, as
+        clocks may differ. ALREADY_EXISTS
         with another `broker_shard` means that the name is another queue's, or that the queue has
         partitions on other shards than named, or another count of them. A partition other than 0 that
         does not exist yet may be created on another shard than its claim has, where that one is
@@ -165,7 +168,8 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateQueue(self, request, context):
-        """Changes the settings that the update mask names. A new filter, priority or default delay
+        """Changes the settings that the update mask names. A new filter or priority ends a quarantine,
+        except one of `being_created`. A new filter, priority or default delay
         applies to messages that are routed later; a lower `max_attempts` applies to a message at its
         next claim, nack or end of a lease; a new lease at the next claim.
 
@@ -268,7 +272,9 @@ class QueueServiceServicer:
         again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
         that is not in quarantine.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, FAILED_PRECONDITION (BEING_CREATED:
+        the quarantine is that of a partition whose queue is being created; repeat a creation that
+        broke off), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -63,9 +63,12 @@ class QueueServiceStub:
     A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
     the same settings and start and with the `partition` of that shard, partition 0 first. Each
     partition begins in quarantine, so none gets messages before all exist; then call
-    LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
-    creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
-    says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+    LiftQuarantine with `all_created` on each, on partition 0 last. What was published meanwhile is
+    judged then. A creation that broke off is repeated: ALREADY_EXISTS means that the partition is
+    there; GetQueue says whether it is as wanted, and whether partition 0 is still in quarantine.
+    Partitions that the repeat creates need a start, so that they get what was published since the
+    creation of partition 0: the request's, or a minute before partition 0's `created_at_ms`, as
+    clocks may differ. ALREADY_EXISTS
     with another `broker_shard` means that the name is another queue's, or that the queue has
     partitions on other shards than named, or another count of them. A partition other than 0 that
     does not exist yet may be created on another shard than its claim has, where that one is
@@ -85,7 +88,8 @@ class QueueServiceStub:
     not return), UNAVAILABLE.
     """
     UpdateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]
-    """Changes the settings that the update mask names. A new filter, priority or default delay
+    """Changes the settings that the update mask names. A new filter or priority ends a quarantine,
+    except one of `being_created`. A new filter, priority or default delay
     applies to messages that are routed later; a lower `max_attempts` applies to a message at its
     next claim, nack or end of a lease; a new lease at the next claim.
 
@@ -156,7 +160,9 @@ class QueueServiceStub:
     again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
     that is not in quarantine.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, FAILED_PRECONDITION (BEING_CREATED:
+    the quarantine is that of a partition whose queue is being created; repeat a creation that
+    broke off), UNAVAILABLE.
     """
 
 @_typing.type_check_only
@@ -194,9 +200,12 @@ class QueueServiceAsyncStub(QueueServiceStub):
     A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
     the same settings and start and with the `partition` of that shard, partition 0 first. Each
     partition begins in quarantine, so none gets messages before all exist; then call
-    LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
-    creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
-    says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+    LiftQuarantine with `all_created` on each, on partition 0 last. What was published meanwhile is
+    judged then. A creation that broke off is repeated: ALREADY_EXISTS means that the partition is
+    there; GetQueue says whether it is as wanted, and whether partition 0 is still in quarantine.
+    Partitions that the repeat creates need a start, so that they get what was published since the
+    creation of partition 0: the request's, or a minute before partition 0's `created_at_ms`, as
+    clocks may differ. ALREADY_EXISTS
     with another `broker_shard` means that the name is another queue's, or that the queue has
     partitions on other shards than named, or another count of them. A partition other than 0 that
     does not exist yet may be created on another shard than its claim has, where that one is
@@ -216,7 +225,8 @@ class QueueServiceAsyncStub(QueueServiceStub):
     not return), UNAVAILABLE.
     """
     UpdateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]  # type: ignore[assignment]
-    """Changes the settings that the update mask names. A new filter, priority or default delay
+    """Changes the settings that the update mask names. A new filter or priority ends a quarantine,
+    except one of `being_created`. A new filter, priority or default delay
     applies to messages that are routed later; a lower `max_attempts` applies to a message at its
     next claim, nack or end of a lease; a new lease at the next claim.
 
@@ -287,7 +297,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
     again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
     that is not in quarantine.
 
-    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, FAILED_PRECONDITION (BEING_CREATED:
+    the quarantine is that of a partition whose queue is being created; repeat a creation that
+    broke off), UNAVAILABLE.
     """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -328,9 +340,12 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with
         the same settings and start and with the `partition` of that shard, partition 0 first. Each
         partition begins in quarantine, so none gets messages before all exist; then call
-        LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A
-        creation that broke off is repeated: ALREADY_EXISTS means that the partition is there; GetQueue
-        says whether it is as wanted, and whether partition 0 is still in quarantine. ALREADY_EXISTS
+        LiftQuarantine with `all_created` on each, on partition 0 last. What was published meanwhile is
+        judged then. A creation that broke off is repeated: ALREADY_EXISTS means that the partition is
+        there; GetQueue says whether it is as wanted, and whether partition 0 is still in quarantine.
+        Partitions that the repeat creates need a start, so that they get what was published since the
+        creation of partition 0: the request's, or a minute before partition 0's `created_at_ms`, as
+        clocks may differ. ALREADY_EXISTS
         with another `broker_shard` means that the name is another queue's, or that the queue has
         partitions on other shards than named, or another count of them. A partition other than 0 that
         does not exist yet may be created on another shard than its claim has, where that one is
@@ -368,7 +383,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.UpdateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.UpdateQueueResponse, _abc.Awaitable[_queue_pb2.UpdateQueueResponse]]:
-        """Changes the settings that the update mask names. A new filter, priority or default delay
+        """Changes the settings that the update mask names. A new filter or priority ends a quarantine,
+        except one of `being_created`. A new filter, priority or default delay
         applies to messages that are routed later; a lower `max_attempts` applies to a message at its
         next claim, nack or end of a lease; a new lease at the next claim.
 
@@ -487,7 +503,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a queue
         that is not in quarantine.
 
-        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, FAILED_PRECONDITION (BEING_CREATED:
+        the quarantine is that of a partition whose queue is being created; repeat a creation that
+        broke off), UNAVAILABLE.
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

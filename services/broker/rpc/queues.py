@@ -52,6 +52,7 @@ from services.broker.shard.unique_names import UniqueNames
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     PermissionDenied,
@@ -236,7 +237,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             settings = changed(before, changes).changed(updated_at_ms=now_ms)
             self._check_limits(settings, before)
             is_other = (settings.filter, settings.priority) != (before.filter, before.priority)
-            if before.quarantine and is_other:
+            # Others than the creator do not know whether all partitions exist.
+            if is_other and before.quarantine not in ("", BEING_CREATED):
                 self._owner.shard.lift_quarantine(current, settings)
             else:
                 self._owner.shard.update_queue(current, settings)
@@ -299,6 +301,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
         def lift(now_ms: int) -> Queue:
             queue = self._owner.queue(queue_id)
+            if queue.settings.quarantine == BEING_CREATED and not request.all_created:
+                raise FailedPrecondition(
+                    "BEING_CREATED",
+                    f"the partitions of queue {queue_id!r} are being created: repeat a creation "
+                    "that broke off",
+                    subject=queue_id,
+                )
             if queue.settings.quarantine:
                 settings = queue.settings.changed(updated_at_ms=now_ms)
                 self._owner.shard.lift_quarantine(queue, settings)

@@ -53,7 +53,9 @@ async def create_partitions(*rigs: Rig, header: str = "", **settings: Any) -> No
         request = queue_pb2.CreateQueueRequest(queue=queue, broker_shards=shards)
         await rig.queues.CreateQueue(request)
     for rig in reversed(rigs):
-        await rig.queues.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="q"))
+        await rig.queues.LiftQuarantine(
+            queue_pb2.LiftQuarantineRequest(queue_id="q", all_created=True)
+        )
 
 
 async def begin_move(source: Rig, target: Rig, queue_id: str = "q") -> shard_pb2.QueueMove:

@@ -72,7 +72,9 @@ async def created(rig: Rig, index: int, shards: list[int]) -> set[str]:
 
 async def opened(*rigs: Rig) -> None:
     for rig in rigs:
-        await rig.queues.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="q"))
+        await rig.queues.LiftQuarantine(
+            queue_pb2.LiftQuarantineRequest(queue_id="q", all_created=True)
+        )
 
 
 async def test_a_shard_takes_no_deleted_queue_back_that_has_left_it(

@@ -52,7 +52,11 @@ async def outcome(rig: Rig, index: int, shards: Sequence[int]) -> str:
 
 
 async def lift(rig: Rig) -> queue_pb2.Queue:
-    return (await rig.queues.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="q"))).queue
+    return (
+        await rig.queues.LiftQuarantine(
+            queue_pb2.LiftQuarantineRequest(queue_id="q", all_created=True)
+        )
+    ).queue
 
 
 async def claim_of(folder: Path) -> tuple[int, ...]:
@@ -122,6 +126,24 @@ async def test_partitions_get_nothing_until_each_is_there_and_then_what_came_mea
         (left,) = opened.replay.ranges
         assert (left.start_sequence, left.end_sequence) == (1, 2)
         assert not opened.replay.done
+
+
+async def test_only_its_creator_ends_the_quarantine_in_which_a_partition_begins(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path, 1) as (one,):
+        await create(one.rig, 0, [0])
+        call = one.rig.queues.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="q"))
+        code, reason, _ = await refusal(call)
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "BEING_CREATED")
+
+        update = queue_pb2.UpdateQueueRequest(queue=queue_pb2.Queue(queue_id="q", filter="true"))
+        update.update_mask.paths.append("filter")
+        updated = (await one.rig.queues.UpdateQueue(update)).queue
+        assert updated.filter == "true"
+        assert updated.quarantine.being_created
+
+        assert not (await lift(one.rig)).HasField("quarantine")
 
 
 async def test_partition_0_comes_first_and_each_is_created_on_one_shard(tmp_path: Path) -> None:
