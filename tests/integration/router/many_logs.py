@@ -62,7 +62,7 @@ class LongLog(MemoryIngest):
 
     @property
     def end(self) -> int:
-        return self.last if self.is_full.is_set() else self.first - 1
+        return self.last if self.is_full.is_set() else 0
 
     @functools.cache  # noqa: B019 - as long as the test
     def value(self, first: int) -> bytes:
@@ -95,8 +95,9 @@ class LongLog(MemoryIngest):
     async def TailLog(  # noqa: N802
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
-        yield ingest_pb2.TailLogResponse(durable_sequence=self.end)
-        await self.is_full.wait()
+        if not self.is_full.is_set():
+            yield ingest_pb2.TailLogResponse(durable_sequence=self.end)
+            await self.is_full.wait()
         response, size_bytes = ingest_pb2.TailLogResponse(durable_sequence=self.last), 0
         for entry in self.entries_after(request.after_sequence):
             response.entries.append(entry)
@@ -104,7 +105,8 @@ class LongLog(MemoryIngest):
             if size_bytes > self._sizes.answer_bytes:
                 yield response
                 response, size_bytes = ingest_pb2.TailLogResponse(durable_sequence=self.last), 0
-        yield response
+        if response.entries:
+            yield response
         while True:
             await asyncio.sleep(5)
             yield ingest_pb2.TailLogResponse(durable_sequence=self.last)
