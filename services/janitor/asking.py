@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from libs.serving.peers.channels import Channels
 from libs.storage.errors import StorageError
@@ -16,6 +17,10 @@ from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 log = logging.getLogger(__name__)
 
 
+_ANSWERED: Final = ("QUEUE_MOVING", "ROWS_BUSY", "INGEST_DOWN", "BROKER_DOWN")
+"""Reasons of a shard that is there, and cannot do now what was asked."""
+
+
 @contextmanager
 def asking(service: str, shard: int) -> Iterator[None]:
     """Calls to one shard raise SlateMQError in this block, which names a shard that is down."""
@@ -24,11 +29,18 @@ def asking(service: str, shard: int) -> Iterator[None]:
             yield
     except (Unavailable, DeadlineExceeded) as error:
         name = f"{service} {shard}"
-        if name not in error.message:
+        if name not in error.message and error.reason not in _ANSWERED:
             what = "is down" if isinstance(error, Unavailable) else "does not answer"
             error.message = f"{name} {what}: {error.message}"
             error.args = (error.message,)
         raise
+
+
+def is_moving(error: Exception, queue_id: str) -> bool:
+    """Whether a broker says that this queue is moving: another one has it then, soon."""
+    if not isinstance(error, Unavailable) or error.reason != "QUEUE_MOVING":
+        return False
+    return error.metadata.get("queue_id") == queue_id
 
 
 async def find_owner(shards: Iterable[int], ask: Callable[[int], Awaitable[object]]) -> int | None:

@@ -28,7 +28,11 @@ long, it takes a caller that did not find a queue which has come for one that as
 
 
 def moving(queue_id: str) -> Unavailable:
-    return Unavailable(f"queue {queue_id!r} is moving to another shard", reason="QUEUE_MOVING")
+    return Unavailable(
+        f"queue {queue_id!r} is moving to another shard",
+        reason="QUEUE_MOVING",
+        metadata={"queue_id": queue_id},
+    )
 
 
 class Departure(NamedTuple):

@@ -4,7 +4,8 @@ A dead letter is durable in the archive before its broker is asked to remove it;
 keeps of it says where it is. Restoring it is one commit of the broker.
 
 Brokers take their snapshots after the ingests, so a message may have come and failed in between:
-nothing is known of it yet, and it is left to the next run.
+nothing is known of it yet, and it is left to the next run. Of a message whose ingest was given up
+nothing will be known: its dead letter is archived without payload.
 
 A dead letter whose payload is an object that cannot be read stays, too. The object may be restored;
 or the message was edited since the snapshot, and has another one, which the next run reads.
@@ -26,6 +27,7 @@ from pyspark.sql import functions as sf
 
 from libs.storage.errors import StorageError
 from libs.storage.layout.ids import shard_of
+from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import (
@@ -40,11 +42,11 @@ from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.owners import Owners, owners_of
 from services.janitor.jobs.removable import with_queue
-from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
+from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, is_gone, remove_entries
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 from services.janitor.snapshots import SnapshotName
-from slatemq.errors import FailedPrecondition, NotFound
+from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 
 log = logging.getLogger(__name__)
@@ -79,7 +81,8 @@ def dead_letters(work: Work) -> Counter[str]:
             return counts + Counter(dead_letters_written=found["dead_letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
         last_ids = asyncio.run(read_last_ids(work.root, names))
-        task = DeadLetterArchive(work.url, names, last_ids, work.run)
+        removed = asyncio.run(RemovedShards(work.root.objects).numbers("ingest"))
+        task = DeadLetterArchive(work.url, names, last_ids, frozenset(removed), work.run)
         counts.update(count_damaged_once(counted(_in_days(dead_letters), task)))
         work.artifacts.append(ARCHIVE_FOLDER)
     return counts
@@ -163,12 +166,14 @@ class DeadLetterArchive:
     Attributes:
         names: The snapshots of the ingests, for the payloads.
         last_ids: By ingest shard, the last message that its snapshot can have.
+        removed: The ingest shards that were removed: their messages have no payload any more.
         run: The run that the archived entries name.
     """
 
     root: str
     names: tuple[SnapshotName, ...]
     last_ids: Mapping[int, int]
+    removed: frozenset[int]
     run: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -208,11 +213,13 @@ class DeadLetterArchive:
         return counts
 
     def can_be_known(self, dead_letters: pa.Table) -> pa.Table:
-        """The dead letters whose message may be in the snapshots."""
+        """The dead letters whose message may be in the snapshots, or is gone with its ingest."""
         ids = dead_letters["message_id"].to_pylist()
-        return dead_letters.filter(
-            pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids])
-        )
+        return dead_letters.filter(pa.array(map(self._can_be_known, ids), pa.bool_()))
+
+    def _can_be_known(self, message_id: int) -> bool:
+        shard = shard_of(message_id)
+        return shard in self.removed or message_id <= self.last_ids.get(shard, 0)
 
     def _with_payloads(self, contents: Contents, dead_letters: pa.Table) -> Iterator[pa.Table]:
         """Tables as they are archived, each about the size of a part.
@@ -305,15 +312,11 @@ class DeadLetterRestore:
                 shard,
                 lambda channel: archived_pb2_grpc.ArchivedServiceStub(channel).RedriveArchived,
                 request,
+                queue,
             )
-        except NotFound as error:
-            if error.resource_name == self.target != queue:
-                raise  # All others would stay, too.
-            # It was deleted since, or has moved: then the next run finds it.
-            return Counter(dead_letters_gone=len(rows))
-        except FailedPrecondition as error:
-            if error.reason != "QUEUE_CHANGED":
-                raise
+        except (NotFound, FailedPrecondition, Unavailable) as error:
+            if not is_gone(error, queue):
+                raise  # Where it is the target, all others would stay, too.
             return Counter(dead_letters_gone=len(rows))
         return Counter(
             dead_letters_restored=response.redriven_count,

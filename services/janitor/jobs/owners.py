@@ -24,7 +24,7 @@ from libs.serving.peers.channels import Channels, inherited
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StoreUnavailable
-from services.janitor.asking import asking
+from services.janitor.asking import asking, is_moving
 from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,14 @@ class Owners:
             tls=inherited_tls(os.environ),
         )
 
-    def call(self, service: str, shard: int, method: Method[T], request: Message) -> T:
-        """Call an owner, repeatedly while it is down. Raises SlateMQError, StorageError."""
-        return self._runner.run(self._patiently(service, shard, method, request))
+    def call(
+        self, service: str, shard: int, method: Method[T], request: Message, queue_id: str = ""
+    ) -> T:
+        """Call an owner, repeatedly while it is down. Raises SlateMQError, StorageError.
+
+        While the queue with this ID is moving, that is raised at once: minutes may pass.
+        """
+        return self._runner.run(self._patiently(service, shard, method, request, queue_id))
 
     def run(self, work: Awaitable[T]) -> T:
         """Wait for something else: an object, a snapshot."""
@@ -74,7 +79,9 @@ class Owners:
 
         return self._runner.run(waited())
 
-    async def _patiently(self, service: str, shard: int, method: Method[T], request: Message) -> T:
+    async def _patiently(
+        self, service: str, shard: int, method: Method[T], request: Message, queue_id: str
+    ) -> T:
         until = time.monotonic() + self._patience_s
         backoff = Backoff()
         while True:
@@ -83,7 +90,7 @@ class Owners:
                     stub_method = method(await self._channels.to(service, shard))
                     return await stub_method(request, timeout=CALL_S)
             except _PASSING as error:
-                if time.monotonic() > until:
+                if time.monotonic() > until or is_moving(error, queue_id):
                     raise
                 log.info("trying again: %s", error)
             await asyncio.sleep(backoff.next_seconds())

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from services.janitor.asking import is_moving
 from services.janitor.jobs.batches import counts_batch, grouped
 from services.janitor.jobs.owners import Owners, owners_of
-from slatemq.errors import FailedPrecondition, NotFound
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import purge_pb2, purge_pb2_grpc, removal_pb2, removal_pb2_grpc
 
 ENTRY_KEYS: Final = ("queue", "broker_shard", "created_revision")
@@ -137,13 +138,19 @@ def remove_entries(
             shard,
             lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RemoveEntries,
             request,
+            queue,
         )
-    except NotFound:
-        return removal_pb2.RemoveEntriesResponse(gone_count=table.num_rows)
-    except FailedPrecondition as error:
-        if error.reason != "QUEUE_CHANGED":
+    except (NotFound, FailedPrecondition, Unavailable) as error:
+        if not is_gone(error, queue):
             raise
         return removal_pb2.RemoveEntriesResponse(gone_count=table.num_rows)
+
+
+def is_gone(error: SlateMQError, queue: str) -> bool:
+    """Whether a queue was deleted since, or is moving or has: then the next run finds it."""
+    if isinstance(error, NotFound):
+        return error.resource_name == queue
+    return error.reason == "QUEUE_CHANGED" or is_moving(error, queue)
 
 
 def waiting_rows(table: pa.Table) -> list[removal_pb2.WaitingRow]:

@@ -14,6 +14,7 @@ from typing import Final
 from libs.storage.database.roots import Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.own_keys import task_key
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import ObjectInfo
 from libs.storage.objects.task_folders import task_folder, task_of_body
 from libs.storage.records.task_records import AppliedTask, decode_task_record
@@ -28,8 +29,15 @@ UNANSWERED_AGE_MS: Final = 7 * 24 * 3600 * 1000
 async def unneeded_bodies(
     root: Root, names: Sequence[SnapshotName], store_time_ms: int
 ) -> list[ObjectInfo]:
-    """Bodies that no task needs by these snapshots, which were taken after `store_time_ms`."""
+    """Bodies that no task needs by these snapshots, which were taken after `store_time_ms`.
+
+    Also those of ingests that were given up, whose tasks no other ingest applies.
+    """
     found: list[ObjectInfo] = []
+    for shard in await RemovedShards(root.objects).numbers("ingest"):
+        listed = await root.objects.describe(task_folder(shard))
+        old = [one for one in listed if one.modified_ms < store_time_ms - UNANSWERED_AGE_MS]
+        found += [one for one in old if is_task_id(task_of_body(one.path))]
     for name in names:
         if name.service == "ingest":
             listed = await root.objects.describe(task_folder(name.shard))

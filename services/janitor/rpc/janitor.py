@@ -14,7 +14,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
-from services.janitor.asking import asking, find_owner
+from services.janitor.asking import asking, find_owner, is_moving
 from services.janitor.config import U32_MAX
 from services.janitor.jobs.contract import VERIFYING
 from services.janitor.rpc.archived import ArchivedDeadLetters
@@ -30,7 +30,7 @@ from services.janitor.runs.history import (
 from services.janitor.runs.runner import Runner
 from slatemq._admin.job_names import JOBS
 from slatemq._requests import fields_of
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
@@ -172,9 +172,13 @@ class NamedQueues:
 
     async def _owner(self, queue: str, shards: Sequence[int]) -> int | None:
         async def ask(shard: int) -> None:
-            with asking("broker", shard):
-                stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
-                await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue))
+            try:
+                with asking("broker", shard):
+                    stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
+                    await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue))
+            except Unavailable as error:
+                if not is_moving(error, queue):
+                    raise
 
         return await find_owner(shards, ask)
 

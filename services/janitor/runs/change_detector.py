@@ -28,8 +28,9 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.blobs import FOLDER
 from libs.storage.objects.small_objects import Objects
-from services.janitor.asking import asking
+from services.janitor.asking import asking, is_moving
 from services.janitor.orphans import ORPHAN_AGE_MS
+from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
@@ -149,9 +150,14 @@ class ChangeDetector:
             page_size=1,
             finished_until_ms=before_ms,
         )
-        with asking("broker", shard):
-            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
-            return bool((await stub.ListEntries(asked)).entries)
+        try:
+            with asking("broker", shard):
+                stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+                return bool((await stub.ListEntries(asked)).entries)
+        except (NotFound, Unavailable) as error:
+            if isinstance(error, NotFound) or is_moving(error, queue_id):
+                return False  # It was deleted since it was listed, or moves.
+            raise
 
     async def _states(self) -> Evidence:
         found: Counter[str] = Counter()

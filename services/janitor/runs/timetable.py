@@ -21,7 +21,15 @@ from cronsim import CronSim, CronSimError
 
 from libs.storage.errors import StorageError
 from services.janitor.runs.change_detector import has_changed
-from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, seen_now
+from services.janitor.runs.history import (
+    STALE_MS,
+    Run,
+    RunRequest,
+    RunStore,
+    State,
+    Trigger,
+    seen_now,
+)
 from slatemq.errors import FailedPrecondition, SlateMQError
 
 _SPAN: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
@@ -109,7 +117,8 @@ log = logging.getLogger(__name__)
 AGAIN_MS: Final = 60_000
 """After a look that failed since a shard or the store is down."""
 
-_IDLE_S: Final = 3600.0
+LOOK_S: Final = 3600.0
+"""How often the clock is read again at least."""
 
 
 class Begin(Protocol):
@@ -139,14 +148,20 @@ class Timetable:
         for job in self._schedules:
             self._due[job] = self._now_ms()
         first = set(self._schedules)
+        before_ms = self._now_ms()
         while True:
-            if not self._due:
-                await self._sleep(_IDLE_S)
+            now_ms = self._now_ms()
+            if now_ms < before_ms - STALE_MS:
+                log.warning("the clock was ahead by %d s", (before_ms - now_ms) // 1000)
+                self._due = dict.fromkeys(self._schedules, now_ms)
+                first = set(self._schedules)
+            before_ms = now_ms
+            job = min(self._due, key=lambda one: self._due[one], default="")
+            wait_s = (self._due[job] - now_ms) / 1000 if job else LOOK_S
+            if wait_s > 0:
+                # Not for longer: the clock may be set, and does not go on while a machine sleeps.
+                await self._sleep(min(wait_s, LOOK_S))
                 continue
-            job = min(self._due, key=lambda one: self._due[one])
-            wait_ms = self._due[job] - self._now_ms()
-            if wait_ms > 0:
-                await self._sleep(wait_ms / 1000)
             try:
                 self._due[job] = await (self._plan(job) if job in first else self._turn(job))
             except (StorageError, SlateMQError) as error:
@@ -183,9 +198,16 @@ class Timetable:
         return self._later(schedule, schedule.after(now_ms))
 
     async def _runs(self, job: str) -> list[Run]:
-        """The runs of the whole job, the newest first."""
+        """The runs of the whole job, the newest first.
+
+        Without those from the future, by a clock that was ahead: they would count as the last ones
+        until then.
+        """
         kept, now_ms = await self._store.latest(job), self._now_ms()
-        return [seen_now(one.run, now_ms) for one in kept if one.run.ask == RunRequest(job)]
+        runs = [one.run for one in kept if one.run.ask == RunRequest(job)]
+        if ahead := [run.run_id for run in runs if run.created_at_ms > now_ms + STALE_MS]:
+            log.warning("runs from the future do not count: %s", ", ".join(ahead))
+        return [seen_now(run, now_ms) for run in runs if run.run_id not in ahead]
 
     def _later(self, schedule: Schedule, due_ms: int) -> int:
         return due_ms + int(schedule.spread_ms(self._jitter_ms) * self._chance())

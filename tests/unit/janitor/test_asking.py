@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from services.janitor.asking import find_owner
+from services.broker.core.moves import moving
+from services.janitor.asking import asking, find_owner
 from slatemq.errors import DeadlineExceeded, NotFound, PermissionDenied, SlateMQError, Unavailable
 
 MISSING = NotFound("queue", "orders")
@@ -50,6 +51,26 @@ async def test_a_queue_that_the_broker_that_is_down_may_have_is_not_missing(
 async def test_only_if_all_brokers_answer_that_they_have_no_such_queue_is_it_missing() -> None:
     assert await owner({0: MISSING, 1: MISSING}) is None
     assert await owner({}) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Unavailable("connection refused"), "broker 3 is down: connection refused"),
+        (DeadlineExceeded("no answer"), "broker 3 does not answer: no answer"),
+        (Unavailable("ingest 1 is down", reason="INGEST_DOWN"), "ingest 1 is down"),
+        (
+            Unavailable("a redrive holds these rows, retry", reason="ROWS_BUSY"),
+            "a redrive holds these rows, retry",
+        ),
+        (moving("orders"), "queue 'orders' is moving to another shard"),
+    ],
+)
+def test_only_a_shard_that_does_not_answer_is_said_to_be_down(
+    error: SlateMQError, text: str
+) -> None:
+    with pytest.raises(type(error), match=f"^{text}$"), asking("broker", 3):
+        raise error
 
 
 async def test_other_errors_are_raised() -> None:

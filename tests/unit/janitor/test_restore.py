@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 from libs.serving.limits import MEBIBYTE
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
+from services.broker.core.moves import moving
 from services.janitor.jobs import dead_letter_jobs
 from services.janitor.jobs.archive import DayFolder
 from services.janitor.jobs.dead_letter_jobs import DeadLetterRestore, count_damaged_once
-from slatemq.errors import NotFound
+from services.janitor.jobs.owners import owners_of
+from slatemq.errors import NotFound, SlateMQError, Unavailable
 from slatemq.v1 import archived_pb2, archived_pb2_grpc
 from tests.integration.client.ingest import refuse
 from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters, put_damaged
@@ -77,16 +80,16 @@ class Taking(archived_pb2_grpc.ArchivedServiceServicer):
         raise NotImplementedError
 
 
-class Lacking(archived_pb2_grpc.ArchivedServiceServicer):
-    """A broker without this queue."""
+class Refusing(archived_pb2_grpc.ArchivedServiceServicer):
+    """A broker that cannot restore anything."""
 
-    def __init__(self, queue: str) -> None:
-        self._queue = queue
+    def __init__(self, error: SlateMQError) -> None:
+        self._error = error
 
     async def RedriveArchived(  # noqa: N802 - the RPC's name
         self, request: archived_pb2.RedriveArchivedRequest, context: Any
     ) -> archived_pb2.RedriveArchivedResponse:
-        await refuse(context, NotFound("queue", self._queue))
+        await refuse(context, self._error)
         return archived_pb2.RedriveArchivedResponse()
 
     async def DropArchived(  # noqa: N802 - the RPC's name
@@ -96,7 +99,8 @@ class Lacking(archived_pb2_grpc.ArchivedServiceServicer):
 
 
 async def restored_without(folder: Path, lacking: str, target: str) -> dict[str, int]:
-    return await restored_by(Lacking(lacking), folder, dead_letters(*IDS), target)
+    broker = Refusing(NotFound("queue", lacking))
+    return await restored_by(broker, folder, dead_letters(*IDS), target)
 
 
 async def restored_by(
@@ -133,6 +137,25 @@ async def test_dead_letters_of_a_queue_that_was_deleted_are_gone(
 ) -> None:
     counts = await restored_without(tmp_path, "orders", target)
     assert counts == {"dead_letters_gone": 2, "dead_letters_missing": 0}
+
+
+async def test_a_queue_that_moves_is_not_waited_for(tmp_path: Path) -> None:
+    """The task would call for two minutes, and fail with all others of its job."""
+    broker = Refusing(moving("orders"))
+
+    counts = await restored_by(broker, tmp_path, dead_letters(*IDS), "elsewhere")
+
+    assert counts == {"dead_letters_gone": 2, "dead_letters_missing": 0}
+
+
+async def test_a_target_that_moves_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_jobs, "owners_of", partial(owners_of, patience_s=0.0))
+    broker = Refusing(moving("elsewhere"))
+
+    with pytest.raises(Unavailable, match="queue 'elsewhere' is moving to another shard"):
+        await restored_by(broker, tmp_path, dead_letters(*IDS), "elsewhere")
 
 
 async def test_a_request_has_no_more_than_a_broker_takes_or_one_row_alone(

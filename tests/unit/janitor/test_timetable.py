@@ -19,7 +19,7 @@ from services.janitor.runs.history import (
     Trigger,
     new_run_id,
 )
-from services.janitor.runs.timetable import AGAIN_MS, Timetable, parse_schedule
+from services.janitor.runs.timetable import AGAIN_MS, LOOK_S, Timetable, parse_schedule
 from slatemq.errors import FailedPrecondition, Unavailable
 
 HOUR_MS = 3_600_000
@@ -188,6 +188,57 @@ async def test_a_run_whose_janitor_is_gone_does_not_count(silent_ms: int, first:
     await passes(world)
 
     assert world.begun[:1] == hours(first)
+
+
+async def test_a_run_from_the_future_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    """By a janitor whose clock was wrong: it would be the last one for ten years."""
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5})
+    run = await world.has_run(RunRequest("retention"), START_MS + 87_600 * HOUR_MS)
+    await world.has_run(RunRequest("retention"), START_MS - HOUR_MS // 2)
+
+    await passes(world)
+
+    assert world.begun == hours(0.5)
+    assert f"runs from the future do not count: {run.run_id}" in caplog.text
+
+
+async def test_a_clock_that_was_ahead_and_is_set_does_not_hold_up_a_job() -> None:
+    # Given a janitor that begins while its clock is ten years ahead
+    world = World(START_MS + 3 * HOUR_MS, probe={"ingest/0": 5})
+    world.now_ms += 87_600 * HOUR_MS
+    sleep = world.sleep
+
+    async def sets_the_clock(seconds: float) -> None:
+        if world.now_ms > world.ends_ms:
+            world.now_ms = START_MS
+        else:
+            await sleep(seconds)
+
+    world.sleep = sets_the_clock  # type: ignore[method-assign]
+
+    # When it is set before the job is due again
+    await passes(world)
+
+    # Then the job is done at once, and looked at by the clock as it is
+    assert world.begun == [87_600 * 3600, *hours(0)]
+    assert world.looks[1:] == hours(0, 1, 2, 3)
+
+
+async def test_the_clock_is_read_again_within_the_hour() -> None:
+    """It may be set, and while a machine sleeps no time goes by for what waits."""
+    world = World(START_MS + 48 * HOUR_MS, probe={"ingest/0": 5})
+    slept: list[float] = []
+    sleep = world.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    world.sleep = noted  # type: ignore[method-assign]
+    await passes(world, "30 9 * * *")
+
+    assert max(slept) <= LOOK_S
+    assert world.begun == hours(1.5, 25.5)
 
 
 async def test_what_was_missed_while_it_was_down_is_made_up_for() -> None:

@@ -75,7 +75,8 @@ async def archiving(made: Instance) -> AsyncIterator[Callable[[], pa.RecordBatch
     channels = Channels(directory)
     async with snapshots_of_all(directory, channels) as taken:
         ingests = tuple(name for name in taken.names if name.service == "ingest")
-        task = DeadLetterArchive(made.url, ingests, await read_last_ids(root, ingests), "run")
+        last_ids = await read_last_ids(root, ingests)
+        task = DeadLetterArchive(made.url, ingests, last_ids, frozenset(), "run")
         due = await dead_letters(made)
         yield lambda: next(iter(task(iter([due]))))
     await channels.close()

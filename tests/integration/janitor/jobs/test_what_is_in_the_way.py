@@ -26,6 +26,7 @@ from libs.storage.layout.own_keys import (
     routing_cursor_key,
     task_key,
 )
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.task_folders import body_name
 from libs.storage.records.execution_records import (
     RefusedPushRecord,
@@ -153,11 +154,13 @@ async def test_a_dead_letter_whose_message_came_after_the_snapshot_of_its_ingest
     last_ids = await read_last_ids(root, names)
 
     assert last_ids == {0: 9, 1: second + 12, 2: 0}
-    archive = DeadLetterArchive(root.url, tuple(names[:3]), last_ids, "run")
-    # Of 5 to 9 some are gone: that is known. What is behind the end may have all its content.
-    ids = [5, 9, 10, second + 12, second + 13, message_id(2, 1), message_id(7, 1)]
+    archive = DeadLetterArchive(root.url, tuple(names[:3]), last_ids, frozenset({8}), "run")
+    # Of 5 to 9 some are gone: that is known. What is behind the end may have all its content. Of an
+    # ingest that is new nothing is known, and of one that was given up nothing will be.
+    given_up = message_id(8, 1)
+    ids = [5, 9, 10, second + 12, second + 13, message_id(2, 1), message_id(7, 1), given_up]
     known = archive.can_be_known(pa.table({"message_id": ids}))
-    assert known["message_id"].to_pylist() == [5, 9, second + 12]
+    assert known["message_id"].to_pylist() == [5, 9, second + 12, given_up]
 
 
 def test_without_a_broker_nothing_is_judged() -> None:
@@ -296,6 +299,22 @@ async def test_bodies_of_tasks_are_unneeded_once_applied_or_after_a_week_without
     await root.objects.delete_all([body.path for body in found])
     left = {strange, elsewhere} | (set() if is_unneeded else {body})
     assert set(await root.objects.list("tasks")) == left
+
+
+async def test_bodies_of_an_ingest_that_was_given_up_go_after_a_week(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri())
+    await RemovedShards(root.objects).add("ingest/3", 1, is_given_up=True)
+    task_ids = TaskIds(3)
+    old, young = (f"{task_ids.make(1_771_761_600_000 + n)}" for n in range(2))
+    paths = [f"tasks/ingest-3/redis-1/{body_name(one, b'body')}" for one in (old, young)]
+    paths += ["tasks/ingest-3/redis-1/strange", f"tasks/ingest-4/redis-1/{body_name(old, b'body')}"]
+    for path, age_days in zip(paths, (8, 6, 8, 8), strict=True):
+        await root.objects.put(path, b"body")
+        os.utime(tmp_path / path, (time.time() - age_days * DAY_S,) * 2)
+
+    found = await unneeded_bodies(root, [], await store_time_ms(root.objects))
+
+    assert [one.path for one in found] == paths[:1]
 
 
 def test_neighbours_with_equal_keys_go_together_and_no_more_than_fit() -> None:
