@@ -211,11 +211,12 @@ class OwedEvents(RunEvents):
             begun = JanitorRunStarted(run_id=run.run_id, job=run.ask.job, dry_run=run.ask.dry_run)
             found.append(self._event(run, begun, run.started_at_ms))
         if run.ended:
+            removed = sum(n for name, n in run.counts.items() if name.endswith(_REMOVED))
             finished = JanitorRunFinished(
                 run_id=run.run_id,
                 job=run.ask.job,
                 state=run.state,
-                removed=sum(n for name, n in run.counts.items() if name.endswith(_REMOVED)),
+                removed=0 if run.ask.dry_run else removed,
                 error=run.error,
             )
             found.append(self._event(run, finished, run.ended_at_ms))

@@ -141,9 +141,9 @@ class JanitorCalls(Calls):
     ) -> JobRun:
         """Begins a run of a job.
 
-        Jobs are `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `verify`
-        and `repair`. The run does not need its caller any more. `dry_run`: only count what a run
-        would remove. `older_than` is for `dead-letters`; `days` for `report`; `into`,
+        Jobs are `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `verify`,
+        `repair` and `backup`. The run does not need its caller any more. `dry_run`: only count what
+        a run would remove. `older_than` is for `dead-letters`; `days` for `report`; `into`,
         `message_ids`, `failed_from` and `failed_until` for `restore`; `sizes_only` for `verify`
         and `repair`: do not read payload objects.
         Raises InvalidArgument, FailedPrecondition (JOB_RUNNING: its metadata has the `run_id`),

@@ -313,7 +313,10 @@ class JanitorRunStarted(EventData, frozen=True, kw_only=True):
 
 
 class JanitorRunFinished(EventData, frozen=True, kw_only=True):
-    """A job of the janitor ended; `state` is done, failed, cancelled or interrupted."""
+    """A job of the janitor ended; `state` is done, failed, cancelled or interrupted.
+
+    `removed` is 0 for a dry run.
+    """
 
     event_type = "janitor.run.finished"
     cause = "the end of a run"

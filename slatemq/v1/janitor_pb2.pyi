@@ -70,7 +70,8 @@ class RunJobRequest(_message.Message):
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes
-        messages of no queue, and for `verify` and `repair`, which are about the whole instance.
+        messages of no queue, and for `verify`, `repair` and `backup`, which are about the whole
+        instance.
         """
 
     @_builtins.property
@@ -696,8 +697,8 @@ class ReadArchivedRequest(_message.Message):
     """The limit of entries; 0 = none."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only those with these handles, at most 1,000, that are still archived; the fields below have no
-        effect then. Empty = all.
+        """Only those with these handles, at most 1,000, that are still archived; the fields below must be
+        left out then. Empty = all.
         """
 
     def __init__(

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -136,9 +137,17 @@ def write_answer(frame: DataFrame, form: str, out: TextIO) -> None:
     elif form == "csv":
         _write_csv(frame, out)
     else:
+        _check_names(frame.columns)
         for row in frame.toLocalIterator():
             json.dump(plain(row, frame.schema), out, allow_nan=False, ensure_ascii=False)
             out.write("\n")
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    """Raises ValueError where an object would lose a column."""
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise ValueError(f"several columns are named {', '.join(twice)}: name them apart with AS")
 
 
 def _write_csv(frame: DataFrame, out: TextIO) -> None:
@@ -146,8 +155,13 @@ def _write_csv(frame: DataFrame, out: TextIO) -> None:
     writer.writerow(frame.columns)
     kinds = [field.dataType for field in frame.schema.fields]
     for row in frame.toLocalIterator():
-        values = [plain(value, kind) for value, kind in zip(row, kinds, strict=True)]
+        values = [_text(value, kind) for value, kind in zip(row, kinds, strict=True)]
         writer.writerow(json.dumps(one) if isinstance(one, dict | list) else one for one in values)
+
+
+def _text(value: Any, kind: DataType) -> Any:
+    """Like `plain`, with all digits of a decimal."""
+    return f"{value:f}" if isinstance(value, Decimal) else plain(value, kind)
 
 
 def plain(value: Any, kind: DataType) -> Any:
@@ -171,7 +185,7 @@ def plain(value: Any, kind: DataType) -> Any:
         case bytes() | bytearray(), _:
             return base64.b64encode(value).decode()
         case Decimal(), _:
-            return float(value)
+            return int(value) if value == value.to_integral_value() else float(value)
         case float(), _:
             return value if math.isfinite(value) else None
         case bool() | int() | str() | None, _:

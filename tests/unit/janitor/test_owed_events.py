@@ -100,8 +100,14 @@ def is_idle(events: OwedEvents) -> bool:
     return events._is_read and not (events.lag or events._unmarked or events._published_acts)
 
 
-async def test_a_run_has_an_event_when_it_begins_and_one_when_it_ends(store: RunStore) -> None:
-    events, stored = opened(store), await created(store)
+@pytest.mark.parametrize(("dry_run", "removed"), [(False, 6), (True, 0)])
+async def test_a_run_has_an_event_when_it_begins_and_one_when_it_ends(
+    store: RunStore, dry_run: bool, removed: int
+) -> None:
+    events, stored = (
+        opened(store),
+        await created(store, ask=RunRequest("retention", dry_run=dry_run)),
+    )
     await begin(store, stored)
     events.changed(stored.run)
     [begun] = await take(events)
@@ -110,9 +116,9 @@ async def test_a_run_has_an_event_when_it_begins_and_one_when_it_ends(store: Run
     [ended] = await take(events)
 
     run_id = stored.run.run_id
-    assert data_of(begun) == JanitorRunStarted(run_id=run_id, job="retention", dry_run=True)
+    assert data_of(begun) == JanitorRunStarted(run_id=run_id, job="retention", dry_run=dry_run)
     assert data_of(ended) == JanitorRunFinished(
-        run_id=run_id, job="retention", state="done", removed=6
+        run_id=run_id, job="retention", state="done", removed=removed
     )
     assert {begun.request_id, ended.request_id} == {"req-1"}
     assert (await store.get(run_id)).run.events == EVENTS_PUBLISHED

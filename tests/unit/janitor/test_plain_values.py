@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.janitor.spark.sql import plain
+from services.janitor.spark.sql import _check_names, _text, plain
 
 
 @pytest.fixture(params=["UTC", "America/New_York", "Asia/Kolkata"])
@@ -56,6 +56,21 @@ def test_moments_are_reported_in_utc_wherever_the_machine_is(moment: datetime, t
     local = kind.fromInternal(int(moment.timestamp() * 1_000_000))
 
     assert plain(local, kind) == text
+
+
+@pytest.mark.parametrize("digits", ["9007199254740993", "12345678901234567.89", "0.10", "1000"])
+def test_decimals_keep_their_digits(digits: str) -> None:
+    kind, value = DecimalType(20, 2), Decimal(digits)
+
+    assert _text(value, kind) == digits
+    expected = float(digits) if "." in digits else int(digits)
+    assert json.loads(json.dumps(plain(value, kind))) == expected
+
+
+def test_no_object_has_two_columns_of_one_name() -> None:
+    _check_names(["queue", "count", "Queue"])
+    with pytest.raises(ValueError, match="several columns are named queue: name them apart"):
+        _check_names(["queue", "reason", "queue"])
 
 
 made: Any = Row
