@@ -30,6 +30,10 @@ from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavail
 log = logging.getLogger(__name__)
 
 CALL_S: Final = 60.0
+CALL_BYTES_A_S: Final = 1 << 20
+"""How long a call may take: a minute, and as long as its request at this pace: an owner may have to
+store what it brings."""
+
 PATIENCE_S: Final = 120.0
 """A process that is killed is back in seconds, one that moves in a minute."""
 
@@ -88,7 +92,8 @@ class Owners:
             try:
                 with asking(service, shard):
                     stub_method = method(await self._channels.to(service, shard))
-                    return await stub_method(request, timeout=CALL_S)
+                    timeout_s = CALL_S + request.ByteSize() / CALL_BYTES_A_S
+                    return await stub_method(request, timeout=timeout_s)
             except _PASSING as error:
                 if time.monotonic() > until or is_moving(error, queue_id):
                     raise

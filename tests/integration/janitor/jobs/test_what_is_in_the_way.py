@@ -15,7 +15,7 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import DamagedObject, ObjectNotFound
+from libs.storage.errors import DamagedObject, ObjectNotFound, StoreUnavailable
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import (
@@ -46,6 +46,7 @@ from libs.storage.records.task_records import (
     encode_task_record,
 )
 from services.broker.core.lists.replays import Replays
+from services.janitor.jobs import contents as contents_module
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents, Unreadable
 from services.janitor.jobs.dead_letter_jobs import DeadLetterArchive
@@ -226,6 +227,26 @@ async def test_payloads_are_read_in_order_wherever_they_are(tmp_path: Path) -> N
     assert isinstance(payloads[2], ObjectNotFound)
     assert isinstance(payloads[4], DamagedObject)
     assert uris == [there, gone]
+
+
+async def test_a_payload_of_which_nothing_comes_is_that_of_a_store_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = open_root(tmp_path.as_uri(), sync=False)
+    uri = await Blobs(root).put(b"large")
+    name = await snapshot(root, "ingest/0", [(payload_key(1), encode_uri(uri))])
+
+    def read() -> None:
+        with owners_of(root.url) as owners:
+            contents = Contents(owners, [name])
+            try:
+                list(contents.payloads([(1, 5)]))
+            finally:
+                contents.close()
+
+    monkeypatch.setattr(contents_module, "SILENCE_S", 0.0)
+    with pytest.raises(StoreUnavailable, match=f"reading {uri}: nothing came for 0 s"):
+        await asyncio.to_thread(read)
 
 
 async def test_a_database_without_an_owner_in_the_topology_ends_the_job(tmp_path: Path) -> None:
