@@ -38,7 +38,7 @@ def test_a_shard_is_drained_and_taken_back_and_not_removed_while_it_has_queues(c
     (listed,) = [
         one for one in cli.ok("shard", "ls", "--json").objects if one["service"] == "broker"
     ]
-    assert (listed["state"], "queues" in listed["note"]) == ("draining", True)
+    assert (listed["state"], "queue" in listed["note"]) == ("draining", True)
     refused = cli.run("shard", "remove", "0", "--yes")
     assert (refused.code, "broker shard 0 cannot be removed yet: " in refused.err) == (1, True)
 
