@@ -19,7 +19,7 @@ from slatemq.errors import (
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller
-    from libs.access.quotas import Quantity
+    from libs.access.quotas import PrincipalQuota, Quantity
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """None where there is no policy, and for calls of services: then everything is permitted."""
@@ -113,6 +113,12 @@ def caller_name() -> str:
     """The name of the calling principal; empty where there is no policy."""
     caller = current_caller.get()
     return "" if caller is None else caller.principal.name
+
+
+def caller_quota() -> PrincipalQuota | None:
+    """What the calling principal takes; None where there is no policy."""
+    caller = current_caller.get()
+    return None if caller is None else caller.quota
 
 
 def hold_to(kind: Quantity, count: int, before_count: int = 0) -> None:

@@ -95,6 +95,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         waiting_claims: Calls at once that claim messages, whether they find some or wait, or that
             wait for tasks.
         open_streams: Streams at once, of all kinds: those that claim count here alone.
+        in_flight: Messages in flight that it has claimed since the start of the process.
         queues: Queues that are its own: those whose filter or priority it was the last to set, as
             who creates a queue does.
         filter_cost: What the filter and the priority of one such queue may cost together; see
@@ -108,6 +109,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_s: _Count | None = None
     waiting_claims: _Count | None = None
     open_streams: _Count | None = None
+    in_flight: _Count | None = None
     queues: _Count | None = None
     filter_cost: _Count | None = None
     filter_cost_sum: _Count | None = None

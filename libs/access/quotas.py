@@ -52,6 +52,7 @@ once."""
 _ADVICE: Final = {
     "open_streams": "close one first",
     "waiting_claims": "claim more messages, or wait for fewer tasks, at once",
+    "in_flight": "ack some first",
     "queues": "delete one first",
     "filter_cost": "simplify the filter or the priority",
     "filter_cost_sum": "simplify filters and priorities, or delete queues",
@@ -240,6 +241,15 @@ class PrincipalQuota:
         most = getattr(self._limits, kind)
         if most is not None and before_count < count > most:
             raise self._refused(kind, None, f": {count} are wanted")
+
+    @property
+    def in_flight_max(self) -> int | None:
+        """How many messages may be in flight that it claimed; None: any number."""
+        return self._limits.in_flight
+
+    def refuse_claim(self) -> ResourceExhausted:
+        """The error, which counts as a refusal, of a claim beyond `in_flight_max`."""
+        return self._refused("in_flight", PLACE_RETRY_MS)
 
     async def hold_back(self, cause: str, most_s: float) -> None:
         """Delay the answer of a call that a limit, or something else, refused, if there were many.

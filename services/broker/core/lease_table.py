@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby, islice, repeat
 from typing import Final, NamedTuple
 
@@ -72,6 +72,7 @@ class LeaseIndex:
         self._in_blocks = 0  # the sum of these
         self._singles: dict[int, LeaseBucket] = {}  # by token: those outside of blocks
         self._held = Counter[str]()  # by principal: how many leases of its claims run
+        self._freed = set[str]()  # principals with leases that ended since they were last asked for
 
     def __len__(self) -> int:
         return len(self._singles) + self._in_blocks
@@ -79,6 +80,11 @@ class LeaseIndex:
     def held_by(self, principal: str) -> int:
         """How many leases run that a principal claimed; of an empty name, those of unknown ones."""
         return self._held[principal]
+
+    def take_freed(self) -> Set[str]:
+        """The principals of whose leases some have ended since this was last called."""
+        freed, self._freed = self._freed, set()
+        return freed
 
     def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
         """Adds leases of a bucket: all of them, if it is a block."""
@@ -182,6 +188,7 @@ class LeaseIndex:
             del self._blocks[block], self._left[block]
 
     def _let_go(self, bucket: LeaseBucket, count: int) -> None:
+        self._freed.add(bucket.principal)
         self._held[bucket.principal] -= count
         if not self._held[bucket.principal]:
             del self._held[bucket.principal]
@@ -435,6 +442,10 @@ class LeaseTable:
     def held_by(self, principal: str) -> int:
         """How many of them a principal has claimed since the start; of an empty name, the rest."""
         return self._running.held_by(principal)
+
+    def take_freed(self) -> Set[str]:
+        """The principals of whose leases some have ended since this was last called."""
+        return self._running.take_freed()
 
     def restore(self, queue: Queue, order: int, lease: Lease) -> None:
         """Takes in a stored lease."""

@@ -412,7 +412,7 @@ class Dispatcher:
         for waiter in list(waiter_line.impatient):
             if waiter.has_begun or not may_come:
                 waiter_line.leave(waiter)
-                waiter.failed(self._refusal(waiter_line, waiter.principal))
+                waiter.failed(self._refusal(waiter_line, waiter))
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
@@ -427,21 +427,21 @@ class Dispatcher:
         if waiter_line.line:
             self.in_flight.wait_for_shares(waiter_line)
 
-    def _refusal(self, waiter_line: WaiterLine, principal: str) -> SlateMQError | None:
-        """Why the last look had nothing for the waiters of a principal; None: there was nothing."""
-        if (unread := self._budget.refusal(principal)) is not None:
+    def _refusal(self, waiter_line: WaiterLine, waiter: Waiter) -> SlateMQError | None:
+        """Why the last look had nothing for a waiter; None: there was nothing."""
+        if (unread := self._budget.refusal(waiter.principal)) is not None:
             return unread
-        if principal in waiter_line.beyond_share:
-            return self.in_flight.refusal(principal)
+        if waiter.principal in waiter_line.beyond_share:
+            return self.in_flight.refusal(waiter.principal, waiter.quota)
         return waiter_line.unavailable
 
-    def _is_held_up(self, waiter_line: WaiterLine, principal: str) -> bool:
-        """Whether the waiters of a principal are passed over now, which their line notes."""
-        if self._budget.is_beyond_half(principal):
+    def _is_held_up(self, waiter_line: WaiterLine, waiter: Waiter) -> bool:
+        """Whether a waiter is passed over now for its principal, which its line notes."""
+        if self._budget.is_beyond_half(waiter.principal):
             waiter_line.unread = True
             return True
-        if self.in_flight.is_beyond_share(waiter_line, principal):
-            waiter_line.beyond_share.add(principal)
+        if self.in_flight.is_beyond_share(waiter_line, waiter.principal, waiter.quota):
+            waiter_line.beyond_share[waiter.principal] = waiter.quota
             return True
         return False
 
@@ -532,9 +532,7 @@ class Dispatcher:
         if waiter_line is None or queue.waiting.ready_count:
             return  # No waiters, or older messages come first.
         first = islice(waiter_line.line, len(ids))
-        wanted = sum(
-            waiter.wants for waiter in first if not self._is_held_up(waiter_line, waiter.principal)
-        )
+        wanted = sum(waiter.wants for waiter in first if not self._is_held_up(waiter_line, waiter))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._can_serve(waiter_line, message_id)]
         if missing:
@@ -565,7 +563,7 @@ class Dispatcher:
             if not waiter.wants:  # It has ended, and did not leave yet.
                 waiter_line.leave(waiter)
                 continue
-            if self._is_held_up(waiter_line, waiter.principal):
+            if self._is_held_up(waiter_line, waiter):
                 _pass_over(waiter_line, waiter)
                 continue
             batch, skipped = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
@@ -604,7 +602,8 @@ class Dispatcher:
         """What is claimed for one waiter, and how many messages that passed over."""
         queue = waiter_line.queue
         principal = waiter.principal
-        capacity = min(queue.capacity, self.in_flight.capacity(waiter_line, principal))
+        in_flight_left = self.in_flight.capacity(waiter_line, principal, waiter.quota)
+        capacity = min(queue.capacity, in_flight_left)
         choosing = ClaimSelector(
             min(waiter.wants, TURN, share, capacity),
             waiter.bytes_left,

@@ -4,10 +4,11 @@ While the bound is reached, or lines wait because it was, lines of waiters have 
 in which they came; a turn is one step of the dispatcher. So no queue whose consumers ack all the
 time keeps others from claiming.
 
-Where there is a policy, one principal may hold half of the bound, its share; in a line the waiters
-of one that holds it are passed over. The lines that they are in have turns among themselves. Who
-claimed is not stored, so after a restart the leases from before are of no principal, and a share is
-half of what they leave: however often a broker restarts, no principal comes to hold all.
+Where there is a policy, one principal may hold half of the bound, or less where the policy limits
+it: its share. In a line the waiters of one that holds its share are passed over, and the lines that
+they are in have turns among themselves. Who claimed is not stored, so after a restart the leases
+from before are of no principal, and half of what they leave is the most: however often a broker
+restarts, no principal comes to hold all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from libs.access.quotas import PrincipalQuota
 from services.broker.core.lease_table import LeaseTable
 from services.broker.delivery.waiters import WaiterLine
 from slatemq.errors import ResourceExhausted
@@ -58,6 +60,13 @@ class _Turns:
 
 
 @dataclass(eq=False)
+class _Share(_Turns):
+    """The same for the leases of one principal."""
+
+    quota: PrincipalQuota | None = None
+
+
+@dataclass(eq=False)
 class InFlightLimit:
     """How much more may be claimed, and the lines that wait for that."""
 
@@ -66,7 +75,7 @@ class InFlightLimit:
     _give_turn: Callable[[WaiterLine], None]
     """Has a line look again."""
     _all: _Turns = field(default_factory=_Turns, init=False)
-    _shares: dict[str, _Turns] = field(default_factory=dict, init=False)
+    _shares: dict[str, _Share] = field(default_factory=dict, init=False)
     """By principal, of those with waiters that were passed over."""
     _is_logged: bool = field(default=False, init=False)
 
@@ -83,7 +92,7 @@ class InFlightLimit:
     @property
     def held_up_count(self) -> int:
         """Queues with claims of principals that wait for leases of their own to end."""
-        return sum(len(turns.waiting) for turns in self._shares.values())
+        return sum(len(share.waiting) for share in self._shares.values())
 
     @property
     def note(self) -> str:
@@ -96,89 +105,127 @@ class InFlightLimit:
             )
         if self.held_up_count:
             notes.append(
-                f"a principal has its share of in_flight_max, half of {self._messages_max}: its "
-                f"claims on {self.held_up_count} queues wait for its acks"
+                f"claims on {self.held_up_count} queues wait for acks of their own principals, "
+                "which have as many messages in flight as one may"
             )
         return "; ".join(notes)
 
     # --- What may be claimed ------------------------------------------------
 
-    def capacity(self, line: WaiterLine, principal: str = "") -> int:
+    def capacity(
+        self, line: WaiterLine, principal: str = "", quota: PrincipalQuota | None = None
+    ) -> int:
         """How many messages may be claimed now for a line, and of it for a principal."""
-        if not self._all.let(line) or self.is_beyond_share(line, principal):
+        if not self._all.let(line) or self.is_beyond_share(line, principal, quota):
             return 0
-        room = self._room if not principal else min(self._room, self._share_left(principal))
+        room = self._room
+        if principal:
+            room = min(room, self._share_left(principal, quota))
         return max(0, room)
 
-    def is_beyond_share(self, line: WaiterLine, principal: str) -> bool:
+    def is_beyond_share(
+        self, line: WaiterLine, principal: str, quota: PrincipalQuota | None
+    ) -> bool:
         """Whether a principal's waiters in a line get nothing before some of its leases end."""
         if not principal:
             return False
-        turns = self._shares.get(principal)
-        return self._share_left(principal) <= 0 or not (turns is None or turns.let(line))
+        share = self._shares.get(principal)
+        has_to_wait = share is not None and not share.let(line)
+        return has_to_wait or self._share_left(principal, quota) <= 0
 
-    def refusal(self, principal: str) -> ResourceExhausted:
+    def refusal(self, principal: str, quota: PrincipalQuota | None) -> ResourceExhausted:
         """The error of a claim that was passed over, and waits no longer."""
+        if quota is not None and self._half > self._limit_of(quota):
+            return quota.refuse_claim()
         return ResourceExhausted(
-            f"{principal!r} has {self._leases.held_by(principal)} messages in flight, as many as "
-            f"one principal may of the broker's in_flight_max ({self._messages_max}): ack some; "
-            f"retry in {RETRY_MS / 1000:.3g} s",
+            f"{self._half_note(principal)}: ack some; retry in {RETRY_MS / 1000:.3g} s",
             reason="TOO_MANY_IN_FLIGHT",
             retry_after_ms=RETRY_MS,
+        )
+
+    def _half_note(self, principal: str) -> str:
+        return (
+            f"{principal!r} has {self._leases.held_by(principal)} messages in flight, as many as "
+            f"one principal may of the broker's in_flight_max ({self._messages_max})"
         )
 
     @property
     def _room(self) -> int:
         return self._messages_max - self._leases.in_flight_count
 
-    def _share_left(self, principal: str) -> int:
+    @property
+    def _half(self) -> int:
+        """The most that any principal may hold."""
+        return (self._messages_max - self._leases.held_by("") + 1) // 2
+
+    def _limit_of(self, quota: PrincipalQuota | None) -> int:
+        limit = None if quota is None else quota.in_flight_max
+        return self._messages_max if limit is None else limit
+
+    def _share_left(self, principal: str, quota: PrincipalQuota | None) -> int:
         """How much more a principal may claim, room or not."""
-        left = self._messages_max - self._leases.held_by("")
-        return (left + 1) // 2 - self._leases.held_by(principal)
+        return min(self._half, self._limit_of(quota)) - self._leases.held_by(principal)
 
     # --- Lines that wait ----------------------------------------------------
 
     def has_turn(self, line: WaiterLine) -> bool:
         """Whether a line was waiting and may claim now."""
-        return line in self._all.given or any(line in one.given for one in self._shares.values())
+        return line in self._all.given or any(
+            line in self._shares[one].given for one in line.shares
+        )
 
     def wait(self, line: WaiterLine) -> None:
         """Puts a line behind those that wait, unless it waits already."""
         self._all.waiting[line] = None
-        if not self._is_logged:
-            self._is_logged = True
-            log.warning("%s; raise it, or ack sooner", self.note)
+        self._log(f"{self.note}; raise it, or ack sooner")
         self.go_on()
 
     def wait_for_shares(self, line: WaiterLine) -> None:
         """The same for the principals of a line whose waiters were passed over."""
-        for principal in line.beyond_share:
-            self._shares.setdefault(principal, _Turns()).waiting[line] = None
-            if not self._is_logged:
-                self._is_logged = True
-                log.warning("%s", self.refusal(principal).message)
-        if line.beyond_share:
-            self.go_on()
+        for principal, quota in line.beyond_share.items():
+            share = self._shares.setdefault(principal, _Share())
+            share.quota = quota
+            share.waiting[line] = None
+            line.shares.add(principal)
+            if self._limit_of(quota) >= self._half:  # Else that is as its operator wants it.
+                self._log(f"{self._half_note(principal)}: it has to ack some")
+            self._share_out(principal)
+
+    def _log(self, warning: str) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            log.warning("%s", warning)
 
     def leave(self, line: WaiterLine) -> None:
         """Ends the turns of a line."""
         self._all.given.discard(line)
-        for turns in self._shares.values():
-            turns.given.discard(line)
+        for principal in list(line.shares):
+            self._shares[principal].given.discard(line)
+            self._share_out(principal, line)
         self.go_on()
 
     def forget(self, line: WaiterLine) -> None:
         self._all.forget(line)
-        for turns in self._shares.values():
-            turns.forget(line)
+        for principal in list(line.shares):
+            self._shares[principal].forget(line)
+            self._share_out(principal, line)
         self.go_on()
 
     def go_on(self) -> None:
         """Gives turns to those that wait, where leases have ended."""
         self._all.give(self._room, self._give_turn)
-        for principal, turns in list(self._shares.items()):
-            turns.give(self._share_left(principal), self._give_turn)
-            if turns.is_unused:
-                del self._shares[principal]
+        freed = self._leases.take_freed()
+        # Those from before the start leave more to all.
+        for principal in list(self._shares) if "" in freed else freed & self._shares.keys():
+            self._share_out(principal)
         if not (self._all.waiting or self._shares) and self._room > self._messages_max // 2:
             self._is_logged = False
+
+    def _share_out(self, principal: str, line: WaiterLine | None = None) -> None:
+        """Gives turns where a principal has room; forgets it, and this line, without a use."""
+        share = self._shares[principal]
+        share.give(self._share_left(principal, share.quota), self._give_turn)
+        if line is not None and line not in share.waiting and line not in share.given:
+            line.shares.discard(principal)
+        if share.is_unused:
+            del self._shares[principal]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from libs.access.current import caller_name, require
+from libs.access.current import caller_name, caller_quota, require
 from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
@@ -53,6 +53,7 @@ class Streams:
             queue = await self._owner.find(queue_id)
             stream = Stream(consumer, lease_length(asked_ms, queue), keep_leases=start.keep_leases)
             stream.principal = caller_name()
+            stream.quota = caller_quota()
             stream.heard(self._owner.clock.now_ms())
             if start.HasField("credit"):
                 stream.grant(start.credit, "start.credit")

@@ -18,6 +18,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from libs.access.quotas import PrincipalQuota
 from services.broker.core.leases import Claimed
 from services.broker.core.queue import Queue
 from services.broker.delivery.message_cache import CachedMessage, Fetch
@@ -83,6 +84,9 @@ class Waiter(ABC):
 
     principal = ""
     """Of its caller; empty where there is no policy."""
+
+    quota: PrincipalQuota | None = None
+    """What this principal takes."""
 
     since_s = 0.0
     """Since when it has waited for messages, by the monotonic clock."""
@@ -302,8 +306,10 @@ class WaiterLine:
     again: bool = False
     cut: bool = False  # a claim was cut at the end of a turn: it wants more now
     short: bool = False  # there were messages, but too many of all queues are in flight
-    beyond_share: set[str] = field(default_factory=set)
-    """Principals whose waiters the last look passed over: they hold their share of all leases."""
+    beyond_share: dict[str, PrincipalQuota | None] = field(default_factory=dict)
+    """Principals whose waiters the last look passed over: they hold as many leases as they may."""
+    shares: set[str] = field(default_factory=set)
+    """Principals for whose leases it waits, or has a turn since some have ended."""
     all_beyond: bool = False  # for that reason it passed over all
     unread: bool = False  # some were passed over for what their principals leave unread
     stuck: bool = False  # there were messages at the last look, and none could be claimed
@@ -331,7 +337,7 @@ class WaiterLine:
         """Forgets whom the last look passed over."""
         self.unread = False
         if self.beyond_share:
-            self.beyond_share = set()
+            self.beyond_share = {}
 
     def is_late(self, shard: int) -> bool:
         """Whether an ingest has not answered a fetch of this line yet."""
@@ -342,15 +348,15 @@ class WaiterLine:
         del self.line[waiter]
         self.impatient.pop(waiter, None)
 
-    def wanted(self, is_held_up: Callable[[str], bool]) -> int:
-        """How many messages to examine for the waiters in line whose principals are not held up."""
+    def wanted(self, is_held_up: Callable[[Waiter], bool]) -> int:
+        """How many messages to examine for the waiters in line that are not held up."""
         # No more than there are: most waiters wait on a queue without messages.
         most = min(self.queue.waiting.ready_count + self.queue.waiting.timed_count, LOOK_AHEAD)
         wanted = 0
         for waiter in self.line:
             if wanted >= most:
                 return most
-            if not is_held_up(waiter.principal):
+            if not is_held_up(waiter):
                 wanted += waiter.wants
         return min(wanted, most)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
-from libs.access.current import caller_name, require_publish_any, require_pushes
+from libs.access.current import caller_name, caller_quota, require_publish_any, require_pushes
 from libs.serving.requests.doors import current_visit
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
@@ -108,6 +108,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self._delivery.admit(principal)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
         claim.principal = principal
+        claim.quota = caller_quota()
         try:
             answer = await self._answer(queue, claim, wait_ms, name)
         except BaseException:

@@ -6,23 +6,37 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 import pytest
 
+from libs.access import quotas
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import ResourceExhausted
 from slatemq.v1 import consumer_pb2
 from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.forms import seeds
-from tests.integration.broker.rpc.test_principal_limits import Caller, Limited, limited
+from tests.integration.broker.rpc.test_principal_limits import (
+    Caller,
+    Limited,
+    limited,
+    refused,
+)
 from tests.integration.waiting import eventually
 
+HELD_UP: Final = (
+    "claims on 1 queues wait for acks of their own principals, which have as many messages in "
+    "flight as one may"
+)
 
-async def fill(made: Limited, queues: Sequence[str], count: int = 20) -> None:
+
+REFUSED: Final = ("TOO_MANY_IN_FLIGHT", "PRINCIPAL_LIMIT")
+
+
+async def fill(made: Limited, queues: Sequence[str], count: int = 20, **settings: int) -> None:
     for place, queue_id in enumerate(queues):
-        await made.ops.create(queue_id)
+        await made.ops.create(queue_id, **settings)
         first = 1 + place * count
         await made.rig.assign(range(first, first + count), queue_id)
 
@@ -78,12 +92,9 @@ async def test_one_that_acks_nothing_leaves_half_to_others(
         # and waits for more, in the line where another one comes behind it
         waiting = made.shop.claim(count=20)
         await held_up(made, 1)
-        assert in_flight.note == (
-            "a principal has its share of in_flight_max, half of 9: its claims on 1 queues wait "
-            "for its acks"
-        )
+        assert in_flight.note == HELD_UP
         logged = [one.message for one in caplog.records if one.name.endswith("in_flight_limit")]
-        assert logged == [said]
+        assert logged == [said.replace("ack some; retry in 1 s", "it has to ack some")]
         # which no timer has it look for: an ack does
         assert [one.timer for one in made.rig.delivery._waiter_lines.values()] == [None]
 
@@ -94,6 +105,43 @@ async def test_one_that_acks_nothing_leaves_half_to_others(
         await made.rig.ack(*tokens[:2])
         assert len(await claimed(waiting)) == 2
         assert (held(made, "shop"), held(made, "ops"), in_flight.note) == (5, 4, "")
+
+
+async def test_a_limit_of_the_policy_is_less_than_half(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with limited(tmp_path, settings={"in_flight_max": 9}, in_flight=2) as made:
+        await fill(made, ["q", "other", "third"])
+        tokens = await claimed(made.shop.claim(count=20))
+        assert len(tokens) == 2
+        await refused(made.shop.claim("other", wait_ms=0), "in_flight", waits=True)
+        assert made.callers.usage.refused == {("in_flight", "shop"): 1}
+        waiting = [made.shop.claim(name) for name in ("q", "other")]
+        await held_up(made, 2)
+        assert made.rig.delivery.in_flight.note == HELD_UP.replace(" 1 ", " 2 ")
+        assert len(await claimed(made.ops.claim(count=20))) == 5
+
+        # A higher one holds from the next call on, also for those that wait
+        made.change(in_flight=4)
+        last = made.shop.claim("third")
+        for call in waiting:
+            assert len(await claimed(call)) == 1
+        assert held(made, "shop") == 4
+        await held_up(made, 1)
+        last.cancel()
+
+        # and a lower one ends no lease
+        made.change(in_flight=1)
+        await refused(made.shop.claim("other", wait_ms=0), "in_flight", waits=True)
+        assert held(made, "shop") == 4
+        assert not [one for one in caplog.records if one.name.endswith("in_flight_limit")]
+
+
+async def test_a_limit_beyond_half_is_half(tmp_path: Path) -> None:
+    async with limited(tmp_path, settings={"in_flight_max": 4}, in_flight=4) as made:
+        await fill(made, ["q"])
+        assert len(await claimed(made.shop.claim(count=20))) == 2
+        await refusal(made.shop.claim(wait_ms=0))
 
 
 @pytest.mark.parametrize("how", ["nack", "purge", "delete", "cancel"])
@@ -193,13 +241,14 @@ async def test_without_a_policy_there_are_no_shares(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", seeds(2))
 async def test_shares_hold_under_the_worst_mix_and_all_messages_come_through(
-    tmp_path: Path, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Claims and streams of two principals on all queues; one acks late, and some come back."""
+    """Claims and streams of two principals on all queues, of which some come back."""
+    monkeypatch.setattr(quotas, "PROMPT_REFUSALS_PER_S", 10_000)
     chance, queues, messages, most = random.Random(seed), 6, 30, 7
     ids = [f"q{number}" for number in range(queues)]
-    async with limited(tmp_path, settings={"in_flight_max": most}) as made:
-        await fill(made, ids, messages)
+    async with limited(tmp_path, settings={"in_flight_max": most}, in_flight=3) as made:
+        await fill(made, ids, messages, max_attempts=1_000)
         peaks = {"shop": 0, "ops": 0}
         finished = asyncio.Event()
 
@@ -218,7 +267,7 @@ async def test_shares_hold_under_the_worst_mix_and_all_messages_come_through(
                 try:
                     tokens = await claimed(caller.claim(queue_id, wait_ms, count=count))
                 except grpc.aio.AioRpcError as error:
-                    if from_rpc_error(error).reason != "TOO_MANY_IN_FLIGHT":
+                    if from_rpc_error(error).reason not in REFUSED:
                         raise
                     continue
                 if tokens and chance.randrange(5) == 0:
@@ -242,5 +291,6 @@ async def test_shares_hold_under_the_worst_mix_and_all_messages_come_through(
             task.cancel()
         await asyncio.wait(beside)
 
-        assert 0 < max(peaks.values()) <= 4
+        assert 0 < peaks["shop"] <= 3
+        assert 0 < peaks["ops"] <= 4
         assert made.rig.delivery.in_flight._shares == {}
