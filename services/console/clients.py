@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +167,14 @@ async def gathered(listing: AsyncIterator[T]) -> tuple[list[T], SlateMQError | N
     except SlateMQError as error:
         return found, error
     return found, None
+
+
+async def answered(asking: Awaitable[T]) -> tuple[T | None, SlateMQError | None]:
+    """The answer, or the error that came in its place: of a part without which a page is useful."""
+    try:
+        return await asking, None
+    except SlateMQError as error:
+        return None, error
 
 
 async def _require_policy(client: Client) -> None:

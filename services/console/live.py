@@ -40,7 +40,11 @@ SAMPLE_S: Final = 2.0
 """Between two samples at least, and after one that failed."""
 
 SAMPLE_SHARE: Final = 4
-"""A sample that takes long is followed by a pause of this many times its length."""
+"""A sample that takes long is followed by a pause of this many times its length, which leaves the
+instance to its callers."""
+
+SILENCE_PAUSE_S: Final = 5.0
+"""The longest pause where a process did not answer: most of the sample was waiting for it."""
 
 SAMPLES_KEPT: Final = 60
 """Two minutes, unless samples take long."""
@@ -150,6 +154,12 @@ class Watch:
             return True
         return time.monotonic() - self._left_s < IDLE_S
 
+    @property
+    def lacks_answers(self) -> bool:
+        """Whether the latest sample has nothing of a process that is to be there."""
+        down = [one for one in self.status.services if not one.serving]
+        return bool(down or self.status.unlisted_brokers)
+
     async def prove(self) -> Sight | None:
         """Begin a try: find out what the token may see; None where that went wrong."""
         self._is_sampling = True
@@ -249,6 +259,8 @@ class Watches:
             has_succeeded = await self._sample(list(self._watches.values()))
             took_s = time.monotonic() - began_s
             pause_s = max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE) if has_succeeded else SAMPLE_S
+            if any(watch.lacks_answers for watch in self._watches.values()):
+                pause_s = min(pause_s, SILENCE_PAUSE_S)
             arrival = asyncio.ensure_future(self._arrived.wait())
             try:
                 await asyncio.wait([arrival], timeout=pause_s)

@@ -7,15 +7,15 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console.clients import gathered
+from services.console.clients import answered, gathered
 from services.console.rendering import client_of, render
 
 
 async def show_processes(request: Request) -> Response:
     client = await client_of(request)
     # Together: each of them waits for processes that do not answer.
-    status, (outboxes, error), instance = await asyncio.gather(
-        client.status(), gathered(client.outbox_lines()), client.get_instance()
+    status, (outboxes, error), (instance, unread) = await asyncio.gather(
+        client.status(), gathered(client.outbox_lines()), answered(client.get_instance())
     )
     return render(
         request,
@@ -24,4 +24,5 @@ async def show_processes(request: Request) -> Response:
         outboxes=outboxes,
         problem=error.message if error is not None else "",
         instance=instance,
+        settings_problem=unread.message if unread is not None else "",
     )

@@ -3,12 +3,14 @@
 "use strict";
 
 const RETRY_MS = 5000;
+const LIVE_MS = 5000; // after a sample; then the page says of when it is
 
 for (const region of document.querySelectorAll("[data-live]")) {
   const state = document.querySelector("[data-live-state]");
   const button = document.querySelector("[data-live-pause]");
   let source = null;
   let retry = 0;
+  let aging = 0;
 
   function say(text) {
     // Said once, not with every sample.
@@ -23,8 +25,15 @@ for (const region of document.querySelectorAll("[data-live]")) {
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   }
 
+  function age() {
+    clearTimeout(aging);
+    const text = "as of " + new Date().toLocaleTimeString();
+    aging = setTimeout(() => say(text), LIVE_MS);
+  }
+
   function close() {
     clearTimeout(retry);
+    clearTimeout(aging);
     source?.close();
     source = null;
   }
@@ -32,9 +41,11 @@ for (const region of document.querySelectorAll("[data-live]")) {
   function open() {
     close();
     if (document.hidden || button.getAttribute("aria-pressed") === "true") return;
+    age();
     source = new EventSource(region.dataset.live);
     source.addEventListener("update", (event) => {
       say("live");
+      age();
       draw(event.data);
     });
     source.addEventListener("gone", (event) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -46,6 +47,23 @@ def test_a_redrive_shows_its_progress_and_is_cancelled_and_resumed(console: Cons
         expect(page.locator("#redrives")).to_contain_text("cancelled")
         page.get_by_role("button", name="Resume").click()
         expect(page.locator("#redrives")).to_contain_text("running")
+    assert console.take_problems() == []
+
+
+def test_a_page_says_of_when_its_numbers_are_while_a_broker_is_silent(console: Console) -> None:
+    queue = console.queue()
+    with console.page("ops") as page:
+        page.goto(f"/?find={queue}")
+        state = page.locator("[data-live-state]")
+        expect(state).to_have_text("live")
+        broker = console.stack.signal("broker", signal.SIGSTOP)
+        try:
+            expect(state).to_have_text(re.compile(r"^as of \d"))
+            expect(page.get_by_text("The queues of broker 0 are missing")).to_be_visible()
+            expect(page.get_by_text("No queue is shown.")).to_be_visible()
+        finally:
+            os.kill(broker, signal.SIGCONT)
+        expect(page.get_by_role("link", name=queue)).to_be_visible()
     assert console.take_problems() == []
 
 

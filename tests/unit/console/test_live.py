@@ -251,6 +251,21 @@ async def test_a_try_that_took_long_and_failed_is_soon_repeated(
         await instance.until_asked()
 
 
+async def test_a_sample_that_waited_for_a_silent_process_is_soon_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(live, "SAMPLE_SHARE", 1e12)
+    monkeypatch.setattr(live, "SILENCE_PAUSE_S", 0.0)
+    down = ServiceStatus("broker", 0, "", False)
+    for silent in (up(7), Status([down], [], [], [])):
+        instance = Instance()
+        async with watching(instance) as watches:
+            instance.answer(silent)
+            await page(watches)
+            await instance.until_asked()
+
+
 async def test_an_error_that_nothing_foresees_is_logged_and_ends_no_sampling(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console.pages import events, messages, processes
+from services.console.live import History, Watch
+from services.console.pages import events, messages, overview, processes
 from services.console.payloads import DOWNLOADS_MAX, Payloads
 from services.console.rendering import fragment
 from slatemq._admin.entry_models import Entry, EntryPage, EntryState
-from slatemq.errors import SlateMQError, Unauthenticated, Unavailable
+from slatemq._admin.instance import Status
+from slatemq.errors import DataLoss, SlateMQError, Unauthenticated, Unavailable
 
 PARTS = 3
 WAIT_S = 60.0
@@ -72,6 +74,56 @@ async def test_a_page_asks_for_all_of_its_parts_at_once(
 
     assert "status" in values.values()
     assert not values["problem"]
+
+
+class UnreadableSettings(SlowInstance):
+    """Of which no process can read the record of the settings."""
+
+    async def get_instance(self) -> str:
+        await self.status()
+        raise DataLoss("it was removed from the store")
+
+
+async def test_processes_are_shown_although_no_process_can_read_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = UnreadableSettings()
+
+    async def client_of(_: Request) -> SlowInstance:
+        return instance
+
+    def render(_: Request, template: str, **values: Any) -> str:
+        around = {"path": "/processes", "is_logged_in": False, "notice": ""}
+        answers = {"status": Status([], [], [], []), "outboxes": []}
+        return fragment(template, **values | around | answers)
+
+    monkeypatch.setattr(processes, "client_of", client_of)
+    monkeypatch.setattr(processes, "render", render)
+
+    shown: Any = await asyncio.wait_for(processes.show_processes(REQUEST), WAIT_S)
+
+    assert "No process could read them: it was removed from the store" in shown
+
+
+@pytest.mark.parametrize("find", ["", "orders"])
+@pytest.mark.parametrize(
+    ("unlisted", "refusals"), [([0], []), ([], ["queues are not shown: no rule permits it"])]
+)
+def test_a_queue_that_is_not_shown_is_not_said_to_be_absent(
+    find: str, unlisted: list[int], refusals: list[str]
+) -> None:
+    def shown(status: Status) -> str:
+        watch = SimpleNamespace(status=status, totals=History(), queues={})
+        return overview._overview(cast("Watch", watch), find)
+
+    incomplete = shown(Status([], [], [], unlisted, refusals=refusals))
+    assert "No queue is shown." in incomplete
+    assert "no queue yet" not in incomplete
+    assert "in its name" not in incomplete
+
+    complete = shown(Status([], [], [], []))
+    assert "No queue is shown." not in complete
+    assert "how far routing is behind is unknown" in complete
 
 
 class ClosedInstance:
