@@ -291,11 +291,12 @@ def test_the_second_shard_of_the_page_is_a_broker_of_its_own_number_and_addresse
     for name in {*first, *second} - {"build", "environment", "ports"}:
         assert first[name] == second[name], name
 
-    # And clients find it where no other container is
-    (port,) = _published(second)
+    # And clients find it where no other container is, and Prometheus by the target of the page
+    port, http_port = _published(second)
     assert environ["SLATEMQ_ADVERTISED_ADDRESS"] == f"127.0.0.1:{port}"
+    assert f'- {{targets: ["127.0.0.1:{http_port}"], labels: {{service: broker}}}}' in page
     others = [_published(one) for name, one in services.items() if name != "broker-1"]
-    assert port not in {one for ports in others for one in ports}
+    assert {port, http_port}.isdisjoint({one for ports in others for one in ports})
     assert port != services["console"]["environment"]["SLATEMQ_PORT"]
 
 
