@@ -6,6 +6,7 @@ Grafana's dashboards of panels.yaml, and a PrometheusRule for Kubernetes of aler
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,25 @@ COLUMNS: Final = 24
 WIDTH, HEIGHT = 6, 8
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 """Chosen on the page: a Grafana has its Prometheus under an ID of its own."""
+
+
+_SELECTOR: Final = re.compile(
+    r"\b(?:by|on) \([^)]*\)"  # what has labels without a metric
+    r"|(?P<metric>\b(?:(?:slatemq|messaging|rpc|process|http)_|slatemq:|up\b)[\w:]*)"
+    r"(?:\{(?P<labels>[^}]*)\})?"
+)
+
+
+def of_namespace(expression: str) -> str:
+    """The expression over the instances of the chosen namespace."""
+
+    def chosen(found: re.Match[str]) -> str:
+        if found["metric"] is None:
+            return found[0]
+        labels = f", {found['labels'].strip()}" if found["labels"] else ""
+        return f'{found["metric"]}{{namespace=~"$namespace"{labels}}}'
+
+    return _SELECTOR.sub(chosen, expression)
 
 
 def catalogue() -> Mapping[str, Any]:
@@ -69,7 +89,7 @@ def _dashboard(name: str, dashboard: Mapping[str, Any]) -> Mapping[str, Any]:
         "schemaVersion": 39,
         "time": {"from": "now-3h", "to": "now"},
         "links": [{"type": "dashboards", "title": "SlateMQ", "tags": ["slatemq"]}],
-        "templating": {"list": [_SOURCES, *([_QUEUES] if name == "overview" else [])]},
+        "templating": {"list": [_SOURCES, _NAMESPACES, *([_QUEUES] if name == "overview" else [])]},
         "panels": list(_laid_out(dashboard["rows"])),
     }
 
@@ -82,16 +102,22 @@ _SOURCES: Final = {
     "refresh": 1,
 }
 
-_QUEUES: Final = {
-    "name": "queue",
+_NAMESPACES: Final = {
+    "name": "namespace",
     "type": "query",
     "datasource": SOURCE,
-    "query": "label_values(slatemq_queue_messages, messaging_destination_name)",
+    "query": 'label_values(up{job="slatemq"}, namespace)',
     "refresh": 2,
     "multi": True,
     "includeAll": True,
-    "allValue": ".*",
+    "allValue": ".*",  # which those without one match, too
     "current": {"text": "All", "value": "$__all"},
+}
+
+_QUEUES: Final = {
+    **_NAMESPACES,
+    "name": "queue",
+    "query": f"label_values({of_namespace('slatemq_queue_messages')}, messaging_destination_name)",
 }
 
 
@@ -120,7 +146,7 @@ def _panel(panel: Mapping[str, Any]) -> Mapping[str, Any]:
             {
                 "refId": chr(ord("A") + at),
                 "datasource": SOURCE,
-                "expr": expr,
+                "expr": of_namespace(expr),
                 "legendFormat": legend,
             }
             for at, (legend, expr) in enumerate(panel["curves"].items())

@@ -165,4 +165,4 @@ def _shortened() -> str:
 def shortened(expression: str) -> str:
     """The expression over windows that a short run fills."""
     expression = YOUNG.sub(WINDOW.removesuffix("s"), WINDOWS.sub(WINDOW, expression))
-    return expression.replace("$queue", ".*")
+    return expression.replace("$queue", ".*").replace("$namespace", ".*")

@@ -47,6 +47,23 @@ def test_each_panel_asks_the_prometheus_that_is_chosen_on_the_page() -> None:
         assert set(sources) == {dashboard["uid"], "${datasource}"}
 
 
+def test_each_curve_is_of_the_namespace_that_is_chosen_on_the_page() -> None:
+    chosen = re.compile(r'[\w:]+\{namespace=~"\$namespace"[^}]*\}')
+    for path in (FOLDER / "dashboards").iterdir():
+        dashboard = json.loads(path.read_text(encoding="utf-8"))
+        variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+        # Also where no target has the label
+        assert (variables["namespace"]["current"]["text"], variables["namespace"]["allValue"]) == (
+            "All",
+            ".*",
+        )
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", ()):
+                left = chosen.sub("", target["expr"])
+                assert metrics_in(left) == set(), target["expr"]
+                assert not re.search(r"\bup\b|slatemq:", left), target["expr"]
+
+
 def test_a_curve_with_labels_has_a_nameless_zero_only_where_it_has_nothing_else() -> None:
     for _, panel in panels():
         for legend, expression in panel["curves"].items():

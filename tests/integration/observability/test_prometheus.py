@@ -21,7 +21,7 @@ from slatemq.errors import Unavailable
 from slatemq.v1 import queue_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack
-from tests.dashboards import panels
+from tests.dashboards import of_namespace, panels
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.observability.alert_rules import alerts
@@ -89,7 +89,7 @@ def run(
 def test_every_curve_of_every_panel_has_data(run: tuple[LocalStack, Prometheus]) -> None:
     stack, server = run
     curves = {
-        f"{dashboard}, {panel['title']}, {legend}": expression
+        f"{dashboard}, {panel['title']}, {legend}": of_namespace(expression)
         for dashboard, panel in panels()
         for legend, expression in panel["curves"].items()
     }
