@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Generic, TypeVar
 
-from slatemq._checks import check_kind, iterable, wrong
-from slatemq._commands.ref_set import RefSet, RefToken
+from slatemq._checks import check_kind, check_text, iterable, wrong
+from slatemq._commands.ref_set import RefSet, RefToken, Slot
 from slatemq.codecs import Codec
 from slatemq.textqueue import Busy, Claim, State, TextQueue
 
@@ -22,8 +22,19 @@ RETRY_S = 0.01
 """Between two tries to lock a file that another holds."""
 
 
+class ClaimedText(Slot[T]):
+    """A message of a queue file that was claimed, whose text is decoded when it is wanted."""
+
+    def __init__(self, claim: Claim, codec: Codec[T]) -> None:
+        super().__init__(claim.token, lambda: codec.decode(claim.text.encode()))
+        self.claim = claim
+
+
 class TextQueueStore(Generic[T]):
     """A queue file: what is popped is claimed, and its text put into the set.
+
+    A text that its codec cannot decode raises when the item is used, with its token there to fail
+    it.
 
     The file is read and changed in a thread, so that the event loop goes on meanwhile. Each call
     waits for others that hold the file's lock, and raises Busy when that takes longer than
@@ -53,13 +64,11 @@ class TextQueueStore(Generic[T]):
         self._codec = codec
         self._lease = lease
         self._timeout = timeout
-        self._claims: dict[Hashable, Claim] = {}
 
-    async def pop(self) -> Hashable | None:
+    async def pop(self) -> str | None:
         """Claims the first message that is queued and free; returns its claim's token.
 
-        Raises TextQueueError (Busy), and what the codec raises: then the message is free again, as
-        it is when this is cancelled.
+        Raises TextQueueError (Busy). When this is cancelled, the message is free again.
         """
         claims: list[Claim] = []
 
@@ -69,16 +78,15 @@ class TextQueueStore(Generic[T]):
 
         try:
             await self._locked(claim_first)
-            if not claims:
-                return None
-            token = claims[0].token
-            self._refs.add(token, self._codec.decode(claims[0].text.encode()))
         except BaseException:
             for claim in claims:
                 await self._locked(claim.release)
             raise
-        self._claims[token] = claims[0]
-        return token
+        if not claims:
+            return None
+        (claim,) = claims
+        self._refs._add(ClaimedText(claim, self._codec))
+        return claim.token
 
     async def len(self) -> int:
         """How many messages are queued and free; reads the file. Raises TextQueueError (Busy)."""
@@ -121,6 +129,14 @@ class TextQueueStore(Generic[T]):
         """
         await self._finish(tokens, Claim.done)
 
+    async def fail(self, tokens: Iterable[RefToken[T]], code: str = "") -> None:
+        r"""Marks the messages of these tokens as errors, in order; the code goes into `\error=`.
+
+        Raises TextQueueError (ClaimLost, DoesNotFit, Busy).
+        """
+        check_text("code", code)
+        await self._finish(tokens, lambda claim: claim.fail(code))
+
     async def release(self, tokens: Iterable[RefToken[T]]) -> None:
         """Gives the messages of these tokens back, in order.
 
@@ -132,14 +148,14 @@ class TextQueueStore(Generic[T]):
         for place, token in enumerate(iterable("tokens", "RefTokens", tokens)):
             check_kind(f"tokens[{place}]", token, RefToken)
             token.check()
-            if token.item_id not in self._claims:
+            slot = token._slot
+            if not isinstance(slot, ClaimedText) or slot.claim.queue is not self._queue:
                 raise wrong(f"tokens[{place}]", "a token of this queue", token)
-            claim = self._claims[token.item_id]
+            claim = slot.claim
             try:
                 await self._locked(partial(finish, claim))
             finally:
                 if claim.finished:
-                    self._claims.pop(token.item_id, None)
                     token.settled()
 
 

@@ -127,9 +127,12 @@ class RefSet(Generic[T]):
     def add(self, item_id: Hashable, item: T) -> None:
         """Puts an item in. Raises AlreadyExists."""
         _check_id(item_id)
-        if item_id in self._slots:
-            raise AlreadyExists("item", str(item_id))
-        self._slots[item_id] = Slot(item_id, lambda: item)
+        self._add(Slot(item_id, lambda: item))
+
+    def _add(self, slot: Slot[T]) -> None:
+        if slot.item_id in self._slots:
+            raise AlreadyExists("item", str(slot.item_id))
+        self._slots[slot.item_id] = slot
 
     def upgrade(self, item_id: Hashable) -> RefToken[T] | None:
         """One more reference to an item; None when it is not in the set, or not any more."""

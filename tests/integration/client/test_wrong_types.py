@@ -530,6 +530,9 @@ OTHER_CALLS = {
     ),
     "TextQueueStore": Call(slatemq.TextQueueStore, lambda _: slatemq.TextQueueStore, given=STORE),
     "TextQueueStore.complete": Call(slatemq.TextQueueStore.complete, of_store("complete")),
+    "TextQueueStore.fail": Call(
+        slatemq.TextQueueStore.fail, of_store("fail"), given={"tokens": ()}
+    ),
     "TextQueueStore.release": Call(slatemq.TextQueueStore.release, of_store("release")),
 }
 """Those that are not of the client, by name, and the values that calls of the client take."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from slatemq import MemoryQueue, QueueView, RefSet, RefToken, TextQueueStore, codecs
 from slatemq.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from slatemq.textqueue import Busy, ClaimLost, State, TextQueue
+from slatemq.textqueue import Busy, ClaimLost, DoesNotFit, State, TextQueue, reserve
 from slatemq.textqueue.locks import How, opened
 
 
@@ -188,15 +190,52 @@ async def test_a_view_does_not_hold_the_event_loop_while_its_file_is_locked(
         assert await waiting
 
 
-async def test_an_item_that_cannot_be_decoded_goes_back_into_its_file(tmp_path: Path) -> None:
+async def test_an_item_that_cannot_be_decoded_is_failed_with_its_token(tmp_path: Path) -> None:
+    # Given a text that its codec cannot decode, before one that it can
     file = TextQueue(tmp_path / "jobs.tq")
-    file.append("not JSON")
-    refs = RefSet[object]()
-    view = QueueView(TextQueueStore(file, refs, codecs.JSON), refs)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="Expecting value"):
-            await view.try_next()
-    assert (len(refs), await view.len()) == (0, 1)
+    file.append("not JSON", {"error": reserve(8)})
+    file.append("5")
+    refs = RefSet[int]()
+    store = TextQueueStore(file, refs, codecs.JSON)
+    view = QueueView(store, refs)
+
+    # When both are taken
+    broken, sound = await view.try_next(), await view.try_next()
+
+    # Then the first raises when it is used, and can be failed, and the second is as ever
+    assert broken is not None
+    assert sound is not None
+    with pytest.raises(ValueError, match="Expecting value"):
+        _ = refs.lease(broken).item
+    assert refs.lease(sound).item == 5
+    with pytest.raises(DoesNotFit):
+        await store.fail([broken], "E-NOT-JSON")
+    await store.fail([broken], "E-JSON")
+    assert broken.finished
+    (failed,) = file.entries(State.ERROR)
+    assert (failed.text, failed.get("error")) == ("not JSON", "E-JSON")
+
+
+@pytest.mark.parametrize("end", ["dropped", "refused"])
+async def test_a_store_keeps_nothing_of_tokens_that_are_gone(tmp_path: Path, end: str) -> None:
+    # Given a token of a long message
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append("x" * 100_000)
+    refs = RefSet[str]()
+    store = TextQueueStore(file, refs, codecs.TEXT)
+    token = await QueueView(store, refs).try_next()
+    assert token is not None
+    claim = weakref.ref(token._slot)
+    if end == "refused":
+        file.claimed(str(token.item_id)).done()
+        with pytest.raises(ClaimLost):
+            await store.complete([token])
+
+    # When it is gone, then so is all that was kept for it
+    del token
+    await asyncio.sleep(0)  # the loop has the error, and so its frames, until its next turn
+    gc.collect()
+    assert (len(refs), claim()) == (0, None)
 
 
 async def test_a_claim_that_ended_is_refused_when_it_is_completed(tmp_path: Path) -> None:
