@@ -17,6 +17,7 @@ from slatemq._commands.message_refs import (
 from slatemq._commands.ref_set import used
 from slatemq._consume import consumer as consuming
 from slatemq._consume.commands import (
+    COMMANDS_MAX,
     Command,
     CommandContext,
     CommandResult,
@@ -27,6 +28,7 @@ from slatemq._consume.commands import (
     Transfer,
     execute,
     flat,
+    shard_of_all,
     token_of,
 )
 from slatemq._consume.delivered import LeaseKeeper, Origin
@@ -115,12 +117,15 @@ class QueueCommands(Generic[T]):
         self._execute = execute
 
     def complete(self, tokens: Sequence[MessageToken[T]]) -> TransferToken[T]:
-        """One released token for these items of the queue; sends nothing.
+        """One released token for at most 1,000 items of the queue; sends nothing.
 
-        Raises FailedPrecondition (TOKEN_USED, LEASE_ENDED) and InvalidArgument; then none is used.
+        They must be of one broker shard. Raises FailedPrecondition (TOKEN_USED,
+        LEASE_ENDED, OTHER_SHARD) and InvalidArgument; then none is used.
         """
         if not iterable("tokens", "MessageTokens", tokens):
             raise InvalidArgument("tokens", "must be at least one")
+        if len(tokens) > COMMANDS_MAX:
+            raise InvalidArgument("tokens", f"must be 1 to {COMMANDS_MAX:,}, not {len(tokens):,}")
         for place, token in enumerate(tokens):
             check_kind(f"tokens[{place}]", token, MessageToken)
             if token.queue_id != self.queue_id:
@@ -128,6 +133,7 @@ class QueueCommands(Generic[T]):
             token.check()
         if len({token.lease_token for token in tokens}) < len(tokens):
             raise used("a token that stands there twice")
+        shard_of_all([Complete(token.lease_token) for token in tokens], "tokens")
         for token in tokens:
             token.settled()
         return TransferToken([token.lease_token for token in tokens], self._execute)

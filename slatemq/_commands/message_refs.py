@@ -29,6 +29,7 @@ from slatemq._consume.batches import claim_request
 from slatemq._consume.commands import Command, CommandResult, Extend
 from slatemq._consume.delivered import Lease, LeaseKeeper, Origin, Received, seconds_from_claim
 from slatemq._consume.gathering import claim_from_all
+from slatemq._consume.handles import shard_of
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
@@ -86,6 +87,11 @@ class MessageToken(RefToken[T]):
     def lease_token(self) -> str:
         """Proves the claim."""
         return self._claimed.message.lease_token
+
+    @property
+    def shard(self) -> int:
+        """The broker shard of its claim; items of one shard can be completed together."""
+        return shard_of(self.lease_token)
 
     @property
     def attempts_count(self) -> int:

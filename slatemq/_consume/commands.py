@@ -188,7 +188,7 @@ async def execute(
         request_id=request_id or str(uuid4()),
         commands=[_wire(place, command, sealer) for place, command in enumerate(commands)],
     )
-    shard = _shard(commands)
+    shard = shard_of_all(commands, "commands")
     first = commands[0]
 
     async def attempt(timeout: float) -> list[CommandResult]:
@@ -203,8 +203,11 @@ async def execute(
     return await locations.peers.call(attempt)
 
 
-def _shard(commands: Sequence[Command]) -> int | None:
-    """The broker shard of their leases; None: all are pushes. Raises FailedPrecondition."""
+def shard_of_all(commands: Sequence[Command], field: str) -> int | None:
+    """The broker shard of their leases; None: all are pushes. Raises FailedPrecondition.
+
+    Errors are about `field`.
+    """
     chosen: int | None = None
     for place, command in enumerate(commands):
         if isinstance(command, Push):
@@ -212,11 +215,11 @@ def _shard(commands: Sequence[Command]) -> int | None:
         try:
             shard = shard_of(token_of(command.lease))
         except InvalidArgument as error:
-            raise moved(error, f"commands[{place}].lease") from None
+            raise moved(error, f"{field}[{place}].lease") from None
         if chosen is not None and shard != chosen:
             raise FailedPrecondition(
                 "OTHER_SHARD",
-                f"commands[{place}] has a queue of broker shard {shard}, an earlier one a queue of "
+                f"{field}[{place}] has a queue of broker shard {shard}, an earlier one a queue of "
                 f"shard {chosen}: create such queues with one another; messages of several "
                 "partitions take several executions",
                 metadata={"command": str(place)},

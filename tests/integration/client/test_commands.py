@@ -234,6 +234,17 @@ async def test_a_token_is_of_its_own_queue(client: slatemq.Client, view: Message
     assert refused.value.field == "tokens[0]"
 
 
+async def test_more_tokens_than_can_be_executed_together_are_refused_unused(
+    client: slatemq.Client, view: MessageView[Any]
+) -> None:
+    token = await view.try_next()
+    assert token is not None
+    with pytest.raises(InvalidArgument, match="1 to 1,000, not 1,001") as refused:
+        client.queue_commands("q", codecs.JSON).complete([token] * 1001)
+    assert refused.value.field == "tokens"
+    assert not token.finished
+
+
 async def test_a_token_whose_lease_ended_is_refused(
     instance: Instance, client: slatemq.Client, view: MessageView[Any]
 ) -> None:

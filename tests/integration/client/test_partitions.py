@@ -163,6 +163,19 @@ async def test_a_view_takes_the_items_of_all_partitions(
     assert await view.try_next() is None
     assert await view.len() == 0
 
+    # Those of several brokers are refused together, with none used, and complete by broker
+    commands = made.client.queue_commands("q", codecs.BYTES)
+    by_shard: dict[int, list[slatemq.MessageToken[bytes]]] = {}
+    for token in tokens:
+        assert token is not None
+        by_shard.setdefault(token.shard, []).append(token)
+    assert len(by_shard) > 1
+    with pytest.raises(FailedPrecondition) as refused:
+        commands.complete([token for token in tokens if token is not None])
+    assert refused.value.reason == "OTHER_SHARD"
+    for some in by_shard.values():
+        await commands.complete(some).commit()
+
 
 async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
     made: Instance,
