@@ -139,12 +139,12 @@ class QueueCommands(Generic[T]):
         return TransferToken([token.lease_token for token in tokens], self._execute)
 
     def push(
-        self, token: TransferToken[T], *, priority: int | None = None, delay: Duration = 0
+        self, token: TransferToken[T], *, priority: int | None = None, delay: Duration | None = None
     ) -> QueueCommand:
         """Moves the items of a released token into this queue, without copying them.
 
-        The queue must be on the shard of theirs (OTHER_SHARD). Raises FailedPrecondition
-        (TOKEN_USED).
+        None: the queue's fallback priority and default delay. The queue must be on the shard of
+        theirs (OTHER_SHARD). Raises FailedPrecondition (TOKEN_USED).
         """
         check_kind("token", token, TransferToken)
         return QueueCommand(

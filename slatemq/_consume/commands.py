@@ -79,13 +79,14 @@ class Extend:
 class Transfer:
     """The message moves to another queue of the same shard, without its payload being copied.
 
-    It has attempts of its own there; here it is done. `priority` None: the target's fallback.
+    It has attempts of its own there; here it is done. `priority` None: the target's fallback;
+    `delay` None: its default.
     """
 
     lease: str | Leased
     queue_id: str
     priority: int | None = None
-    delay: Duration = 0
+    delay: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +249,8 @@ def _wire_of(command: Command, sealer: KeyRing | DataKey | None) -> consumer_pb2
         lease_ms = 0 if command.length is None else milliseconds(command.length, "length")
         extend = message_of(consumer_pb2.ExtendCommand, lease_token=token, lease_ms=lease_ms)
         return consumer_pb2.Command(extend=extend)
-    delay_ms = bounded_delay_ms(command.delay)
     if isinstance(command, Release):
+        delay_ms = bounded_delay_ms(command.delay)
         release = consumer_pb2.ReleaseCommand(lease_token=token, delay_ms=delay_ms)
         return consumer_pb2.Command(release=release)
     check_text("queue_id", command.queue_id)
@@ -258,7 +259,7 @@ def _wire_of(command: Command, sealer: KeyRing | DataKey | None) -> consumer_pb2
         lease_token=token,
         target_queue_id=command.queue_id,
         priority=command.priority,
-        delay_ms=delay_ms,
+        delay_ms=None if command.delay is None else bounded_delay_ms(command.delay),
     )
     return consumer_pb2.Command(transfer=transfer)
 

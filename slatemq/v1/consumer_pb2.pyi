@@ -830,21 +830,28 @@ class TransferCommand(_message.Message):
     priority: _builtins.int
     """The priority there: 0–255; absent = the target's `fallback_priority`."""
     delay_ms: _builtins.int
-    """How long the message stays unavailable there: 0–43,200,000 ms."""
+    """How long the message stays unavailable there: 0–43,200,000 ms; absent = the target's
+    `default_delay_ms`.
+    """
     def __init__(
         self,
         *,
         lease_token: _builtins.str = ...,
         target_queue_id: _builtins.str = ...,
         priority: _builtins.int | None = ...,
-        delay_ms: _builtins.int = ...,
+        delay_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_priority", b"_priority", "delay_ms", b"delay_ms", "priority", b"priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay_ms", b"delay_ms", "lease_token", b"lease_token", "priority", b"priority", "target_queue_id", b"target_queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_priority", b"_priority", "delay_ms", b"delay_ms", "lease_token", b"lease_token", "priority", b"priority", "target_queue_id", b"target_queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___TransferCommand: _TypeAlias = TransferCommand  # noqa: Y015

@@ -142,8 +142,10 @@ class Queue(_message.Message):
     """Output only. When its settings last changed."""
     default_delay_ms: _builtins.int
     """Above 0 for a delayed queue: its messages become available this long after their receipt,
-    unless they have a `delay_ms` of their own. 0 up to the instance's largest delay (900,000 ms,
-    15 min, unless set otherwise); absent at creation: 0, a normal queue.
+    unless they have a `delay_ms` of their own; those that are transferred or redriven from another
+    queue, this long after that. Messages of its own that return to it do not wait. 0 up to the
+    instance's largest delay (900,000 ms, 15 min, unless set otherwise); absent at creation: 0, a
+    normal queue.
     """
     fallback_priority: _builtins.int
     """The priority of messages for which `priority` fails or is not an integer: 0–255; absent at

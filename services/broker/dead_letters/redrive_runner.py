@@ -269,7 +269,12 @@ class RedriveRunner:
             if pushes is not None:
                 shard.outbox.push(pushes.ingest_shard, pushes.rows[item.message_id], now_ms)
                 return True
-            if target is None or target.waiting.enqueue(item, now_ms) is None:
+            if target is None:
+                return False
+            if target is not queue and target.settings.default_delay_ms:
+                # It is new there, and those who look at what is delayed see it first.
+                item = item._replace(visible_at_ms=now_ms + target.settings.default_delay_ms)
+            if target.waiting.admit(item, now_ms) is None:
                 return False
             shard.attempts.carry(item.message_id, queue, target)
             return True

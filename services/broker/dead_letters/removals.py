@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from libs.storage.records.archived_records import ArchivedMessage
+from libs.storage.records.execution_records import NOT_SET
 from libs.storage.records.queues import FailedMessage
 from services.broker.core.batches.remove import (
     DoneRow,
@@ -226,8 +227,10 @@ class Archiver:
             (row,) = rows
             _, places = judge_archived(queue, row, self._mover.owner.clock.now_ms())
             for place, number in places.items():
+                content = contents[row.numbers[number]]
                 ends_ms = row.stored[place].retention_deadline_ms
-                batch.add(number, target_id, contents[row.numbers[number]], ends_ms)
+                delay_ms = 0 if target_id == queue.queue_id else NOT_SET
+                batch.add(number, target_id, content, ends_ms, delay_ms)
             await self._mover.upload(batch)
             return batch
 

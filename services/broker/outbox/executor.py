@@ -255,7 +255,7 @@ def _draft(
     priority = None
     if result.HasField("priority"):
         priority = within(f"{field}.priority", result.priority, 0, MAX_PRIORITY)
-    return Transfer(token, target, priority, delay_ms)
+    return Transfer(token, target, priority, delay_ms if result.HasField("delay_ms") else None)
 
 
 def _lease(field: str, text: str, shard: int) -> int:

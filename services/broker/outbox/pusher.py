@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from libs.storage.database.blobs import FOLDER, Blobs
 from libs.storage.errors import StorageError, first_raised
-from libs.storage.records.execution_records import OutboxRecord, encode_outbox
+from libs.storage.records.execution_records import NOT_SET, OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from services.broker.core.moves import moving
 from services.broker.outbox.targets import OtherBrokers, OutboxTarget
@@ -91,11 +91,17 @@ class PushBatch:
     )
 
     def add(
-        self, key: int, queue_id: str, content: MessageContent, retention_deadline_ms: int
+        self,
+        key: int,
+        queue_id: str,
+        content: MessageContent,
+        retention_deadline_ms: int,
+        delay_ms: int = NOT_SET,
     ) -> None:
         """Adds a push of this content to a queue; it ends when the dead letter would have.
 
-        One with a large payload has a row once it is uploaded.
+        `delay_ms` NOT_SET: it has the queue's default delay. One with a large payload has a row
+        once it is uploaded.
         """
         payload = content.payload
         is_large = len(payload) > INLINE_PAYLOAD_MAX_BYTES
@@ -106,6 +112,7 @@ class PushBatch:
             payload_bytes=len(payload),
             headers=dict(content.headers),
             retention_s=0,
+            delay_ms=delay_ms,
             retention_deadline_ms=retention_deadline_ms,
         )
         if is_large:

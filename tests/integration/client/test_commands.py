@@ -87,6 +87,23 @@ async def test_commands_cross_the_wire_as_they_were_said(
     assert reason(refused) == "MESSAGE_FINISHED"
 
 
+async def test_what_a_transfer_does_not_say_is_left_to_its_target(
+    instance: Instance, client: slatemq.Client, view: MessageView[Any]
+) -> None:
+    (one,) = await client.claim("q")
+    token = await view.try_next()
+    assert token is not None
+    released = client.queue_commands("q", codecs.JSON).complete([token])
+
+    push = client.queue_commands("other", codecs.JSON).push(released)
+    await client.execute([Transfer(one, "other"), push, Transfer(one.lease_token, "q", delay=0)])
+
+    (request,) = instance.broker.executed
+    transfers = [one.transfer for one in request.commands]
+    assert [one.HasField("priority") for one in transfers] == [False] * 3
+    assert [one.HasField("delay_ms") for one in transfers] == [False, False, True]
+
+
 async def test_an_execution_whose_answers_get_lost_happens_once(
     instance: Instance, client: slatemq.Client
 ) -> None:

@@ -61,12 +61,15 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The message gets a new entry in another queue, and is done here."""
+    """The message gets a new entry in another queue, and is done here.
+
+    Without a priority or delay it has the target's.
+    """
 
     token: int
     target: str
     priority: int | None = None
-    delay_ms: int = 0
+    delay_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,7 @@ class _Planner:
     def _release(self, command: Release, lease: Lease) -> int:
         self._shard.leases.end(lease, LeaseOutcome.NACKED)
         lease.attempts -= 1
-        lease.queue.requeue(lease, self._visible_at(command), self._now_ms)
+        lease.queue.requeue(lease, self._visible_at(command.delay_ms), self._now_ms)
         return 0
 
     def _extend(self, command: Extend) -> int:
@@ -260,20 +263,20 @@ class _Planner:
         self._shard.leases.end(lease, LeaseOutcome.ACKED)
         lease.queue.ack([lease], self._now_ms, transferred_to=command.target)
         self._shard.attempts.carry(lease.message_id, lease.queue, target)
-        priority = command.priority
+        priority, delay_ms = command.priority, command.delay_ms
         item = AvailableMessage(
             lease.message_id,
             target.settings.fallback_priority if priority is None else priority,
-            self._visible_at(command),
+            self._visible_at(target.settings.default_delay_ms if delay_ms is None else delay_ms),
             lease.retention_deadline_ms,
             0,
         )
         target.waiting.admit(item, self._now_ms)
         return 0
 
-    def _visible_at(self, command: Release | Transfer) -> int:
+    def _visible_at(self, delay_ms: int) -> int:
         """From when on a message waits for nothing but a claim; 0: at once."""
-        return self._since_ms + command.delay_ms if command.delay_ms else 0
+        return self._since_ms + delay_ms if delay_ms else 0
 
 
 def _running(shard: Shard, token: int) -> Lease:

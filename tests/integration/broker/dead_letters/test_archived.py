@@ -98,6 +98,9 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
         assert [one.payload for one in came] == [b"content %d" % n for n in (1, 3, 4, 6)]
         assert [dict(one.headers) for one in came][:2] == [{"number": "1"}, {"number": "3"}]
         assert [one.queue_id for one in came] == ["q", "q", "q", "other"]
+        # What is new in its queue has the default delay
+        assert [one.HasField("delay_ms") for one in came] == [True, True, True, False]
+        assert {one.delay_ms for one in came} == {0}
         assert await ids(rig, ARCHIVED) == [2, 5, 7, 8, 9, 10]
         assert await rig.counts() == {"archived": 6}
 

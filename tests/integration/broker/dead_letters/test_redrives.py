@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
+from tests.integration.broker.entries.delayed_rows import watching
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
+    DELAYED,
     FAILED,
     RUNNING,
     ended,
@@ -87,6 +89,26 @@ async def test_all_dead_letters_come_back_behind_what_waits_with_their_history(
             assert entry.attempts_count == 1
             items = [attempt.outcome for attempt in entry.attempts]
             assert items == ["nack: broken"] * (entry.message_id != 4) + ["nack: again"]
+
+
+async def test_what_comes_from_another_queue_into_a_delayed_one_waits_and_is_watched() -> None:
+    async with running() as rig:
+        # Given dead letters of a queue, and of a delayed one
+        await rig.create(max_attempts=1)
+        await rig.create("audited", max_attempts=1, default_delay_ms=60_000)
+        await fail(rig, [1])
+        await fail(rig, [2], queue_id="audited")
+
+        # When both are redriven into the delayed one
+        await redriven(rig, target_queue_id="audited")
+        await redriven(rig, queue_id="audited")
+
+        # Then only the one that is new there waits, where auditors see it
+        [waits] = await listed(rig, DELAYED, queue_id="audited")
+        assert (waits.message_id, waits.visible_at_ms) == (1, rig.clock.now_ms() + 60_000)
+        assert await ids(rig, AVAILABLE, queue_id="audited") == [2]
+        async with watching(rig, queue_id="audited") as watch:
+            assert await watch.until(1) == [1]
 
 
 async def test_only_the_messages_named_move() -> None:

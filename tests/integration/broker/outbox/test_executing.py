@@ -105,6 +105,22 @@ async def test_who_waits_on_the_target_gets_what_is_transferred_to_it() -> None:
         assert moved.message.message_id == 1
 
 
+async def test_what_is_transferred_to_a_delayed_queue_waits_unless_it_is_said() -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.create("audited", default_delay_ms=60_000)
+        await rig.assign([1, 2])
+        tokens = [message.lease_token for message in await rig.claim(max_messages=2)]
+
+        await execute(
+            rig, transfer(tokens[0], "audited"), transfer(tokens[1], "audited", delay_ms=0)
+        )
+
+        assert await rig.counts("audited") == {"available": 1, "delayed": 1}
+        [at_once] = await rig.claim("audited")
+        assert at_once.message.message_id == 2
+
+
 TOKEN = "0-0123456789abcdef"
 BAD: list[tuple[str, list[Command]]] = [
     ("commands", []),

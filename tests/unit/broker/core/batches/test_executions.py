@@ -216,6 +216,20 @@ async def test_without_a_priority_a_transfer_takes_the_fallback_of_its_target() 
     assert stored(rig, "next").waiting[1].priority == 9
 
 
+@pytest.mark.parametrize(("own_ms", "waits_ms"), [(None, 700), (500, 500), (0, 0)])
+async def test_without_a_delay_a_transfer_takes_the_default_of_its_target(
+    own_ms: int | None, waits_ms: int
+) -> None:
+    rig, leases = await rig_with(1, "next")
+    following = rig.queue("next")
+    following.settings = following.settings.changed(default_delay_ms=700)
+
+    await run(rig, Transfer(leases[0].token, "next", delay_ms=own_ms))
+
+    visible_at_ms = stored(rig, "next").waiting[1].visible_at_ms
+    assert visible_at_ms == (waits_ms and rig.now_ms + waits_ms)
+
+
 async def test_nothing_changes_before_everything_cold_is_read() -> None:
     # Given messages that are due in the same millisecond, not in memory any more
     rig, _ = await rig_with(2, "next")

@@ -117,7 +117,7 @@ class ExecuteHistory(RedriveHistory):
             elif kind == "extend":
                 commands.append(Extend(token, delay_ms))
             elif kind == "transfer":
-                commands.append(Transfer(token, queue_id, pick % 2 * 7, delay_ms))
+                commands.append(Transfer(token, queue_id, pick % 2 * 7, delay_ms or None))
             else:
                 self.pushed_count += 1
                 commands.append(Push(queue_id, b"%d" % self.pushed_count))
@@ -209,7 +209,7 @@ class ExecuteHistory(RedriveHistory):
             self.model.carry(message_id, queue, command.target)
             target = self.model.queues[command.target]
             if not held.before.expired(max(now_ms, target.walked_ms)):
-                visible_at_ms = command.delay_ms and arrived_ms + command.delay_ms
+                visible_at_ms = arrived_ms + command.delay_ms if command.delay_ms else 0
                 assert command.priority is not None
                 target.entries[message_id] = self.waiting(
                     target, command.priority, visible_at_ms, held.before.deadline_ms, 0, now_ms
