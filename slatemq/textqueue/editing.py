@@ -12,6 +12,7 @@ from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, S
 from slatemq.textqueue.entries import Entry, Variable, checked_line, encoded
 from slatemq.textqueue.errors import (
     AlreadyMarked,
+    BadText,
     DoesNotFit,
     FormatError,
     NoSuchEntry,
@@ -145,6 +146,8 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
 def fitted(variable: Variable, value: str) -> bytes:
     """The value, padded to the reserved bytes. Raises DoesNotFit, BadText."""
     content = encoded(checked_line(value, "a value"))
+    if variable.name is None and "=" in value:
+        raise BadText(f"a variable without a name cannot have '=', which would end one: {value!r}")
     if len(content) > variable.width:
         name = repr(variable.index if variable.name is None else variable.name)
         raise DoesNotFit(name, len(content), variable.width)

@@ -110,6 +110,19 @@ def test_what_does_not_fit_is_refused_with_the_bytes_needed(path: Path) -> None:
     assert path.read_bytes() == content
 
 
+def test_a_value_does_not_turn_a_variable_without_a_name_into_one_with_a_name(path: Path) -> None:
+    content = b"-a\n\\                \n\\total=  \n"
+    queue = queue_of(path, content)
+    [entry] = queue
+
+    with pytest.raises(BadText, match="without a name"):
+        queue.set_variable(entry, 0, "ann: total=5 ok")
+    assert path.read_bytes() == content
+
+    queue.set_variable(entry, "total", "=5")
+    assert queue.entry(0).get("total") == "=5"
+
+
 @given(st.text(st.characters(exclude_characters="\n", codec="utf-8")), st.integers(0, 40))
 def test_a_value_that_fits_fills_exactly_what_is_reserved(value: str, width: int) -> None:
     variable = Variable(0, "v", "", 0, width)
