@@ -29,14 +29,16 @@ delivered more than once, always with the same ID.
 
 | member | |
 |---|---|
-| `id` | `evt_` and a ULID |
+| `id` | `evt_` and a ULID. Of other programs, `decode_event` takes any ID of 1 to 128 printable \
+ASCII characters, such as a UUID |
 | `type` | one of the types below |
 | `timestamp` | when it happened: ISO 8601, UTC, milliseconds. Of other programs, `decode_event` \
 takes other forms of ISO 8601 with a time zone (`+02:00`, no milliseconds), and gives this one |
 | `source` | the node that it happened at |
 | `request_id` | the request that caused it |
-| `data` | what happened, by type; readers pass over members that they do not know. A time after \
-the year 9999 stands at its end |
+| `data` | what happened, by type. A time after the year 9999 stands at its end |
+
+Readers pass over members that they do not know, here and in `data`.
 
 The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON, where `source` is
 percent-encoded:

@@ -5,8 +5,8 @@
     {"id": "evt_01KJ2G5Q00...", "type": "object.created", "timestamp": "2026-02-22T12:00:00.000Z",
      "source": "ingest-0", "request_id": "4442587FB7D0A2F9", "data": {...}}
 
-`id` is `evt_` and a ULID. Consumers use it as their idempotency key: an event may be delivered more
-than once, always with the same ID.
+`id` is `evt_` and a ULID where SlateMQ makes the event. Consumers use it as their idempotency key:
+an event may be delivered more than once, always with the same ID.
 """
 
 from __future__ import annotations
@@ -37,16 +37,20 @@ LAST_DATE_MS = 253_402_300_799_999
 TYPE_CHARACTERS_MAX = 100
 """Of an event type, which is a part of a topic's name in Kafka and a routing key in RabbitMQ."""
 
+EVENT_ID_CHARACTERS_MAX = 128
+"""Of an event's ID, which is a dedupe key in SlateMQ and a message ID in RabbitMQ."""
+
+_EVENT_ID = re.compile(f"[!-~]{{1,{EVENT_ID_CHARACTERS_MAX}}}")
 _TYPE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One change, as it travels.
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One change, as it travels. Readers pass over members that they do not know.
 
     Attributes:
-        id: `evt_` and a ULID.
+        id: `evt_` and a ULID; others than SlateMQ choose theirs, such as a UUID.
         type: Dot-separated, such as `object.created`; the catalogue has the known ones.
         timestamp: When it happened: ISO 8601, UTC, with milliseconds; another form of ISO 8601 with
             a time zone becomes this one, since others than SlateMQ make events, too.
@@ -64,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an ID, a type or a timestamp that is none."""
-        check_id("id", self.id, EVENT_PREFIX)
+        _check_event_id("id", self.id)
         check_type("type", self.type)
         at_ms = parse_timestamp("timestamp", self.timestamp)
         if not _TIMESTAMP.fullmatch(self.timestamp):  # to write it takes longer than all else here
@@ -154,6 +158,16 @@ def check_type(field: str, value: str) -> None:
             field,
             "must be words of letters, digits, _ and - with dots between, like object.created, and "
             f"have at most {TYPE_CHARACTERS_MAX} characters; it is {value[:200]!r}",
+        )
+
+
+def _check_event_id(field: str, value: str) -> None:
+    """Raise InvalidArgument unless every backend can carry the ID."""
+    if not _EVENT_ID.fullmatch(value):
+        raise InvalidArgument(
+            field,
+            f"must be 1 to {EVENT_ID_CHARACTERS_MAX} printable ASCII characters without spaces, "
+            f"not {value[:200]!r}",
         )
 
 
