@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class TaskServiceStub:
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
@@ -70,8 +71,9 @@ class TaskServiceStub:
 
 class TaskServiceServicer:
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
@@ -171,8 +173,9 @@ def add_TaskServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TaskService:
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend

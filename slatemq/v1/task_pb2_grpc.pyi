@@ -28,8 +28,9 @@ GRPC_VERSION: str
 
 class TaskServiceStub:
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
@@ -79,8 +80,9 @@ class TaskServiceStub:
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
@@ -126,8 +128,9 @@ class TaskServiceAsyncStub(TaskServiceStub):
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have
-    the consistency `async` or `sync`, for the tasks that it accepted; UNIMPLEMENTED elsewhere.
-    IngestService lists the errors that any call may return.
+    the consistency `async` or `sync`, for the tasks that it accepted; other ingests refuse every
+    call with FAILED_PRECONDITION (DIRECT_MODE). IngestService lists the errors that any call may
+    return.
 
     Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the
     task's ID. It applies its tasks itself, each exactly once, in the order in which the backend
