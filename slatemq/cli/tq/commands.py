@@ -98,7 +98,7 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 @states_option("Print an entry")
 @flag("--claim", "claiming", help="Claim it, so that no other worker gets it.")
 @click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
-@flag("--text", "only_text", help="Print only the text, unescaped.")
+@flag("--text", "only_text", help="Print only the text, unescaped; not with --claim.")
 @fsync_option
 def next_(
     session: Session,
@@ -123,6 +123,8 @@ def next_(
     """
     if claiming and set(states) - {State.QUEUED}:
         raise click.UsageError("--claim takes queued messages only: leave out --state")
+    if claiming and only_text:
+        raise click.UsageError("--text would leave out the token of --claim: use --json")
     if lease <= timedelta(0):
         raise click.UsageError("--lease must be longer than 0, such as 5m")
     claim: Claim | None = None

@@ -82,7 +82,7 @@ def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
     assert run.objects("--json", "next", "jobs.tq") == []
 
 
-@pytest.mark.parametrize("form", ["--json", "--text", "--fsync"])
+@pytest.mark.parametrize("form", ["--json", "--fsync"])
 def test_a_claim_whose_token_could_not_be_printed_is_given_back(file: Path, form: str) -> None:
     words = [
         sys.executable,
@@ -285,6 +285,7 @@ def test_a_variable_whose_index_is_beyond_all_numbers_is_not_there(
         ("append", "-", "a"),
         ("done", "jobs.tq", "9" * 5000),
         ("next", "jobs.tq", "--claim", "--state", "error"),
+        ("next", "jobs.tq", "--claim", "--text"),
         ("release", "jobs.tq", "0"),
         ("ls", "."),
         ("check", "jobs.tq", "--strict"),
