@@ -36,6 +36,7 @@ from services.broker.outbox.pusher import (
     Pusher,
     PushLimits,
     check_together,
+    row_bytes,
 )
 from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
@@ -155,6 +156,8 @@ class Executor:
         if large:
             # Nothing is uploaded for a list that is refused anyway.
             await self._owner.run(lambda now_ms: plan(self._owner.shard, execution, now_ms))
+            sizes = [row_bytes(draft) for draft in drafts if isinstance(draft, OutboxRecord)]
+            self._owner.shard.outbox.check_capacity(len(sizes), sum(sizes))
         # If one fails the others stay: nothing refers to them, and the janitor removes such.
         records = await asyncio.gather(*map(batch.uploaded, large.values()))
         stored = dict(zip(large, records, strict=True))

@@ -63,6 +63,13 @@ def check_together(field: str, count: int, size_bytes: int) -> None:
         raise InvalidArgument(field, f"they have more than {PUSHES_BYTES_MAX} bytes together")
 
 
+def row_bytes(record: OutboxRecord) -> int:
+    """The bytes of its row, in which a large payload is an object."""
+    is_large = record.payload_bytes > INLINE_PAYLOAD_MAX_BYTES
+    rest = record._replace(payload=_SOME_URI if is_large else b"")
+    return len(encode_outbox(rest)) + (0 if is_large else record.payload_bytes)
+
+
 class MessageContent(Protocol):
     """What a message carries; the protobuf messages that have both fields are of this shape."""
 
@@ -154,7 +161,7 @@ class PushBatch:
     @property
     def size_bytes(self) -> int:
         """Of the rows, also of those that are not made yet."""
-        large = sum(len(encode_outbox(record)) for record, _ in self._large.values())
+        large = sum(row_bytes(record) for record, _ in self._large.values())
         return sum(map(len, self.rows.values())) + large
 
     def check_age(self, now_ms: int) -> None:

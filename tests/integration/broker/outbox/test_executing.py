@@ -209,6 +209,29 @@ async def test_a_push_of_the_largest_payload_is_a_call_of_its_own(
         await eventually(lambda: len(pushes.stored.get(0, ())) == 1)
 
 
+async def test_nothing_is_uploaded_for_an_outbox_that_has_no_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pushes, uploads, put = Pushes(), list[bytes](), Blobs.put
+
+    async def counted(blobs: Blobs, payload: bytes) -> str:
+        uploads.append(payload)
+        return await put(blobs, payload)
+
+    monkeypatch.setattr(Blobs, "put", counted)
+    pushes.down = True
+    async with running(pushes=pushes, settings={"outbox_bytes_max": 1 << 20}) as rig:
+        await rig.create()
+        await execute(rig, *[push(payload=bytes(60_000))] * 16)
+        wanted = [push(payload=bytes(100_000)), *[push(payload=bytes(60_000))] * 2]
+
+        assert (await refused(rig, *wanted)).reason == "OUTBOX_FULL"
+
+        assert uploads == []
+        await execute(rig, *wanted[:2])
+        assert len(uploads) == 1
+
+
 async def test_a_refusal_shows_which_command_and_nothing_has_happened() -> None:
     async with running() as rig:
         await rig.create()
