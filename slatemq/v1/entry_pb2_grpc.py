@@ -388,8 +388,8 @@ class DelayedServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForgetMessage(self, request, context):
-        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
-        queues of its shard. For brokers: EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
+        shard, even without queues there. For brokers: EditMessage calls it on all others.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
         for 4 s: repeat the call).

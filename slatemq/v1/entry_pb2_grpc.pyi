@@ -246,8 +246,8 @@ class DelayedServiceStub:
     to be routed, may deliver the old one: repeat the call).
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
-    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
-    queues of its shard. For brokers: EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
+    shard, even without queues there. For brokers: EditMessage calls it on all others.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
     for 4 s: repeat the call).
@@ -290,8 +290,8 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     to be routed, may deliver the old one: repeat the call).
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
-    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
-    queues of its shard. For brokers: EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
+    shard, even without queues there. For brokers: EditMessage calls it on all others.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
     for 4 s: repeat the call).
@@ -343,8 +343,8 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ForgetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
-        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the
-        queues of its shard. For brokers: EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
+        shard, even without queues there. For brokers: EditMessage calls it on all others.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
         for 4 s: repeat the call).

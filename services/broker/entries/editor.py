@@ -111,7 +111,8 @@ class MessageEditor:
                 etag = await self._replace(wanted, caller)
             finally:
                 self._payloads.forget(wanted.message_id)
-        await self._owner.durable()
+        # A queue that has moved here may have it before it is assigned.
+        await self.forget(wanted.message_id)
         await self._others.invalidate(wanted.message_id)
         return etag
 
@@ -132,7 +133,7 @@ class MessageEditor:
                     raise
 
     async def forget(self, message_id: int) -> None:
-        """Drops what is cached of a message that another broker has edited.
+        """Drops what is cached of a message that was edited, perhaps by another broker.
 
         Waits until all up to it is assigned here: from then on no copy of it is taken that comes
         with an assignment. Raises Unavailable where that takes long.
@@ -144,13 +145,16 @@ class MessageEditor:
         await self._owner.durable()  # responses that hold the former content are sent after this
 
     async def _assigned(self, message_id: int) -> None:
-        """Waits until all up to a message is assigned; nothing is to a shard without queues."""
+        """Waits until all up to a message is assigned, without queues too: one may come next."""
         owner, log = self._owner, shard_of(message_id)
         for _ in range(LOOKS):
-            if not owner.shard.queues or owner.durable_cursors.get(log, 0) >= message_id:
+            if owner.durable_cursors.get(log, 0) >= message_id:
                 return
             await asyncio.sleep(LOOK_S)
-        raise Unavailable(f"message {message_id} is not assigned yet to the queues here")
+        raise Unavailable(
+            f"message {message_id} is not assigned yet, so what it was may be delivered: retry",
+            reason="BROKER_DOWN",
+        )
 
     def _ended(self, task: asyncio.Task[str]) -> None:
         del self._running[task]

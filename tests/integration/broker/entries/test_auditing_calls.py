@@ -13,6 +13,7 @@ from services.broker.entries import delayed as delayed_watch
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.entry_stubs import EntryStubs
+from tests.integration.broker.moves.movers import route
 from tests.integration.broker.rig import Rig, refusal, running
 
 MINUTE = 60_000
@@ -66,6 +67,7 @@ async def test_what_a_watch_shows_can_be_edited_by_its_handle() -> None:
         request = entry_pb2.EditMessageRequest(
             handle=entry.handle, etag=entry.etag, payload=b"repaired"
         )
+        await route(rig, 6)
         answer = await entries(rig).EditMessage(request)
         assert answer.etag == "edited"
         rig.clock.advance(MINUTE)

@@ -29,6 +29,7 @@ from slatemq.v1 import assignment_pb2, entry_pb2, message_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.entry_stubs import EntryStubs
 from tests.integration.broker.entries.delayed_rows import watches
+from tests.integration.broker.moves.movers import route
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
@@ -99,6 +100,22 @@ async def test_who_claims_after_an_edit_gets_the_new_content_whatever_was_in_mem
         assert first.message.payload == b"new"
         assert dict(first.message.headers) == {"a": "b"}
         assert second.message.payload == b"%010d" % 2
+
+
+async def test_an_edit_ends_once_routing_here_has_passed_the_message_of_a_queue_that_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(editing_module, "LOOKS", 5)
+    async with running() as rig:
+        await rig.create()
+        await rig.assign([5], visible_at_ms=[rig.clock.now_ms() + MINUTE])
+        assert rig.owner.shard.cursors[0] == 1
+        editing = Editing(rig)
+
+        with pytest.raises(Unavailable, match="message 5 is not assigned yet"):
+            await editing.edit(5)
+        await route(rig, 5)
+        assert await editing.edit(5) == "edited"
 
 
 async def test_what_is_not_named_is_kept() -> None:

@@ -25,6 +25,7 @@ from tests.integration.broker.entry_calls import (
     redriven,
     reschedule,
 )
+from tests.integration.broker.moves.movers import route
 from tests.integration.broker.queue_calls import delete, update
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
 from tests.manual_clock import ManualClock
@@ -154,6 +155,7 @@ async def test_each_change_of_a_message_has_its_event(
         await rig.create("other")
         late = clock.now_ms() + MINUTE
         await rig.assign([1, 2, 3], visible_at_ms=[late] * 3)
+        await route(rig, 3)
         handles = {one.message_id: one.handle for one in await listed(rig, DELAYED)}
         await cancel(rig, handles[1])
         await reschedule(rig, handles[2], late + MINUTE)
