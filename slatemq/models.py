@@ -72,12 +72,16 @@ class BatchSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Whether a message would reach a queue, with which priority, and why."""
+    """Whether a message would reach a queue, with which priority, and why.
+
+    `waits`: the queue is in quarantine, so the message would wait in the log, and be judged later.
+    """
 
     queue_id: str
     matched: bool
     priority: int
     reason: str
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

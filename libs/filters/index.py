@@ -113,12 +113,16 @@ class FilterIndex:
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """Whether a message would reach a queue, its priority (128 if not), and the reason."""
+    """Whether a message would reach a queue, its priority (128 if not), and the reason.
+
+    `waits`: it would wait in the log, and be judged later.
+    """
 
     queue_id: str
     matched: bool
     priority: int
     reason: str
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

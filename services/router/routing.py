@@ -347,7 +347,10 @@ class BrokerRules:
         ]
         outcomes = self._rules.explain(message, (one for one in asked if one not in self._broken))
         outcomes += [
-            QueueOutcome(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id])
+            QueueOutcome(
+                *(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id]),
+                waits=bool(self._queues[queue_id].quarantine),
+            )
             for queue_id in asked
             if queue_id in self._broken
         ]

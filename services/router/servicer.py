@@ -59,7 +59,8 @@ class Explainer:
         Raises:
             NotFound: A queue asked for does not exist.
             ResourceExhausted: Too many calls are in work.
-            Unavailable: No broker's queues are known, or one asked for may be at a silent broker.
+            Unavailable: No broker's queues are known, or one asked for, or the partition of it that
+                would get the message, may be at a silent broker.
         """
         if self._count >= EXPLANATIONS_MAX:
             raise ResourceExhausted(
@@ -92,6 +93,13 @@ class Explainer:
             for begin in range(0, len(asked), QUEUES_STEP):
                 outcomes += rules.explain(message, asked[begin : begin + QUEUES_STEP])
                 await asyncio.sleep(0)
+        judged = {one.queue_id for one in outcomes}
+        for queue_id in queue_ids:
+            if queue_id not in judged:
+                raise Unavailable(
+                    f"the partition of queue {queue_id!r} that would get it is not known",
+                    reason="QUEUES_UNKNOWN",
+                )
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
 
     async def _refresh(self) -> list[int]:

@@ -26,7 +26,7 @@ from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 from slatemq.v1 import queue_pb2 as slatemq_dot_v1_dot_queue__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/router.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x16slatemq/v1/queue.proto\"\x97\x03\n\x0e\x45xplainRequest\x12\x38\n\x07headers\x18\x01 \x03(\x0b\x32\'.slatemq.v1.ExplainRequest.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereceived_at_ms\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x03\x12\x11\n\tqueue_ids\x18\x05 \x03(\t\x12\x15\n\rvisible_at_ms\x18\x06 \x01(\x03\x12\x15\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x0bretention_s\x18\x08 \x01(\x03\x12\x12\n\nmessage_id\x18\t \x01(\x03\x12%\n\x05\x64raft\x18\n \x01(\x0b\x32\x11.slatemq.v1.QueueH\x03\x88\x01\x01\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x11\n\x0f_received_at_msB\x0b\n\t_delay_msB\x08\n\x06_draft\"W\n\x10QueueExplanation\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07matched\x18\x02 \x01(\x08\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"?\n\x0f\x45xplainResponse\x12,\n\x06queues\x18\x01 \x03(\x0b\x32\x1c.slatemq.v1.QueueExplanation\"\x19\n\x17GetRoutingStatusRequest\"E\n\x18GetRoutingStatusResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x19.slatemq.v1.RouteProgress\"\x90\x01\n\rRouteProgress\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_shard\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\x18\n\x10\x64urable_sequence\x18\x04 \x01(\x03\x12\x15\n\rpending_count\x18\x05 \x01(\x03\x12\x12\n\nis_current\x18\x06 \x01(\x08\x32\xcd\x01\n\rRouterService\x12U\n\x07\x45xplain\x12\x1a.slatemq.v1.ExplainRequest\x1a\x1b.slatemq.v1.ExplainResponse\"\x11\xca\xbd\x18\r\x18\x03\"\tqueue_ids\x12\x65\n\x10GetRoutingStatus\x12#.slatemq.v1.GetRoutingStatusRequest\x1a$.slatemq.v1.GetRoutingStatusResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/router.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x16slatemq/v1/queue.proto\"\x97\x03\n\x0e\x45xplainRequest\x12\x38\n\x07headers\x18\x01 \x03(\x0b\x32\'.slatemq.v1.ExplainRequest.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereceived_at_ms\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x03\x12\x11\n\tqueue_ids\x18\x05 \x03(\t\x12\x15\n\rvisible_at_ms\x18\x06 \x01(\x03\x12\x15\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x0bretention_s\x18\x08 \x01(\x03\x12\x12\n\nmessage_id\x18\t \x01(\x03\x12%\n\x05\x64raft\x18\n \x01(\x0b\x32\x11.slatemq.v1.QueueH\x03\x88\x01\x01\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x11\n\x0f_received_at_msB\x0b\n\t_delay_msB\x08\n\x06_draft\"f\n\x10QueueExplanation\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07matched\x18\x02 \x01(\x08\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05waits\x18\x05 \x01(\x08\"?\n\x0f\x45xplainResponse\x12,\n\x06queues\x18\x01 \x03(\x0b\x32\x1c.slatemq.v1.QueueExplanation\"\x19\n\x17GetRoutingStatusRequest\"E\n\x18GetRoutingStatusResponse\x12)\n\x06routes\x18\x01 \x03(\x0b\x32\x19.slatemq.v1.RouteProgress\"\x90\x01\n\rRouteProgress\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_shard\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\x18\n\x10\x64urable_sequence\x18\x04 \x01(\x03\x12\x15\n\rpending_count\x18\x05 \x01(\x03\x12\x12\n\nis_current\x18\x06 \x01(\x08\x32\xcd\x01\n\rRouterService\x12U\n\x07\x45xplain\x12\x1a.slatemq.v1.ExplainRequest\x1a\x1b.slatemq.v1.ExplainResponse\"\x11\xca\xbd\x18\r\x18\x03\"\tqueue_ids\x12\x65\n\x10GetRoutingStatus\x12#.slatemq.v1.GetRoutingStatusRequest\x1a$.slatemq.v1.GetRoutingStatusResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,15 +45,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_start=390
   _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_end=436
   _globals['_QUEUEEXPLANATION']._serialized_start=498
-  _globals['_QUEUEEXPLANATION']._serialized_end=585
-  _globals['_EXPLAINRESPONSE']._serialized_start=587
-  _globals['_EXPLAINRESPONSE']._serialized_end=650
-  _globals['_GETROUTINGSTATUSREQUEST']._serialized_start=652
-  _globals['_GETROUTINGSTATUSREQUEST']._serialized_end=677
-  _globals['_GETROUTINGSTATUSRESPONSE']._serialized_start=679
-  _globals['_GETROUTINGSTATUSRESPONSE']._serialized_end=748
-  _globals['_ROUTEPROGRESS']._serialized_start=751
-  _globals['_ROUTEPROGRESS']._serialized_end=895
-  _globals['_ROUTERSERVICE']._serialized_start=898
-  _globals['_ROUTERSERVICE']._serialized_end=1103
+  _globals['_QUEUEEXPLANATION']._serialized_end=600
+  _globals['_EXPLAINRESPONSE']._serialized_start=602
+  _globals['_EXPLAINRESPONSE']._serialized_end=665
+  _globals['_GETROUTINGSTATUSREQUEST']._serialized_start=667
+  _globals['_GETROUTINGSTATUSREQUEST']._serialized_end=692
+  _globals['_GETROUTINGSTATUSRESPONSE']._serialized_start=694
+  _globals['_GETROUTINGSTATUSRESPONSE']._serialized_end=763
+  _globals['_ROUTEPROGRESS']._serialized_start=766
+  _globals['_ROUTEPROGRESS']._serialized_end=910
+  _globals['_ROUTERSERVICE']._serialized_start=913
+  _globals['_ROUTERSERVICE']._serialized_end=1118
 # @@protoc_insertion_point(module_scope)

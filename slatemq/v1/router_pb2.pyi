@@ -133,6 +133,7 @@ class QueueExplanation(_message.Message):
     MATCHED_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue."""
     matched: _builtins.bool
@@ -141,6 +142,8 @@ class QueueExplanation(_message.Message):
     """The priority it would have there: 0–255; 128 when it does not match."""
     reason: _builtins.str
     """The reason, for people: the filter, and any evaluation error."""
+    waits: _builtins.bool
+    """Whether the queue is in quarantine: the message would wait in the log, and be judged later."""
     def __init__(
         self,
         *,
@@ -148,10 +151,11 @@ class QueueExplanation(_message.Message):
         matched: _builtins.bool = ...,
         priority: _builtins.int = ...,
         reason: _builtins.str = ...,
+        waits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "priority", b"priority", "queue_id", b"queue_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "priority", b"priority", "queue_id", b"queue_id", "reason", b"reason", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

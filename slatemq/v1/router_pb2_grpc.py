@@ -59,7 +59,8 @@ class RouterServiceServicer:
         time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
         (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
         TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
-        are known yet, or the broker that may have one of `queue_ids` is down).
+        are known yet, or the broker that may have one of `queue_ids`, or the partition of it that
+        would get the message, is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

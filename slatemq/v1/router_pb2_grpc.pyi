@@ -41,7 +41,8 @@ class RouterServiceStub:
     time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
     (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
     TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
-    are known yet, or the broker that may have one of `queue_ids` is down).
+    are known yet, or the broker that may have one of `queue_ids`, or the partition of it that
+    would get the message, is down).
     """
     GetRoutingStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]
     """Returns how far each log is routed to each broker shard.
@@ -62,7 +63,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
     (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
     TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
-    are known yet, or the broker that may have one of `queue_ids` is down).
+    are known yet, or the broker that may have one of `queue_ids`, or the partition of it that
+    would get the message, is down).
     """
     GetRoutingStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]  # type: ignore[assignment]
     """Returns how far each log is routed to each broker shard.
@@ -86,7 +88,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         time; a draft's expression, with the reason INVALID_EXPRESSION as of CreateQueue), NOT_FOUND
         (one of `queue_ids` does not exist), RESOURCE_EXHAUSTED (TOO_MANY_DRAFTS,
         TOO_MANY_EXPLANATIONS: the router judges others; retry), UNAVAILABLE (the queues of no broker
-        are known yet, or the broker that may have one of `queue_ids` is down).
+        are known yet, or the broker that may have one of `queue_ids`, or the partition of it that
+        would get the message, is down).
         """
 
     @_abc_1.abstractmethod

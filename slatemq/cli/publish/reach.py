@@ -18,6 +18,7 @@ from slatemq.errors import (
 
 if TYPE_CHECKING:
     from slatemq.client import Client
+    from slatemq.models import Explanation
 
 ANSWER_S = 2.0
 """How long a publish waits for brokers and routers, which it does not need."""
@@ -55,9 +56,16 @@ async def queues_reached(
 
     With `queues`, only of those: a router that does not know them yet looks them up.
     """
+    judged = await _judged(client, headers, payload_bytes, *queues, **options)
+    return None if judged is None else sorted(one.queue_id for one in judged if one.matched)
+
+
+async def _judged(
+    client: Client, headers: Mapping[str, str], payload_bytes: int, *queues: str, **options: Any
+) -> list[Explanation] | None:
     try:
         async with asyncio.timeout(ANSWER_S):
-            judged = await client.explain(
+            return await client.explain(
                 headers,
                 payload_bytes=payload_bytes,
                 queue_ids=queues,
@@ -65,7 +73,6 @@ async def queues_reached(
             )
     except (SlateMQError, TimeoutError):
         return None
-    return sorted(one.queue_id for one in judged if one.matched)
 
 
 def _not_matched(queue: str) -> str:
@@ -78,9 +85,14 @@ def _not_matched(queue: str) -> str:
 async def check_taken(
     client: Client, queue: str, headers: Mapping[str, str], payload_bytes: int, **options: Any
 ) -> None:
-    """Raises FailedPrecondition where the filter of an existing queue does not match a message."""
-    reached = await queues_reached(client, headers, payload_bytes, queue, **options)
-    if reached is not None and queue not in reached:
+    """Raises FailedPrecondition where the filter of an existing queue does not match a message.
+
+    A note says where the queue is in quarantine.
+    """
+    judged = await _judged(client, headers, payload_bytes, queue, **options)
+    if any(one.waits for one in judged or ()):
+        note(f"queue {queue!r} is in quarantine: the message waits until that ends")
+    elif judged is not None and not any(one.matched for one in judged):
         raise FailedPrecondition(
             "NOT_TAKEN",
             f"{_not_matched(queue)}; nothing was published (--allow-unrouted publishes it)",
@@ -98,7 +110,8 @@ async def note_lines_reach(
     if reached is None:
         return
     if queue is not None and queue not in reached:
-        if await queues_reached(client, headers, 0, queue) == []:
+        judged = await _judged(client, headers, 0, queue)
+        if judged is not None and not any(one.matched or one.waits for one in judged):
             note(_not_matched(queue))
         else:
             reached = [*reached, queue]

@@ -12,10 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
+import grpc
 import pytest
 
 import slatemq
+from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.cli.ready_command import ALONE
 from tests.integration.cli.stack import COMMAND, Cli
@@ -239,6 +242,29 @@ def test_a_publish_to_a_queue_that_does_not_take_it_is_refused_and_of_lines_it_i
     assert "its filter does not match" in lines.err
     taken = ("--header", "region=eu", "--jsonl", "-")
     assert "does not match" not in cli.ok("publish", "--to", queue, *taken, stdin=b"a line\n").err
+
+
+def test_a_publish_to_a_queue_in_quarantine_is_stored_and_waits(cli: Cli) -> None:
+    # Given a queue whose creation broke off before it left its quarantine
+    queue = f"q-{uuid4().hex[:8]}"
+    partition = queue_pb2.Partition(index=0, count=1)
+    with grpc.insecure_channel(cli.stack.endpoints["broker"]) as channel:
+        queue_pb2_grpc.QueueServiceStub(channel).CreateQueue(
+            queue_pb2.CreateQueueRequest(
+                queue=queue_pb2.Queue(queue_id=queue, partition=partition), broker_shards=[0]
+            )
+        )
+
+    # When a message is published to it, then it is said that it waits
+    published = cli.ok("publish", "--to", queue, "x")
+    assert published.out.strip().isdigit()
+    assert f"queue '{queue}' is in quarantine" in published.err
+    lines = cli.ok("publish", "--to", queue, "--jsonl", "-", stdin=b"a line\n")
+    assert "does not match" not in lines.err
+
+    # And it comes once the creation is repeated
+    cli.ok("queue", "create", queue, "--partitions", "1")
+    wait_until(lambda: cli.counts(queue)["available_count"] == 2, 60)
 
 
 def test_a_publish_says_how_many_queues_take_it(cli: Cli, queue: str) -> None:

@@ -17,6 +17,7 @@ from libs.access.policy import Policy
 from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
 from libs.filters import Facts, QueueOutcome
+from libs.storage.layout.partitions import Partition, partition_of_value
 from services.router.routing import BrokerRules, QueueRule
 from services.router.servicer import EXPLANATIONS_MAX, Explainer
 from slatemq.errors import ResourceExhausted, Unavailable
@@ -86,6 +87,25 @@ async def test_a_queue_that_the_caller_may_not_inspect_is_not_judged(tmp_path: P
 
     assert [one.queue_id for one in outcomes] == ["own-1", "own-2"]
     assert sorted(router.rules.judged) == ["own-1", "own-2"]
+
+
+async def test_a_queue_is_not_explained_without_the_partition_that_gets_the_message() -> None:
+    router = Router()
+    router.through.set()
+    parts = [Partition(index, 2, "customer") for index in range(2)]
+    own = partition_of_value("c", 2)
+    other = QueueRule("q", "true", partition=parts[1 - own])
+    router.rules.change([other])
+    message = Facts({"customer": "c"})
+
+    with pytest.raises(Unavailable) as refused:
+        await explainer(router).explain(message, ["q"])
+    assert refused.value.reason == "QUEUES_UNKNOWN"
+    assert await explainer(router).explain(message, []) == []
+
+    router.rules.change([other._replace(partition=parts[own])])
+    [outcome] = await explainer(router).explain(message, ["q"])
+    assert outcome.matched
 
 
 async def test_no_more_than_some_messages_are_judged_at_once() -> None:

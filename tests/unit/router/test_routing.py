@@ -313,6 +313,7 @@ def test_a_queue_in_quarantine_gets_nothing_not_even_what_is_pushed_to_it() -> N
     assert rules.changed_after(6) == ["slow"]
     [outcome] = rules.explain(Facts({}), ["slow"])
     assert not outcome.matched
+    assert outcome.waits
     assert outcome.reason == "the queue is in quarantine: took 9 ms"
 
     queue.ClearField("quarantine")
