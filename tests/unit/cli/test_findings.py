@@ -97,6 +97,12 @@ def test_versions_are_made_alike_in_any_order_as_upgrades_are_tested() -> None:
     assert not any(kind in found.advice for kind in KINDS)
 
 
+def test_queues_that_a_broker_did_not_list_are_not_said_to_be_well() -> None:
+    found = findings_of(with_status(unlisted_brokers=[0]))
+
+    assert "queues" not in {one.check for one in found if one.level is Level.OK}
+
+
 def broken(name: str, **values: Any) -> list[ServiceStatus]:
     return [
         replace(one, **values) if one.service == name else one for one in answers().status.services
