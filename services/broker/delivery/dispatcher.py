@@ -199,7 +199,7 @@ class Dispatcher:
         self.in_flight.go_on()
         for queue in queues:
             waiter_line = self._waiter_lines.get(queue)
-            if waiter_line is not None and waiter_line.line:
+            if waiter_line is not None and waiter_line.is_open:
                 self._kick(waiter_line)
 
     def _fetch_changed(self, waiter_line: WaiterLine) -> None:
@@ -487,7 +487,7 @@ class Dispatcher:
     def deliver(self, queue: Queue, now_ms: int) -> None:
         """Claims for the waiters of a queue what is in memory with its payload; never waits."""
         waiter_line = self._waiter_lines.get(queue)
-        if waiter_line is None or not waiter_line.line:
+        if waiter_line is None or not waiter_line.is_open:
             return
         if queue.capacity and not self.in_flight.capacity(waiter_line):
             self.in_flight.wait(waiter_line)
@@ -529,7 +529,7 @@ class Dispatcher:
     async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
         """Fetches new messages that are about to be assigned, if the queue has waiters."""
         waiter_line = self._waiter_lines.get(queue)
-        if waiter_line is None or queue.waiting.ready_count:
+        if waiter_line is None or not waiter_line.is_open or queue.waiting.ready_count:
             return  # No waiters, or older messages come first.
         first = islice(waiter_line.line, len(ids))
         wanted = sum(waiter.wants for waiter in first if not self._is_held_up(waiter_line, waiter))

@@ -316,6 +316,11 @@ class WaiterLine:
     unavailable: SlateMQError | None = None
     has_awaiting: bool = False  # a waiter has a note of ingests that messages wait for
 
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may find a taker: there may be thousands in line that may take none."""
+        return bool(self.line) and not self.all_beyond
+
     def enter(self, waiter: Waiter) -> None:
         waiter.since_s = time.monotonic()
         self.line[waiter] = None

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from libs.access import quotas
+from services.broker.delivery.waiters import Waiter, WaiterLine
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import ResourceExhausted
 from slatemq.v1 import consumer_pb2
@@ -105,6 +106,36 @@ async def test_one_that_acks_nothing_leaves_half_to_others(
         await made.rig.ack(*tokens[:2])
         assert len(await claimed(waiting)) == 2
         assert (held(made, "shop"), held(made, "ops"), in_flight.note) == (5, 4, "")
+
+
+async def test_messages_have_no_line_looked_at_that_may_take_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with limited(tmp_path, settings={"in_flight_max": 4}) as made:
+        await fill(made, ["q", "other"])
+        tokens = await claimed(made.shop.claim(count=20))
+        waiting = [made.shop.claim("other") for _ in range(20)]
+        await lined_up(made, 20)
+        await held_up(made, 1)
+        looks = list[Waiter]()
+        is_held_up = made.rig.delivery._is_held_up
+
+        def noted(waiter_line: WaiterLine, waiter: Waiter) -> bool:
+            looks.append(waiter)
+            return is_held_up(waiter_line, waiter)
+
+        monkeypatch.setattr(made.rig.delivery, "_is_held_up", noted)
+        for number in range(5):
+            await made.rig.assign([100 + number], "other")
+        assert not looks
+
+        # But others in this line, and acks, have it looked at
+        assert len(await claimed(made.ops.claim("other"))) == 1
+        assert len(looks) >= 20
+        await made.rig.ack(*tokens)
+        await eventually(lambda: sum(call.done() for call in waiting) == 2)
+        for call in waiting:
+            call.cancel()
 
 
 async def test_a_limit_of_the_policy_is_less_than_half(
