@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,9 @@ from tests.simulation.seeds import NoVerdict, Settings, rule_of, run_seed
 
 WORLDS: Final = 20
 SETTINGS: Final = Settings(messages=20, mishaps=2.0)
+TEST_S: Final = 1200
+"""For the tests of a file: a handler of an event loop may swallow pytest's limit for one."""
+
 ENDLESS: Final = "the world is not over"
 BEGIN: Final = "<!-- planted bugs: python -m tests.planted --write docs/reliability.md -->"
 END: Final = "<!-- end of planted bugs -->"
@@ -128,9 +132,18 @@ def catch_by_world(tree: Path, seeds: Sequence[int], control: Control) -> tuple[
 def run_test(tree: Path, path: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-x", "--timeout", "60", path]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=tree, env=environment, check=False
-    )
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=tree,
+            env=environment,
+            check=False,
+            timeout=TEST_S,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
 
 
 def catch_by_test(tree: Path, path: str, control: Control) -> tuple[str, str]:

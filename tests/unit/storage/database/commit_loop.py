@@ -40,17 +40,21 @@ class HeldSync(NoSync):
         self.open = asyncio.Event()
         self.waiting = 0
         self.error: OSError | None = None
+        self._is_waiting = asyncio.Event()
 
     async def sync(self) -> None:
         self.waiting += 1
+        self._is_waiting.set()
         await self.open.wait()
         self.waiting -= 1
+        if self.waiting == 0:
+            self._is_waiting.clear()
         if self.error is not None:
             raise self.error
 
     async def until_waiting(self) -> None:
-        while self.waiting == 0:
-            await asyncio.sleep(0)
+        # Not by yielding again and again: handlers of the loop may swallow pytest's time limit.
+        await self._is_waiting.wait()
 
 
 class Stack:
