@@ -10,6 +10,10 @@ from libs.serving.process.settings import setting
 SHARDS_MAX = 16_384
 """Ingest shards have 14 bits in a message ID."""
 
+HOLD_MS_MAX = 1_500
+"""Brokers wait a few seconds for a range with edits and moves; other routers of the log step in two
+seconds after they saw it, or later."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(ServingConfig):
@@ -29,10 +33,10 @@ class RouterConfig(ServingConfig):
     )
     hold_ms: int = setting(
         "How long a piece of a log without any match waits for one before it goes to the broker, "
-        "in ms.",
+        "in ms. Edits of messages just published, and moves of queues, wait for it.",
         default=1_000,
         minimum=0,
-        maximum=60_000,
+        maximum=HOLD_MS_MAX,
     )
     buffer_messages: int = setting(
         "Messages held for one log and one broker shard; some 200 bytes of memory each, and a "

@@ -30,7 +30,7 @@ all logs."""
 
 LOOKS: Final = 3
 """Looks without a move after which a log stands still. A first router that gets on may hold pieces
-without matches for a second (`hold_ms`), so two would be too few."""
+without matches for 1.5 s (`hold_ms`), so two would be too few."""
 
 WAITS: Final = 3
 """While a log has stood still for less than so many waits after a loss, another loss begins one
