@@ -62,6 +62,10 @@ TURN_PIECES = 32
 ANSWER_SECONDS = 30.0
 """A broker that has not answered by then counts as down: others wait for their turn at the log."""
 
+DOWN_LOOK_S = 0.5
+"""How often replays into a broker shard that is down look whether it is back: they read and judge
+nothing meanwhile."""
+
 REFRESH_SECONDS = 5.0
 """How long to wait for a config that the broker says is newer than the one known."""
 
@@ -230,6 +234,7 @@ class Backfills:
         refresh: Callable[[float], Coroutine[Any, Any, None]],
         quarantine: Callable[[TooSlow, int], Coroutine[Any, Any, None]],
         alone: Callable[[], AbstractAsyncContextManager[None]],
+        is_live: Callable[[], bool],
         start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
@@ -238,13 +243,15 @@ class Backfills:
 
         `refresh` learns what changed at the broker, or raises PeerFailed after this many seconds;
         `quarantine` has it leave out a queue that takes too long, as of this revision. No
-        assignment is in flight inside `alone`, which raises PeerFailed while the broker is down.
+        assignment is in flight inside `alone`, which raises PeerFailed while the broker is down:
+        while it is not `is_live`.
         """
         self._broker_shard = broker_shard
         self._connect = connect
         self._refresh = refresh
         self._quarantine = quarantine
         self._alone = alone
+        self._is_live = is_live
         self._start = start
         self._limits = limits._replace(matches_max=min(limits.matches_max, MATCHES_MAX))
         self._metrics = metrics
@@ -304,6 +311,9 @@ class Backfills:
         last_id = ""
         try:
             while queues := self._waiting(shard):
+                if not self._is_live():
+                    await asyncio.sleep(DOWN_LOOK_S)
+                    continue
                 turn = next((queue for queue in queues if queue.queue_id > last_id), queues[0])
                 last_id = turn.queue_id
                 try:

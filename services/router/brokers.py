@@ -111,6 +111,7 @@ class BrokerLink:
             self.refresh_rules,
             self.quarantine,
             self._without_calls,
+            lambda: self.is_live,
             start,
             limits,
             metrics,

@@ -13,6 +13,7 @@ import pytest
 from libs.filters import TooSlow
 from libs.serving.peers.calls import PeerFailed, PeerUnstorable
 from libs.serving.requests.budget import ByteBudget
+from services.router import backfill
 from services.router.backfill import Backfills, LogReader, ReplayingQueue, SharedPiece, Span
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
@@ -131,6 +132,10 @@ UNCONNECTED: Any = SimpleNamespace(doubt=None)
 UNUSED: Any = None
 
 
+def is_live() -> bool:
+    return True
+
+
 async def unused(*asked: object) -> Any:
     raise AssertionError("nothing is sent")
 
@@ -180,7 +185,9 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
 
     running: list[Any] = []
     log = ReadLog(Tail(logged(1, 4)))
-    backfills = Backfills(0, UNCONNECTED, unused, unused, UNUSED, running.append, LIMITS, UNUSED)
+    backfills = Backfills(
+        *(0, UNCONNECTED, unused, unused, UNUSED, is_live, running.append, LIMITS, UNUSED)
+    )
     backfills.add_log(log)
     backfills.learn(changed(revision=3))
     monkeypatch.setattr(BrokerRules, "judge", too_slow)
@@ -217,7 +224,9 @@ async def test_a_replay_does_not_rest_for_the_time_in_which_it_waited_for_others
     # Given a queue over whose piece the broker ended, and that waited for its time
     running: list[Any] = []
     log = ReadLog(Tail(logged(1, 4)))
-    backfills = Backfills(0, UNCONNECTED, unused, unused, alone, running.append, LIMITS, UNUSED)
+    backfills = Backfills(
+        *(0, UNCONNECTED, unused, unused, alone, is_live, running.append, LIMITS, UNUSED)
+    )
     monkeypatch.setattr(backfills, "_send", send)
     backfills.add_log(log)
     queue = queue_pb2.Queue(queue_id="q", filter="true")
@@ -237,3 +246,36 @@ async def test_a_replay_does_not_rest_for_the_time_in_which_it_waited_for_others
     # Then it rests for as long as its own work took
     assert rests[-1] == 2
     running[0].close()
+
+
+async def test_a_replay_into_a_broker_that_is_down_reads_nothing_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, was_read = 0, False
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 3
+
+    async def take_turn(log: Log, queue_id: str) -> None:
+        nonlocal was_read
+        assert looks > 3
+        was_read = True
+        backfills.close()
+
+    # Given a replay into a broker that is down for some looks
+    running: list[Any] = []
+    backfills = Backfills(
+        *(0, UNCONNECTED, unused, unused, UNUSED, look, running.append, LIMITS, UNUSED)
+    )
+    monkeypatch.setattr(backfill, "DOWN_LOOK_S", 0)
+    monkeypatch.setattr(backfills, "_take_turn", take_turn)
+    backfills.add_log(ReadLog(Tail()))
+    queue = queue_pb2.Queue(queue_id="q", filter="true")
+    queue.replay.ranges.add(ingest_shard=7, end_sequence=4)
+    backfills.learn([queue_pb2.QueueChange(queue=queue)])
+
+    # Then its log is read once the broker is back
+    await running[0]
+    assert was_read
