@@ -10,6 +10,8 @@ import pytest
 from aiohttp import ClientSession
 
 from slatemq import Backoff
+from slatemq.v1 import queue_pb2
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.integration.janitor.instances import instance
 from tests.integration.lone_service import running
 from tests.integration.waiting import WAIT_SECONDS
@@ -91,3 +93,26 @@ async def test_a_page_has_the_messages_of_the_partitions_behind_one_that_is_empt
             session.get("/messages?queue=q&state=available") as answer,
         ):
             assert f">{message_id}</a>" in await answer.text()
+
+
+async def test_the_page_of_a_queue_being_created_offers_no_end_of_its_quarantine(
+    tmp_path: Path,
+) -> None:
+    async with instance(tmp_path, 1, ()) as made:
+        partition = queue_pb2.Partition(index=0, count=1)
+        await QueueServiceStub(made.brokers[0].there).CreateQueue(
+            queue_pb2.CreateQueueRequest(
+                queue=queue_pb2.Queue(queue_id="q", partition=partition), broker_shards=[0]
+            )
+        )
+        async with (
+            running("console", tmp_path, "--endpoint", made.brokers[0].address) as addresses,
+            ClientSession(f"http://{addresses['address']}") as session,
+        ):
+            page = ""
+            async with asyncio.timeout(WAIT_SECONDS):
+                while "In quarantine" not in page:
+                    async with session.get("/queue?queue=q") as answer:
+                        page = await answer.text()
+    assert "judged once all partitions exist" in page
+    assert "/queue/do/lift" not in page
