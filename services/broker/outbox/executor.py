@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from libs.serving import telemetry
 from libs.serving.limits import RETENTION_S_MAX
@@ -29,6 +29,7 @@ from services.broker.core.batches.execute import (
     plan,
     repeated,
 )
+from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
 from services.broker.core.settings import MAX_LEASE_MS
 from services.broker.outbox.pusher import (
     REQUEST_ID_BYTES_MAX,
@@ -70,6 +71,8 @@ class Executor:
     _owner: ShardOwner
     _pusher: Pusher
     _shard: int
+    _stepped_ms: int = field(default=0, init=False)
+    _kept_until_ms: int = field(default=0, init=False)
 
     async def execute(self, request: consumer_pb2.ExecuteRequest) -> consumer_pb2.ExecuteResponse:
         """Answers Execute when its commands are durable; raises what the proto says."""
@@ -112,8 +115,17 @@ class Executor:
     async def forget(self) -> None:
         """Forgets request IDs whose time is over; runs until cancelled."""
         while True:
-            await self._owner.run(self._owner.shard.executed.forget)
+            await self._owner.run(self.forget_once)
             await asyncio.sleep(FORGET_EVERY_S)
+
+    def forget_once(self, now_ms: int) -> None:
+        """Forgets them, but none for a whole window after a step of the clock: none grew older."""
+        stepped_ms = self._owner.clock.stepped_ms
+        if stepped_ms != self._stepped_ms:
+            self._stepped_ms = stepped_ms
+            self._kept_until_ms = now_ms + WINDOW_MINUTES * MINUTE_MS
+        if now_ms >= self._kept_until_ms:
+            self._owner.shard.executed.forget(now_ms)
 
     async def _run(self, drafts: Sequence[Draft], execution: Execution) -> list[int]:
         pushes = [draft for draft in drafts if isinstance(draft, OutboxRecord)]

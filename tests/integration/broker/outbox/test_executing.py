@@ -288,6 +288,24 @@ async def test_a_repeat_is_ok_over_restarts_and_other_commands_are_refused() -> 
         assert len(pushes.payloads()) == 2
 
 
+async def test_a_step_of_the_clock_forgets_no_request_id_before_its_time() -> None:
+    async with running() as rig:
+        await rig.create()
+        executor = rig.broker.executor
+        await execute(rig, push(), request_id="once")
+        rig.clock.advance(60_000)
+        for passed_ms in (0, 599_000):
+            rig.clock.step(3_600_000) if not passed_ms else rig.clock.advance(passed_ms)
+            await rig.owner.run(executor.forget_once)
+            await execute(rig, push(), request_id="once")
+            assert rig.owner.shard.outbox.counter(0).last_number == 1
+
+        rig.clock.advance(1_000)
+        await rig.owner.run(executor.forget_once)
+        await execute(rig, push(), request_id="once")
+        assert rig.owner.shard.outbox.counter(0).last_number == 2
+
+
 async def test_repeats_at_the_same_time_wait_for_the_first() -> None:
     disk, pushes = Disk(), Pushes()
     async with running(disk=disk, pushes=pushes) as rig:
