@@ -189,11 +189,11 @@ async def execute(
         request_id=request_id or str(uuid4()),
         commands=[_wire(place, command, sealer) for place, command in enumerate(commands)],
     )
-    shard = shard_of_all(commands, "commands")
+    on = shard_of_all(commands, "commands")
     first = commands[0]
 
     async def attempt(timeout: float) -> list[CommandResult]:
-        on = shard
+        nonlocal on  # A repeat goes where they may have run, also if the queue has moved.
         if on is None and isinstance(first, Push):
             on = await locations.shard_of(first.queue_id)
         assert on is not None, "what has no lease is a push"

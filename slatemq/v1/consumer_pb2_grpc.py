@@ -183,8 +183,8 @@ class ConsumerServiceServicer:
         all of them happened or none. Pushes are stored with the commit and reach their queues soon
         after, exactly once, however long an ingest is down.
 
-        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
-        does nothing.
+        Repeating a call with the same `request_id` and the same commands on the same broker within 10
+        minutes is OK and does nothing.
 
         Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
         used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND

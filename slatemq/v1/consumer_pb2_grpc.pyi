@@ -110,8 +110,8 @@ class ConsumerServiceStub:
     all of them happened or none. Pushes are stored with the commit and reach their queues soon
     after, exactly once, however long an ingest is down.
 
-    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
-    does nothing.
+    Repeating a call with the same `request_id` and the same commands on the same broker within 10
+    minutes is OK and does nothing.
 
     Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
     used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
@@ -205,8 +205,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     all of them happened or none. Pushes are stored with the commit and reach their queues soon
     after, exactly once, however long an ingest is down.
 
-    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
-    does nothing.
+    Repeating a call with the same `request_id` and the same commands on the same broker within 10
+    minutes is OK and does nothing.
 
     Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
     used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND
@@ -339,8 +339,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         all of them happened or none. Pushes are stored with the commit and reach their queues soon
         after, exactly once, however long an ingest is down.
 
-        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and
-        does nothing.
+        Repeating a call with the same `request_id` and the same commands on the same broker within 10
+        minutes is OK and does nothing.
 
         Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED:
         used with other commands; LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from slatemq import Push
+from slatemq._consume.commands import execute
 from slatemq._rpc import peers
 from slatemq._rpc.peers import NOT_CONNECTED, Peers
 from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
@@ -33,6 +37,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Slept:
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(peers, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": clock.sleep}))
     return clock
+
+
+async def test_pushes_alone_are_repeated_on_the_broker_that_may_have_run_them() -> None:
+    asked = list[int]()
+    homes = iter([0, 1])
+
+    async def shard_of(queue_id: str) -> int:
+        return next(homes)
+
+    async def broker(shard: int) -> None:
+        asked.append(shard)
+        raise DOWN
+
+    async def call(attempt: Callable[[float], Awaitable[object]]) -> None:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await attempt(1.0)
+
+    locations: Any = SimpleNamespace(
+        shard_of=shard_of, peers=SimpleNamespace(broker=broker, call=call)
+    )
+    await execute(locations, [Push("q", b"x")])
+
+    assert asked == [0, 0]
 
 
 async def error_of(clock: Slept, first: SlateMQError, last: SlateMQError) -> SlateMQError:
