@@ -193,7 +193,7 @@ async def measure_broker(folder: Path, count: int) -> None:
         PushLimits(PAYLOAD_BYTES_MAX, HOUR_MS),
     )
     mover = Mover(owner, lists, pusher)
-    archiver, remover = Archiver(mover), Remover(mover, 0)
+    archiver, remover = Archiver(mover), Remover(mover, database, 0)
     settings = QueueSettings("true", done_retention_s=1)
     queue = await owner.run(lambda _: owner.shard.create_queue("q", settings))
     await archived(owner, queue, lists, archiver, count)

@@ -162,7 +162,7 @@ class Broker:
             DeadLetterServicer(shard, mover, self.redrives, DeadLetterSettler(mover, shard)),
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
             ArchivedServicer(mover, archiver),
-            RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
+            RemovalServicer(mover, Remover(mover, database, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
             ShardServicer(shard, owner, drain, self.placement.load, root.objects, self.departures),
             ArrivalServicer(shard, self.arrivals),

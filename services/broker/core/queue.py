@@ -73,6 +73,8 @@ class Notes:
     """Queues whose records the next commit must write, in the order in which they changed."""
     to_serve: dict[Queue, None] = field(default_factory=dict)
     """Queues that may have something for a waiting claim now, in the same order."""
+    forget: Callable[[Queue, int], None] = lambda queue, message_id: None
+    """Called with a message that leaves a queue for ever, for the history of its attempts."""
 
 
 class Queue:
@@ -103,7 +105,8 @@ class Queue:
         self.dead_letters_count = 0
         self.orders = Orders(state.epoch, state.last_order)
         purges = state.purges or PurgesRecord(state.epoch)
-        self.waiting = Available(queue_id, self.orders, purges, state.lanes, self.touch)
+        forget = partial(notes.forget, self)
+        self.waiting = Available(queue_id, self.orders, purges, state.lanes, self.touch, forget)
         touch = self._touch_lists
         self.leases = InFlight(queue_id, self.orders, touch)
         # DoneMessages, as bare tuples: every ack makes one.
@@ -189,11 +192,10 @@ class Queue:
 
     def _walk(self, selector: Selector, now_ms: int, capacity: int) -> list[Segment]:
         fail_exhausted = partial(self._fail_exhausted, now_ms=now_ms)
-        expiry = ExpiryPolicy(now_ms, self.settings.max_attempts, fail_exhausted)
-        try:
-            return self.waiting.walk(selector, expiry, now_ms, capacity)
-        finally:
-            self.waiting.expired_count += expiry.expired_count
+        expiry = ExpiryPolicy(
+            now_ms, self.settings.max_attempts, self.waiting.note_over, fail_exhausted
+        )
+        return self.waiting.walk(selector, expiry, now_ms, capacity)
 
     def _fail_exhausted(self, item: AvailableMessage, now_ms: int) -> None:
         failed = FailedMessage(

@@ -141,7 +141,7 @@ class Shard:
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
         self.owned = OwnedQueues()
-        self.notes = Notes()
+        self.notes = Notes(forget=self._forget)
         self.deleted: dict[str, QueueStateRecord] = {}
         self.outbox = Outbox()
         self.executed = Executed()
@@ -515,6 +515,9 @@ class Shard:
         self.replays.forget_log(log)
 
     # --- Records of others --------------------------------------------------
+
+    def _forget(self, queue: Queue, message_id: int) -> None:
+        self._rows += ((key, None) for key in self.attempts.forget(queue, message_id))
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Writes a record, or (None) deletes it, with the next commit: for rare commands."""

@@ -38,6 +38,7 @@ from services.broker.dead_letters.mover import (
 )
 from services.broker.entries.finished_pages import TimeRange
 from services.broker.outbox.pusher import PushBatch
+from services.broker.shard.loading import Histories, Store
 
 BUCKETS_AT_ONCE: Final = 16
 """Active buckets that one command changes: they are read together, and a lane has room for 64."""
@@ -72,9 +73,10 @@ class Content(NamedTuple):
 class Remover:
     """Removes entries of one shard's queues. Outcomes are in the order of what was wanted."""
 
-    def __init__(self, mover: Mover, grace_s: int) -> None:
+    def __init__(self, mover: Mover, database: Store, grace_s: int) -> None:
         """Remove what is over for `grace_s` by this owner's clock."""
         self._mover = mover
+        self._database = database
         self._owner = mover.owner
         self._grace_ms = grace_s * 1000
 
@@ -133,16 +135,19 @@ class Remover:
         """The rows from the beginning of the list on, until one of which nothing may go."""
         if not before_ms:
             return
+        histories = Histories(self._database, self._owner.shard.attempts, queue)
         async for order, heads in self._mover.lists.done_heads.rows(
             queue, TimeRange(until_ms=before_ms), None
         ):
             going = [head for head in heads if head[1] < before_ms]
             if not going:
                 return
-            if len(going) == len(heads) and all(attempts <= 1 for _, _, attempts in going):
+            tried = await histories.of([message_id for message_id, _, _ in going])
+            if len(going) == len(heads) and not tried:
                 yield DoneRow(order, len(heads), (), ())
                 continue
-            row = done_row(order, await self._mover.lists.done.row(queue, order), before_ms)
+            stored = await self._mover.lists.done.row(queue, order)
+            row = done_row(order, stored, before_ms, tried)
             if row is not None:
                 yield row
 

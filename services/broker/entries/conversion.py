@@ -159,7 +159,8 @@ class EntryReader:
         principal = caller_name()
 
         def release_after_call(held_bytes: int) -> None:
-            context.add_done_callback(lambda _: self.release(held_bytes, principal))
+            if held_bytes:
+                context.add_done_callback(lambda _: self.release(held_bytes, principal))
 
         if view in WITH_ATTEMPTS:
             count, held_bytes = await self.add_attempts(entries, principal)

@@ -17,6 +17,7 @@ from libs.storage.layout.buckets import (
     order_of,
     split_bucket,
 )
+from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.layout.keys import (
     active_range,
     attempts_key,
@@ -73,6 +74,7 @@ from libs.storage.records.states import (
     decode_routing_cursor,
 )
 from services.broker.core.leases import Lease
+from services.broker.core.lists.attempts import Attempts, attempts_at
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
 from services.broker.core.lists.replays import Replays
@@ -159,6 +161,35 @@ async def _scanned(database: Store, part: Sequence[AttemptsKey]) -> dict[Attempt
         rows.update(some)
     known_until = span.end if len(rows) < SCANNED_MAX else max(rows)
     return {key: rows.get(_row_key(key)) for key in part if _row_key(key) <= known_until}
+
+
+class Histories:
+    """Which messages of a queue have records of attempts: few, so most looks need no read."""
+
+    def __init__(self, database: Store, attempts: Attempts, queue: Queue) -> None:
+        """Look in this database, and at what is in memory."""
+        self._database = database
+        self._attempts = attempts
+        self._queue = queue
+        self._empty = KeyRange(b"", b"")  # behind the last look: no record lies here
+
+    async def of(self, message_ids: Sequence[int]) -> set[int]:
+        """Those of these messages that have a record."""
+        queue = self._queue
+        found = {one for one in message_ids if self._attempts.get(attempts_at(queue, one))}
+        wanted = {attempts_key(queue.queue_id, one): one for one in message_ids}
+        first, last = min(wanted), max(wanted)
+        if self._empty.start <= first and last < self._empty.end:
+            return found
+        end = attempts_range(queue.queue_id, 0, MAX_MESSAGE_ID).end
+        while first <= last:
+            span = KeyRange(first, end)
+            keys = [key async for key, _ in _rows(self._database, span, READ_AT_ONCE)]
+            found.update(wanted[key] for key in keys if key in wanted)
+            beyond = [key for key in keys if key > last]
+            self._empty = KeyRange(last, beyond[0] if beyond else end)
+            first = keys[-1] + b"\x00" if len(keys) == READ_AT_ONCE else end
+        return found
 
 
 def _row_key(key: AttemptsKey) -> bytes:

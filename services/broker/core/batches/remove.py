@@ -11,7 +11,7 @@ purge has made garbage since counts as gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -111,13 +111,18 @@ class DoneRow(NamedTuple):
     tried: Sequence[int]
 
 
-def done_row(order: int, messages: Sequence[DoneMessage], before_ms: int) -> DoneRow | None:
-    """What becomes of a row; None: nothing in it was done before then."""
+def done_row(
+    order: int, messages: Sequence[DoneMessage], before_ms: int, tried: Container[int]
+) -> DoneRow | None:
+    """What becomes of a row; None: nothing in it was done before then.
+
+    `tried` has those of its messages that have an attempts record.
+    """
     over = [one for one in messages if one.done_at_ms < before_ms]
     left = [one for one in messages if one.done_at_ms >= before_ms]
     # What was transferred may have come back, with its history.
-    tried = [one.message_id for one in over if one.attempts > 1 and not one.transferred_to]
-    return DoneRow(order, len(messages), left, tried) if over else None
+    gone = [one.message_id for one in over if one.message_id in tried and not one.transferred_to]
+    return DoneRow(order, len(messages), left, gone) if over else None
 
 
 def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:

@@ -98,8 +98,13 @@ class Available:
         purges: PurgesRecord,
         lanes: Iterable[LaneRecord],
         touch: Callable[[], None],
+        forget: Callable[[int], None],
     ) -> None:
-        """Restore stored lanes; `touch` is called whenever the state record changes."""
+        """Restore stored lanes; `touch` is called whenever the state record changes.
+
+        `forget` is called with messages that leave for ever, and may have failed before.
+        """
+        self._forget = forget
         self.queue_id = queue_id
         self.epoch = purges.lane_epoch
         """In the orders of the lanes: each purge begins another one."""
@@ -218,7 +223,7 @@ class Available:
         Drops one whose retention is over (None).
         """
         if self.is_over(item, now_ms):
-            self.expired_count += 1
+            self.note_over(item)
             return None
         self._touch()
         self.entered_count += 1
@@ -323,7 +328,13 @@ class Available:
         return found[1].items[found[2]] if found else None
 
     def cancel(self, place: Place, message_id: int) -> AvailableMessage | None:
-        """Removes the message, if it waits in this bucket. May raise Needs."""
+        """Removes the message for ever, if it waits in this bucket. May raise Needs."""
+        item = self._take(place, message_id)
+        if item is not None:
+            self._forget(message_id)
+        return item
+
+    def _take(self, place: Place, message_id: int) -> AvailableMessage | None:
         found = self._find_in(place, message_id)
         if found is None:
             return None
@@ -340,8 +351,12 @@ class Available:
 
         None: it is not in this bucket, or past its retention. May raise Needs.
         """
-        item = self.cancel(place, message_id)
-        return self.admit(item._replace(visible_at_ms=visible_at_ms), now_ms) if item else None
+        item = self._take(place, message_id)
+        if item is None:
+            return None
+        place_now = self.admit(item._replace(visible_at_ms=visible_at_ms), now_ms)
+        self.entered_count -= place_now is not None  # It was here before.
+        return place_now
 
     def _find_in(self, place: Place, message_id: int) -> tuple[Lane, Bucket, int] | None:
         found = self.find_bucket(place)
@@ -414,7 +429,10 @@ class Available:
         """
 
         def is_over(item: AvailableMessage) -> bool:
-            return 0 < item.retention_deadline_ms <= now_ms
+            over = 0 < item.retention_deadline_ms <= now_ms
+            if over and item.attempts:
+                self._forget(item.message_id)  # It is removed at once.
+            return over
 
         until = self.due_until(now_ms)
         self._walked_ms = max(self._walked_ms, now_ms)
@@ -527,8 +545,16 @@ class Available:
 
     def remove_expired(self, lane: Lane, bucket: Bucket, indexes: set[int]) -> None:
         """Removes messages past their retention from a bucket that `find_bucket` returned."""
+        for index in indexes:
+            self.note_over(bucket.items[index])
         lane.remove(bucket, indexes)
-        self._note_expired(len(indexes))
+        self._touch()
+
+    def note_over(self, item: AvailableMessage) -> None:
+        """Notes that a message leaves past its retention."""
+        self.expired_count += 1
+        if item.attempts:
+            self._forget(item.message_id)
 
     # --- Records ------------------------------------------------------------
 

@@ -171,10 +171,14 @@ class ExpiryPolicy:
     """Which messages leave a queue without being delivered."""
 
     def __init__(
-        self, now_ms: int, max_attempts: int, exhausted: Callable[[AvailableMessage], None]
+        self,
+        now_ms: int,
+        max_attempts: int,
+        over: Callable[[AvailableMessage], None],
+        exhausted: Callable[[AvailableMessage], None],
     ) -> None:
-        """`exhausted` is called with each message that has no attempts left."""
-        self.expired_count = 0
+        """`over` is called with each message past its retention, `exhausted` without attempts."""
+        self._over = over
         self._now_ms = now_ms
         self._max_attempts = max_attempts
         self._exhausted = exhausted
@@ -182,7 +186,7 @@ class ExpiryPolicy:
     def drop(self, item: AvailableMessage) -> bool:
         """Whether this message must leave; it has to be removed then."""
         if 0 < item.retention_deadline_ms <= self._now_ms:
-            self.expired_count += 1
+            self._over(item)
             return True
         if item.attempts >= self._max_attempts:
             self._exhausted(item)

@@ -76,7 +76,7 @@ class EntryHistory(ReplayHistory):
                 expected.entries[message_id] = Failed(entry.attempts, ATTEMPTS_USED_UP)
             elif not self.is_there(queue, message_id):
                 assert entry.expired(expected.walked_ms), f"{message_id} is lost"
-                del expected.entries[message_id]
+                expected.expire(message_id)
 
     def may_be_gone(self, expected: ModelQueue, entry: Waiting) -> bool:
         return entry.expired(expected.walked_ms) or entry.attempts >= expected.lowest_max_attempts
@@ -144,6 +144,7 @@ class EntryHistory(ReplayHistory):
         assert entry is not None, "what was not there is cancelled"
         assert (item.attempts, item.priority) == (entry.attempts, entry.priority)
         expected.take_out(message_id)
+        expected.attempts.pop(message_id, None)
 
     @rule(
         queue_id=queue_ids,
@@ -176,7 +177,7 @@ class EntryHistory(ReplayHistory):
             assert slow or expired or self.may_be_gone(expected, entry)
             if there:
                 assert expired
-                del expected.entries[message_id]
+                expected.expire(message_id)
             return
         expected.take_out(message_id)
         expected.entries[message_id] = self.waiting(

@@ -168,6 +168,8 @@ class History(RuleBasedStateMachine):
             queue.entries[message_id] = Failed(attempts, outcome)
         elif before.expired(max(now_ms, queue.walked_ms)):
             del queue.entries[message_id]
+            if attempts:
+                queue.attempts.pop(message_id, None)
             return
         else:
             if visible_at_ms <= max(now_ms, queue.walked_ms):
@@ -340,7 +342,7 @@ class History(RuleBasedStateMachine):
                 expected.entries[message_id] = Failed(entry.attempts, ATTEMPTS_USED_UP)
             else:
                 assert entry.expired(expected.walked_ms), f"{message_id} is lost"
-                del expected.entries[message_id]
+                expected.expire(message_id)
 
     @invariant()
     def counts_match(self) -> None:

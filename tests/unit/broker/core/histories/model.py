@@ -118,6 +118,13 @@ class ModelQueue:
     def archived(self) -> dict[int, Archived]:
         return {m: e for m, e in self.entries.items() if isinstance(e, Archived)}
 
+    def expire(self, message_id: int) -> None:
+        """Removes an entry past its retention; its history goes, if it has failed in this life."""
+        entry = self.entries.pop(message_id)
+        assert isinstance(entry, Waiting)
+        if entry.attempts:
+            self.attempts.pop(message_id, None)
+
     def take_out(self, message_id: int) -> None:
         """Removes an entry out of turn."""
         assert isinstance(self.entries.pop(message_id), Waiting)

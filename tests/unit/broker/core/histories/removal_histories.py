@@ -27,12 +27,14 @@ from services.broker.core.batches.remove import (
     redrive_archived,
     take_dead_letters,
 )
+from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from tests.unit.broker.core.histories.execute_histories import INGEST, ExecuteHistory
 from tests.unit.broker.core.histories.histories import queue_ids, slowly
 from tests.unit.broker.core.histories.model import Archived, ModelQueue
+from tests.unit.broker.core.stored import stored_attempts
 from tests.unit.storage.oracles import record_type_of
 
 some = st.lists(st.booleans(), min_size=1, max_size=5)
@@ -65,7 +67,7 @@ class RemovalHistory(ExecuteHistory):
         assert entry is not None, "what was not there was found"
         if 0 < entry.deadline_ms <= until_ms:
             assert (first, again) == (Outcome.REMOVED, Outcome.GONE)
-            expected.take_out(message_id)
+            expected.expire(message_id)
         else:
             assert (first, again) == (Outcome.NOT_EXPIRED, Outcome.NOT_EXPIRED)
 
@@ -78,7 +80,8 @@ class RemovalHistory(ExecuteHistory):
             return
         before_ms = self.now_ms - ago_ms
         stored = self.rows_of(queue, queue.done, RecordType.DONE, parse_done_key, decode_done)
-        rows = [done_row(order, messages, before_ms) for order, messages in stored[:limit]]
+        tried = {m for m in self.model.queues[queue_id].done() if self.has_history(queue, m)}
+        rows = [done_row(order, messages, before_ms, tried) for order, messages in stored[:limit]]
         gone = [
             one for _, messages in stored[:limit] for one in messages if one.done_at_ms < before_ms
         ]
@@ -89,8 +92,13 @@ class RemovalHistory(ExecuteHistory):
         for one in gone:
             assert one.message_id in expected.done()
             del expected.entries[one.message_id]
-            if one.attempts > 1 and not one.transferred_to:
+            if not one.transferred_to:
                 expected.attempts.pop(one.message_id, None)
+
+    def has_history(self, queue: Queue, message_id: int) -> bool:
+        """Whether a message has a record of attempts, as `Histories` finds it."""
+        in_memory = self.shard.attempts.get(attempts_at(queue, message_id))
+        return bool(in_memory or stored_attempts(self.store.rows, queue.queue_id, message_id))
 
     # --- Failed and archived ------------------------------------------------
 

@@ -12,7 +12,9 @@ from services.broker.core.batches.execute import Execution, Fail, Transfer, exec
 from services.broker.core.lists import attempts
 from services.broker.core.lists.attempts import RECORD_BYTES_MAX, Attempts, attempts_at
 from services.broker.core.shard import Nack, Needs
-from services.broker.shard.loading import READ_AT_ONCE
+from services.broker.core.waiting.bucket import Place
+from services.broker.shard import loading
+from services.broker.shard.loading import READ_AT_ONCE, Histories
 from tests.unit.broker.core.shards import Rig
 from tests.unit.broker.core.stored import stored_attempts
 
@@ -137,6 +139,55 @@ def test_of_long_attempts_the_newest_are_kept_up_to_a_size() -> None:
     assert [one.claimed_at_ms for one in records.get(key) or ()] == [101]
     records.add(key, FailedAttempt("c", 102))
     assert [one.claimed_at_ms for one in records.get(key) or ()] == [102]
+
+
+async def test_histories_are_found_with_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "READ_AT_ONCE", 3)
+    rig = Rig()
+    queue, other = rig.create(), rig.create("other")
+    stored = [2, 4, 5, 6, 7, 8, 90]
+    for one in stored:
+        rig.shard.attempts.add(attempts_at(queue, one), FailedAttempt("c", one))
+    rig.shard.attempts.add(attempts_at(other, 50), FailedAttempt("c", 1))
+    queue.touch()
+    rig.commit()
+    await rig.restart()
+    queue = rig.queue()
+    rig.shard.attempts.add(attempts_at(queue, 30), FailedAttempt("c", 1))  # in memory alone
+
+    histories = Histories(rig.store, rig.shard.attempts, queue)
+
+    assert await histories.of([3, 1, 2]) == {2}
+    assert await histories.of(range(4, 9)) == {4, 5, 6, 7, 8}
+    reads = rig.store.reads
+    assert await histories.of([9, 10]) == set()
+    assert await histories.of([50, 30, 40]) == {30}
+    assert await histories.of([80]) == set()
+    assert rig.store.reads == reads
+    assert await histories.of([91, 90]) == {90}
+    assert await histories.of([5]) == {5}
+
+
+async def test_histories_of_messages_that_leave_for_ever_go_with_them() -> None:
+    rig = Rig()
+    queue = rig.create()
+    await rig.route([1, 2, 3], deadline_ms=rig.now_ms + 60_000)
+    for _ in range(3):
+        await fail_once(rig, "no")
+    rig.commit()
+    assert all(stored_attempts(rig.store.rows, "orders", one) for one in (1, 2, 3))
+    await rig.restart()
+    queue = rig.queue()
+    assert await rig.run(lambda: queue.peek(3, lambda ids: ids, rig.now_ms)) == [1, 2, 3]
+    (lane,) = queue.waiting.lanes()
+    place = Place(lane.priority, lane.kind, lane.head.order if lane.head else 0)
+
+    await rig.run(lambda: queue.waiting.cancel(place, 1))
+    rig.now_ms += 60_001
+    assert await rig.claim(3) == []
+    rig.commit()
+
+    assert not any(stored_attempts(rig.store.rows, "orders", one) for one in (1, 2, 3))
 
 
 async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing() -> None:

@@ -219,6 +219,7 @@ async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
     assert now is not None
     assert now.kind is READY
     assert await rig.ids(10) == [1]
+    assert queue.waiting.entered_count == 3
 
 
 # --- Counts and retention ---------------------------------------------------
