@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from libs.serving.peers.channels import open_channel
+from libs.serving.process.instance import join_instance
+from libs.storage.database.roots import open_root
+from libs.storage.objects.instance_records import InstanceRecords
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 from tests.integration.cli.ready_command import REACH
 from tests.integration.ingest.server import ROOT
@@ -47,7 +50,8 @@ class Janitor:
         self.log = folder / f"janitor-{self.mark[:6]}.log"
         self._ready = folder / f"janitor-{self.mark[:6]}.ready"
         module = "tests.integration.janitor.runs.own_janitor" if own_jobs else "services.janitor"
-        self._command = [sys.executable, "-m", module, "--root", (folder / "data").as_uri()]
+        self._url = (folder / "data").as_uri()
+        self._command = [sys.executable, "-m", module, "--root", self._url]
         self._command += ["--ready-file", str(self._ready), *arguments]
         self._begin: Any = create_subprocess if own_jobs else asyncio.create_subprocess_exec
         self.process: Any = None
@@ -55,6 +59,8 @@ class Janitor:
         self.address = self.http_address = ""
 
     async def start(self) -> None:
+        # The servers of tests make databases and no instance, without which no process starts.
+        await join_instance(InstanceRecords(open_root(self._url).objects), [])
         self.temporary.mkdir(exist_ok=True)
         temporary = {"TMPDIR": str(self.temporary)}
         environ = {**os.environ, **temporary, MARK: self.mark, "PYTHONPATH": str(ROOT)}

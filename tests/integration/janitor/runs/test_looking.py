@@ -13,10 +13,8 @@ import pytest
 
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.process.instance import join_instance
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import open_root
-from libs.storage.objects.instance_records import InstanceRecords
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from slatemq.errors import Unavailable
 from slatemq.v1 import janitor_pb2
@@ -156,15 +154,9 @@ EVERY_SECOND = (
 )
 
 
-async def made(folder: Path) -> Path:
-    """Makes the instance, as the first process does: the servers of tests have no record of it."""
-    await join_instance(InstanceRecords(open_root(folder.as_uri()).objects), [])
-    return folder
-
-
 async def test_a_janitor_of_an_idle_instance_starts_no_java_and_stays_small(tmp_path: Path) -> None:
     # Given the janitor as it is, every job of which is due each second, and nothing to do
-    data = await made(tmp_path / "data")
+    data = tmp_path / "data"
     async with serving(data.as_uri()), running(data) as rig:
         await rig.create("orders")
         async with janitor(tmp_path, *EVERY_SECOND, own_jobs=False) as there:
@@ -198,7 +190,7 @@ def memory_of(pid: int) -> tuple[int, str]:
 
 async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_path: Path) -> None:
     # Given an instance with a message, of which a report can be made
-    data = await made(tmp_path / "data")
+    data = tmp_path / "data"
     async with serving(data.as_uri()) as ingest, running(data) as rig:
         await rig.create("orders")
         sent = (await ingest.send(b"1"))[-1]
