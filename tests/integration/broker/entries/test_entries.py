@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -192,7 +193,8 @@ async def test_a_search_shows_no_queue_that_the_policy_has_hidden_since_its_star
         identity = await Callers(policy).identify("", ["auditor"])
         before = current_caller.set(identity.caller)
         seen: list[str] = []
-        async for answer in servicer.FindMessage(entry_pb2.FindMessageRequest(message_id=1), None):
+        call = SimpleNamespace(add_done_callback=lambda _: None)
+        async for answer in servicer.FindMessage(entry_pb2.FindMessageRequest(message_id=1), call):
             seen += [entry.queue_id for entry in answer.entries]
             if seen == ["a"]:
                 permit("elsewhere")
