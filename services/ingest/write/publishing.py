@@ -348,14 +348,12 @@ class Publisher:
         """Put everything that waits; a part of libs.storage.database.commits.Source."""
         now_ms = self._clock.now_ms()
         commit: _Commit = _Commit(received_at_ms=now_ms)
-        drained_count = 0
-        while len(self._waiting) - drained_count > STEP_PUBLISHES:
-            for publish in self._waiting[drained_count : drained_count + STEP_PUBLISHES]:
-                self._drain(batch, commit, publish)
-            drained_count += STEP_PUBLISHES
-            await asyncio.sleep(0)
-        for publish in self._waiting[drained_count:]:
+        # What comes meanwhile goes into the last step, however much: so there is a last one.
+        in_steps_count = len(self._waiting) - STEP_PUBLISHES
+        for at, publish in enumerate(self._waiting):
             self._drain(batch, commit, publish)
+            if at < in_steps_count and at % STEP_PUBLISHES == STEP_PUBLISHES - 1:
+                await asyncio.sleep(0)
         self._waiting = []
         if commit.payloads:
             self._put_messages(batch, commit)
