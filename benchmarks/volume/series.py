@@ -120,10 +120,10 @@ def line(cells: Iterator[str] | tuple[str, ...]) -> str:
 def rows_of(folder: Path, size: int, master: str, driver_mb_max: float) -> Iterator[Row]:
     """All steps over one new instance."""
     began = time.monotonic()
-    asyncio.run(write((folder / "data").as_uri(), volume_of(size)))
+    url = (folder / "data").as_uri()
+    asyncio.run(write(url, volume_of(size), replay_window_s=WINDOW_S))
     print(f"{size:,} generated in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    environment = {"SLATEMQ_REPLAY_WINDOW_S": str(WINDOW_S)}
-    with servers.slatemq(folder, environment) as server:
+    with servers.slatemq(folder) as server:
         left = size
         for job in STEPS:
             services = dict(server.named())

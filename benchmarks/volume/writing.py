@@ -17,6 +17,7 @@ from benchmarks.volume.queues import write_broker
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.own_keys import CLOCK_KEY
+from tests.made_instances import make_instance
 
 COMPACTED_FROM = 100_000
 """Rows that make more than a table."""
@@ -33,16 +34,20 @@ class Wrote:
     seconds: float
 
 
-async def write(root_url: str, volume: Volume, layout: Layout | None = None) -> dict[str, Wrote]:
+async def write(
+    root_url: str, volume: Volume, layout: Layout | None = None, **settings: int
+) -> dict[str, Wrote]:
     """Writes a whole instance below a root where there is none. Raises ValueError if there is.
 
-    `layout` has the time to write it for, if that is not now.
+    `layout` has the time to write it for, if that is not now; `settings` are those of the instance
+    that are not at their defaults.
     """
     volume.check()
     layout = layout or Layout(volume)
     states = layout.states()
     # Without a sync each: nothing is answered that a power failure could take back.
     root = open_root(root_url, sync=False)
+    await make_instance(root, **settings)
     wrote = {}
     for kind, fill in ((Kind.INGEST, write_ingest), (Kind.BROKER, write_broker)):
         wrote[str(kind)] = await _write(root, kind, layout, states, fill)

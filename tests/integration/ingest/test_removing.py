@@ -33,6 +33,7 @@ from tests.integration.broker.rig import running
 from tests.integration.ingest.server import Ingest, Server, process
 from tests.integration.unanswered_removals import unanswered
 from tests.integration.waiting import WAIT_SECONDS
+from tests.made_instances import make_instance
 
 
 @asynccontextmanager
@@ -79,6 +80,7 @@ async def refusal(client: slatemq.Client) -> str:
 async def test_a_removed_shard_is_gone_with_its_files_and_its_number(tmp_path: Path) -> None:
     root = tmp_path.as_uri()
     flags = ("--port", "0", "--shard", "1")
+    await make_instance(open_root(root))
     async with (
         serving(tmp_path, 0) as other,
         process(root, tmp_path / "ready", *flags) as (child, _),

@@ -14,6 +14,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.records.states import encode_format
+from tests.made_instances import make_instance
 
 
 @pytest.mark.parametrize("kind", [Kind.INGEST, Kind.BROKER])
@@ -21,7 +22,9 @@ async def test_an_owner_ends_permanently_where_its_shard_has_another_format(
     tmp_path: Path, kind: Kind
 ) -> None:
     name = kind.name.lower()
-    database = await open_root(tmp_path.as_uri()).database(f"{name}/0", kind)
+    root = open_root(tmp_path.as_uri())
+    await make_instance(root)
+    database = await root.database(f"{name}/0", kind)
     batch = Batch()
     batch.put(FORMAT_KEY, encode_format(FORMAT + 1))
     await database.commit(batch)

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from libs.serving.peers.channels import open_channel
-from libs.serving.process.instance import join_instance
 from libs.storage.database.roots import open_root
-from libs.storage.objects.instance_records import InstanceRecords
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 from tests.integration.cli.ready_command import REACH
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.mark import MARK, NAME_BYTES_MAX
+from tests.made_instances import make_instance
 from tests.ready_process import create_subprocess
 
 Run = janitor_pb2.Run
@@ -60,7 +59,7 @@ class Janitor:
 
     async def start(self) -> None:
         # The servers of tests make databases and no instance, without which no process starts.
-        await join_instance(InstanceRecords(open_root(self._url).objects), [])
+        await make_instance(open_root(self._url))
         self.temporary.mkdir(exist_ok=True)
         temporary = {"TMPDIR": str(self.temporary)}
         environ = {**os.environ, **temporary, MARK: self.mark, "PYTHONPATH": str(ROOT)}
