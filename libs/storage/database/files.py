@@ -12,7 +12,7 @@ that has them, and no other manifest of the database, has the database as it was
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from slatedb.uniffi import SsTableHandle, VersionedManifest
@@ -36,6 +36,11 @@ def tables_folder(database: str) -> str:
 
 def manifests_folder(database: str) -> str:
     return f"{database}/manifest"
+
+
+def files_folders(database: str) -> Sequence[str]:
+    """All that a database has its objects in; that of the WAL is empty where it has a store."""
+    return (manifests_folder(database), tables_folder(database), f"{database}/wal")
 
 
 def files_of(database: str, manifest: VersionedManifest) -> SnapshotFiles:

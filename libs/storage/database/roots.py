@@ -28,7 +28,7 @@ from libs.storage.database.addresses import (
     parse_root,
     parse_wal_store,
 )
-from libs.storage.database.files import SnapshotFiles, files_of
+from libs.storage.database.files import SnapshotFiles, files_folders, files_of
 from libs.storage.database.formats import check_format, settle_format
 from libs.storage.database.integrity import (
     DatabaseFiles,
@@ -193,8 +193,16 @@ class Root:
         return self.durability if wal.record is None else BothSyncs(self.durability, wal.durability)
 
     async def has_databases(self) -> bool:
-        """Whether any shard has begun below this root. Raises StoreUnavailable."""
-        return not set(Kind).isdisjoint(await self.objects.folders(""))
+        """Whether any shard has begun below this root. Raises StoreUnavailable.
+
+        A folder alone says nothing: on file:// it may be empty, or what a volume is mounted on.
+        """
+        for kind in Kind:
+            for database in await self.objects.folders(kind):
+                for folder in files_folders(database):
+                    if await self.objects.has_any(folder):
+                        return True
+        return False
 
     async def database(
         self, name: str, kind: Kind, tuning: Tuning | None = None, *, is_restored: bool = False

@@ -240,6 +240,13 @@ class Objects:
             for meta in page
         )
 
+    async def has_any(self, prefix: str) -> bool:
+        """Whether there is an object below the folder `prefix`: one request, however many."""
+        try:
+            return bool(await anext(self._store.list(prefix), None))
+        except (BaseError, OSError) as error:
+            raise self._unavailable("listing", prefix, error) from error
+
     async def folders(self, prefix: str) -> Sequence[str]:
         """The paths of the folders directly below the folder `prefix`, sorted."""
         try:

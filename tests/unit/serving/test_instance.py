@@ -137,6 +137,20 @@ async def test_where_databases_have_lost_their_record_no_process_makes_another(
     assert not (tmp_path / "instance").exists()
 
 
+async def test_folders_without_a_file_of_a_database_are_none(tmp_path: Path) -> None:
+    # Given a volume that is mounted where a shard will be, and one that has no file any more
+    (tmp_path / "ingest" / "0" / "lost+found").mkdir(parents=True)
+    (tmp_path / "broker" / "0" / "manifest").mkdir(parents=True)
+    (tmp_path / "broker" / "0" / ".snapshot").write_bytes(b"")
+    root = open_root(tmp_path.as_uri(), sync=False)
+
+    await refuse_lost_instance(root)
+
+    (tmp_path / "broker" / "0" / "manifest" / f"{1:020}.manifest").write_bytes(b"")
+    with pytest.raises(LostInstance):
+        await refuse_lost_instance(root)
+
+
 async def test_a_record_with_settings_of_a_newer_version_is_not_guessed_at() -> None:
     records = InstanceRecords(memory())
     await records.create(InstanceRecord(1, 0, {"purge_grace_s": 1, "speed": 1}))
