@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right, insort
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -171,25 +172,33 @@ class Histories:
         self._database = database
         self._attempts = attempts
         self._queue = queue
-        self._empty = KeyRange(b"", b"")  # behind the last look: no record lies here
+        self._end = attempts_range(queue.queue_id, 0, MAX_MESSAGE_ID).end
+        self._gaps: list[KeyRange] = []
+        """In order, where no record is stored; of two that overlap, both have the same end."""
 
     async def of(self, message_ids: Sequence[int]) -> set[int]:
         """Those of these messages that have a record."""
         queue = self._queue
         found = {one for one in message_ids if self._attempts.get(attempts_at(queue, one))}
         wanted = {attempts_key(queue.queue_id, one): one for one in message_ids}
-        first, last = min(wanted), max(wanted)
-        if self._empty.start <= first and last < self._empty.end:
-            return found
-        end = attempts_range(queue.queue_id, 0, MAX_MESSAGE_ID).end
-        while first <= last:
-            span = KeyRange(first, end)
-            keys = [key async for key, _ in _rows(self._database, span, READ_AT_ONCE)]
-            found.update(wanted[key] for key in keys if key in wanted)
-            beyond = [key for key in keys if key > last]
-            self._empty = KeyRange(last, beyond[0] if beyond else end)
-            first = keys[-1] + b"\x00" if len(keys) == READ_AT_ONCE else end
+        left = [key for key in sorted(wanted) if not self._is_in_gap(key)]
+        while left:
+            span = KeyRange(left[0], self._end)
+            stored = [key async for key, _ in _rows(self._database, span, READ_AT_ONCE)]
+            is_end = len(stored) < READ_AT_ONCE
+            # The next read begins at the next one wanted: all dead letters may lie in between.
+            count = len(left) if is_end else bisect_right(left, stored[-1])
+            known, left = left[:count], left[count:]
+            found.update(wanted[key] for key in set(known).intersection(stored))
+            before = bisect_right(stored, known[-1])
+            first = stored[before - 1] + b"\x00" if before else known[0]
+            beyond = self._end if is_end else first
+            insort(self._gaps, KeyRange(first, stored[before] if stored[before:] else beyond))
         return found
+
+    def _is_in_gap(self, key: bytes) -> bool:
+        place = bisect_right(self._gaps, (key, self._end))
+        return place > 0 and key < self._gaps[place - 1].end
 
 
 def _row_key(key: AttemptsKey) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from libs.storage.layout.ids import message_id as id_of
 from libs.storage.layout.keys import attempts_key
 from libs.storage.records.queues import FailedAttempt
 from services.broker.core.batches.execute import Execution, Fail, Transfer, execute
@@ -166,6 +167,35 @@ async def test_histories_are_found_with_few_reads(monkeypatch: pytest.MonkeyPatc
     assert rig.store.reads == reads
     assert await histories.of([91, 90]) == {90}
     assert await histories.of([5]) == {5}
+
+
+async def test_histories_that_lie_between_messages_are_not_read_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given dead letters of two ingests, and messages of both that were done before and after them
+    monkeypatch.setattr(loading, "READ_AT_ONCE", 3)
+    rig = Rig()
+    queue = rig.create()
+    failed = [id_of(shard, 100 + one) for shard in (0, 1) for one in range(50)]
+    tried = id_of(1, 7)
+    for one in [*failed, tried]:
+        rig.shard.attempts.add(attempts_at(queue, one), FailedAttempt("c", 1))
+    queue.touch()
+    rig.commit()
+    await rig.restart()
+    histories = Histories(rig.store, rig.shard.attempts, rig.queue())
+    rig.store.rows_read = 0
+
+    # When rows of the done list have messages of both, and an old one from time to time
+    found = [
+        await histories.of([id_of(shard, first + row) for shard in (1, 0) for first in firsts])
+        for row in range(20)
+        for firsts in ((1, 200), (201, 300))
+    ]
+
+    # Then each history in between is read once at most
+    assert set[int]().union(*found) == {tried}
+    assert rig.store.rows_read < 20
 
 
 async def test_histories_of_messages_that_leave_for_ever_go_with_them() -> None:
