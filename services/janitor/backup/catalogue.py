@@ -20,11 +20,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from libs.storage.database.formats import FORMAT
 from libs.storage.errors import ObjectNotFound
@@ -33,6 +34,10 @@ from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.snapshots import ShardDatabase
 from slatemq.errors import FailedPrecondition, NotFound
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BACKUPS: Final = "backups"
 OBJECTS: Final = "objects"
@@ -129,10 +134,15 @@ def stored_manifest(folder: str, database: str) -> str:
 
 
 class Catalogue:
-    """The backups below one root. Every method raises StoreUnavailable."""
+    """The backups below one root. Every method raises StoreUnavailable.
+
+    Attributes:
+        damaged: The backups that `newest` and `prune` have passed over.
+    """
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
+        self.damaged: set[str] = set()
 
     async def ids(self) -> list[str]:
         """The IDs of all complete backups, the newest first."""
@@ -154,20 +164,42 @@ class Catalogue:
 
     async def stored(self, backup: Backup) -> list[StoredObject]:
         """All objects that the backup needs. Raises FailedPrecondition for a damaged list."""
-        return [
-            one
-            for name in _LISTS
-            for path in (f"{backup.folder}/{name}.gz",)
-            for one in await asyncio.to_thread(_decode_list, path, await self.objects.get(path))
-        ]
+        found: list[StoredObject] = []
+        for name in _LISTS:
+            path = f"{backup.folder}/{name}.gz"
+            try:
+                data = await self.objects.get(path)
+            except ObjectNotFound:
+                raise _damaged(path, "is not there") from None
+            found += await asyncio.to_thread(_decode_list, path, data)
+        return found
+
+    async def newest(self, read: Callable[[Backup], Awaitable[T]]) -> T | None:
+        """What `read` gives of the newest backup of which it can; None where there is none.
+
+        One that is damaged is passed over: it must not hold up those that come.
+        """
+        for backup_id in await self.ids():
+            try:
+                return await read(await self.get(backup_id))
+            except NotFound:
+                continue  # It was removed since.
+            except FailedPrecondition as error:
+                self._pass_over(backup_id, error)
+        return None
 
     async def digests(self) -> dict[str, str]:
         """Those of all objects of the newest backup, by where they are stored; none without one."""
-        try:
-            newest = await self.get()
-        except NotFound:
-            return {}
-        return {one.stored: one.digest for one in await self.stored(newest)}
+
+        async def read(backup: Backup) -> dict[str, str]:
+            return {one.stored: one.digest for one in await self.stored(backup)}
+
+        return await self.newest(read) or {}
+
+    def _pass_over(self, backup_id: str, error: FailedPrecondition) -> None:
+        if backup_id not in self.damaged:
+            self.damaged.add(backup_id)
+            log.warning("a backup is damaged, and passed over: %s", error.message)
 
     async def add(
         self, backup: Backup, tables: Sequence[StoredObject], objects: Sequence[StoredObject]
@@ -191,6 +223,7 @@ class Catalogue:
     async def prune(self, kept: int, check: Callable[[], Awaitable[None]]) -> int:
         """Remove the oldest backups over `kept`, and what no other needs; returns their count.
 
+        As long as one that stays is damaged, nothing says what it needs, and all objects stay.
         `check` is called before each backup and each object is removed, and raises where another
         backup may need it.
         """
@@ -198,17 +231,23 @@ class Catalogue:
         for backup_id in reversed(ids[kept:]):
             await check()
             await self.remove(backup_id)
-        if len(ids) > kept:
-            needed = {
-                one.stored
-                for backup_id in await self.ids()
-                for one in await self.stored(await self.get(backup_id))
-            }
+        if len(ids) > kept and (needed := await self._needed()) is not None:
             for path in await self.objects.list(OBJECTS):
                 if path not in needed:
                     await check()
                     await self.objects.delete(path)
         return len(ids[kept:])
+
+    async def _needed(self) -> set[str] | None:
+        """Where the objects of all backups are stored; None where one of them is damaged."""
+        needed: set[str] = set()
+        for backup_id in await self.ids():
+            try:
+                needed.update(one.stored for one in await self.stored(await self.get(backup_id)))
+            except FailedPrecondition as error:
+                self._pass_over(backup_id, error)
+                return None
+        return needed
 
 
 def _decode(path: str, data: bytes) -> Backup:
@@ -218,9 +257,7 @@ def _decode(path: str, data: bytes) -> Backup:
         removed = tuple(map(str, values.pop("removed")))
         return Backup(databases=databases, removed=removed, **values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FailedPrecondition(
-            "BACKUP_DAMAGED", f"{path} is not the record of a backup: {error!r}"
-        ) from error
+        raise _damaged(path, f"is not the record of a backup: {error!r}") from error
 
 
 def _encode_list(objects: Iterable[StoredObject]) -> bytes:
@@ -233,6 +270,13 @@ def _decode_list(path: str, data: bytes) -> list[StoredObject]:
         lines = gzip.decompress(data).splitlines()
         return [StoredObject(*load_json(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise FailedPrecondition(
-            "BACKUP_DAMAGED", f"{path} is not a list of the objects of a backup: {error!r}"
-        ) from error
+        raise _damaged(path, f"is not a list of the objects of a backup: {error!r}") from error
+
+
+def _damaged(path: str, why: str) -> FailedPrecondition:
+    folder = path.rpartition("/")[0]
+    return FailedPrecondition(
+        "BACKUP_DAMAGED",
+        f"{path} {why}. Restore it from the store's versions; if there is none, this backup cannot "
+        f"be restored: use another one, and delete {folder}/",
+    )

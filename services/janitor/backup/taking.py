@@ -53,7 +53,7 @@ from services.janitor.backup.shards import ShardSnapshots, databases_of
 from services.janitor.backup.turns import Turn, turn
 from services.janitor.jobs.contract import JobCancelled, Progress, Report
 from services.janitor.runs.history import ENDED, RunStore, seen_now
-from slatemq.errors import FailedPrecondition, NotFound, Unavailable
+from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class Taking:
         cancelled: Set it to end soon: JobCancelled.
         phases: Those that have ended, with their seconds.
         removed_count: Older backups that were removed.
+        damaged_count: Backups that were passed over, because they are damaged.
         checked_count: Copies that were read again.
         rotten_count: Those of them that had other bytes than when they were written.
     """
@@ -113,6 +114,7 @@ class Taking:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     phases: list[tuple[str, float]] = field(default_factory=list)
     removed_count: int = 0
+    damaged_count: int = 0
     checked_count: int = 0
     rotten_count: int = 0
 
@@ -144,6 +146,7 @@ class Taking:
             cancelled=self.cancelled,
             dry_run=self.dry_run,
         )
+        self.damaged_count = len(catalogue.damaged)
         if mine is not None:
             with self._phase("copies", copier):
                 await self._check_copies(mine, copier)
@@ -199,14 +202,16 @@ class Taking:
 
     async def _refuse_other_source(self, catalogue: Catalogue) -> None:
         """Two instances below one backup root would replace each other's objects."""
-        try:
-            latest = await catalogue.get()
-        except NotFound:
-            return
-        if latest.source != self.source.root.url:
+
+
+        async def read(backup: Backup) -> str:
+            return backup.source
+
+        source = await catalogue.newest(read)
+        if source not in (None, self.source.root.url):
             raise FailedPrecondition(
                 "OTHER_INSTANCE",
-                f"the backups below {self.target.url} are of {latest.source}: give "
+                f"the backups below {self.target.url} are of {source}: give "
                 f"{self.source.root.url} a backup root of its own",
             )
 
@@ -343,6 +348,7 @@ class Taking:
             await catalogue.remove(backup.backup_id)
             raise
         self.removed_count = await catalogue.prune(self.kept, mine.check)
+        self.damaged_count = len(catalogue.damaged)
         return backup
 
     async def _with_digests(

@@ -31,6 +31,7 @@ def run_backup(job: str, root: str, options: JobOptions, report: Report) -> JobR
     except (SlateMQError, StorageError) as error:
         raise JobFailed(str(error)) from error
     counts = {
+        "backups_damaged": taking.damaged_count,
         "backups_removed": taking.removed_count,
         "bytes_copied": backup.copied_bytes,
         "copies_checked": taking.checked_count,
