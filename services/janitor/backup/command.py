@@ -18,7 +18,7 @@ from typing import Any, Final
 from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.roots import Root, check_folder, open_root
 from libs.storage.errors import StorageError
-from services.janitor.backup.catalogue import Backup, Catalogue
+from services.janitor.backup.catalogue import BACKUPS, OBJECTS, Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
@@ -168,16 +168,28 @@ async def _verify(args: argparse.Namespace) -> None:
         "missing": verifying.missing,
         "rotten": verifying.rotten,
     }
-    bad = [*verifying.missing, *verifying.rotten]
     said = [*(f"missing: {path}" for path in verifying.missing)]
     said += [f"rotten: {path}" for path in verifying.rotten]
     _show(args, fields, "\n".join(said) or f"{verifying.checked_count:,} objects are as written")
-    if bad:
+    if said:
         raise FailedPrecondition(
             "BACKUP_DAMAGED",
-            f"{len(bad)} of {verifying.checked_count:,} objects are not as they were written. "
-            f"Delete the rotten ones: the next backup copies what the instance still has",
+            f"{len(said)} of {verifying.checked_count:,} objects are not as they were written. "
+            f"{_advice(backup, verifying)}",
         )
+
+
+def _advice(backup: Backup, verifying: Verifying) -> str:
+    """Objects are copied again; manifests are of one backup, and nothing writes them again."""
+    if any(path.startswith(f"{BACKUPS}/") for path in (*verifying.missing, *verifying.rotten)):
+        return (
+            "Without its manifests this backup cannot be restored: use another one, and delete "
+            f"{backup.folder}/"
+        )
+    return (
+        f"Delete the rotten ones from {OBJECTS}/ as far as the instance still has them: the next "
+        "backup copies them again, and what is missing, too"
+    )
 
 
 async def _restore(args: argparse.Namespace) -> None:
@@ -202,6 +214,8 @@ async def _restore(args: argparse.Namespace) -> None:
     said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
     if args.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
+    if restoring.rotten:
+        said += f"; without {len(restoring.rotten)} objects whose copies have rotted"
     _show(args, fields, said)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError, first_raised
-from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.small_objects import CopiedObject, Objects
 from services.janitor.jobs.contract import JobCancelled
 
 AT_ONCE: Final = 8
@@ -34,8 +34,7 @@ class Copier:
     Attributes:
         there: The objects that the target has, with their sizes; what is copied joins them.
         digests: Their digests, as far as they are known: no other bytes take their place.
-        damaged: The objects that do not have their digest.
-        keeps_damaged: Copy them, too.
+        damaged: The objects that do not have their digest; they are not copied.
         report: Called with how many of how many are copied.
         cancelled: Set it to end a copy soon: JobCancelled.
         dry_run: Count; write nothing.
@@ -46,7 +45,6 @@ class Copier:
     there: dict[str, int]
     digests: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list, init=False)
-    keeps_damaged: bool = False
     report: Callable[[int, int], None] = lambda done, count: None
     cancelled: threading.Event = field(default_factory=threading.Event)
     dry_run: bool = False
@@ -67,21 +65,23 @@ class Copier:
         if not self.dry_run:
             digest = one.digest or self.digests.get(one.target_path, "")
             try:
-                copied = await self.source.copy_to(
-                    one.path, self.target, one.target_path, "" if self.keeps_damaged else digest
-                )
+                copied = await self._copied(one, digest)
             except ObjectNotFound:
                 return
             except DamagedObject:
                 self.damaged.append(one.path)
                 return
-            if digest not in ("", copied.digest):
-                self.damaged.append(one.path)
             size_bytes = copied.size_bytes
             self.digests[one.target_path] = copied.digest
         self.there[one.target_path] = size_bytes
         self.copied_count += 1
         self.copied_bytes += size_bytes
+
+    async def _copied(self, one: Copy, digest: str) -> CopiedObject:
+        try:
+            return await self.source.copy_to(one.path, self.target, one.target_path, digest)
+        except DamagedObject:  # A store may give a part of an object that is whole.
+            return await self.source.copy_to(one.path, self.target, one.target_path, digest)
 
 
 async def each(

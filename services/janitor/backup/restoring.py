@@ -5,7 +5,8 @@
     restoring.json    names the backup: a restore that was interrupted may go on; and the store of
                       the write-ahead logs, where the instance gets one of its own. As long as it
                       is there, no process starts, and no other database is opened
-    objects           tables, payloads, archived dead letters; they may be copied ahead
+    objects           tables, payloads, archived dead letters; they may be copied ahead. What has
+                      rotted is not copied; where that is a table, the restore ends here
     manifests         from here on it is an instance
     each database     opened once, and renumbered; the queue names as the brokers have them
     removed shards    their numbers, which are not used again
@@ -18,7 +19,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -35,6 +36,7 @@ from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.restores import RESTORING
 from services.janitor.backup.catalogue import (
+    OBJECTS,
     Backup,
     Catalogue,
     SavedDatabase,
@@ -49,6 +51,8 @@ from services.janitor.jobs.contract import Progress, Report
 from slatemq.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
+
+_TABLES: Final = tuple(f"{OBJECTS}/{service}/" for service in KINDS)
 
 PHASES: Final = ("objects", "databases", "queue names")
 
@@ -84,8 +88,8 @@ class Restoring:
         cancelled: Set it to end the copying soon: JobCancelled.
         copied_count: Objects copied.
         queues_count: Queues found in the brokers' databases.
-        rotten: Copies, stored in the backup root, that were copied and have other bytes than when
-            they were written.
+        rotten: Copies, stored in the backup root, that were left out: they have other bytes than
+            when they were written.
     """
 
     catalogue: Catalogue
@@ -168,16 +172,13 @@ class Restoring:
             self.catalogue.objects,
             self.target.objects,
             await self._there(stored),
-            keeps_damaged=True,  # one payload must not hold up the instance
             report=lambda done, count: self._say("objects", done, count),
             cancelled=self.cancelled,
         )
         copies = [Copy(one.stored, one.path, one.size_bytes, one.digest) for one in stored]
         await copier.copy(copies)
         self.copied_count, self.copied_bytes = copier.copied_count, copier.copied_bytes
-        self.rotten = sorted(copier.damaged)
-        for path in self.rotten:
-            log.warning("the copy %s has rotted, and was restored as it is", path)
+        copies = self._without_rotten(copies, copier.damaged)
         if lost := missing(copies, copier.there):
             raise FailedPrecondition(
                 "BACKUP_DAMAGED",
@@ -189,6 +190,26 @@ class Restoring:
                 f"{gone[0]} was copied to {self.target.url}, and is not there as it should be: "
                 "repeat the restore"
             )
+
+    def _without_rotten(self, copies: Sequence[Copy], damaged: Iterable[str]) -> list[Copy]:
+        """Raises FailedPrecondition for a table: no database opens without it.
+
+        One payload, or one part of the archive, must not hold up the instance. It is left out: a
+        repeat copies it once the copy is whole, and backups of the new instance are not held up.
+        """
+        self.rotten = sorted(damaged)
+        for path in self.rotten:
+            log.warning("the copy %s has rotted, and is not restored", path)
+        tables = [path for path in self.rotten if path.startswith(_TABLES)]
+        if tables:
+            raise FailedPrecondition(
+                "BACKUP_DAMAGED",
+                f"{len(tables)} of the tables of the backup {self.backup.backup_id} have rotted, "
+                f"such as {tables[0]}: restore another backup, or put them back from the store's "
+                "versions, and repeat the restore",
+            )
+        left_out = {*self.rotten}
+        return [one for one in copies if one.path not in left_out]
 
     async def _there(self, stored: Iterable[StoredObject]) -> dict[str, int]:
         """What the target has in the folders of the backup's objects."""

@@ -7,14 +7,18 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from libs.storage.database.blobs import Blobs
-from libs.storage.database.roots import Root
+from libs.storage.database.roots import Root, open_root
+from libs.storage.errors import DamagedObject
+from libs.storage.objects.small_objects import CopiedObject, Objects
 from services.janitor.backup.catalogue import Catalogue, stored_manifest
 from services.janitor.backup.checking import PARTS, in_part
 from services.janitor.backup.command import main
+from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.backup.verifying import Verifying
@@ -242,6 +246,13 @@ async def test_a_copy_that_has_rotted_is_named_by_verify_and_by_a_restore(
         *(f"rotten: {path}" for path in sorted(named)),
     ]
     assert "3 of" in said.err
+    assert f"cannot be restored: use another one, and delete {backup.folder}/" in said.err
+
+    # And where its manifests are whole, it says what to delete
+    flip(manifest)
+    assert await asyncio.to_thread(main, ["backup", "verify", "--backups", backups.url], {}) == 1
+    assert "Delete the rotten ones from objects/ " in capsys.readouterr().err
+    flip(manifest)
 
     # And a restore makes no database of another manifest
     os.truncate(copy, size_bytes)
@@ -249,15 +260,133 @@ async def test_a_copy_that_has_rotted_is_named_by_verify_and_by_a_restore(
         await restored(backups, fresh)
 
 
-async def test_a_restore_names_the_payloads_that_have_rotted(
-    root: Root, backups: Root, fresh: Root, tmp_path: Path
+@pytest.mark.parametrize("size_bytes", SIZES)
+async def test_a_restore_leaves_out_payloads_that_have_rotted_and_names_them(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path, size_bytes: int
 ) -> None:
     await write(root, b"x")
-    uri = await Blobs(root).put(LARGE)
+    uri = await Blobs(root).put(os.urandom(size_bytes))
     await taking(root, backups).take()
     rot_all(tmp_path / "backups", uri)
     assert (await restored(backups, fresh)).rotten == [f"objects/{uri}"]
     assert await read(fresh, "ingest/0") == b"x"
+    assert not await fresh.objects.exists(uri)
+
+    # And the new instance has backups
+    await taking(fresh, open_root((tmp_path / "later").as_uri(), sync=False)).take()
+
+
+@pytest.mark.parametrize("mended", [True, False])
+async def test_a_restore_after_its_objects_were_copied_ahead_copies_what_is_whole_since(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path, mended: bool
+) -> None:
+    # Given objects that were copied ahead, all but one, which had rotted
+    await write(root, b"x")
+    uri = await Blobs(root).put(LARGE)
+    backup = await taking(root, backups).take()
+    (copy,) = rot_all(tmp_path / "backups", uri)
+    ahead = Restoring(Catalogue(backups.objects), backup, fresh, prepare=True)
+    await ahead.restore()
+    assert ahead.rotten == [f"objects/{uri}"]
+
+    # When it is restored, then the instance has the payload if its copy is whole, or it is named
+    if mended:
+        flip(copy)
+    assert (await restored(backups, fresh)).rotten == ([] if mended else [f"objects/{uri}"])
+    assert await fresh.objects.exists(uri) == mended
+    assert await read(fresh, "ingest/0") == b"x"
+
+
+async def test_a_restore_refuses_a_table_that_has_rotted_until_it_is_whole(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    # Given a backup with tables that have rotted
+    await write(root, LARGE)
+    await taking(root, backups).take()
+    tables = rot_all(tmp_path / "backups", "ingest/0/compacted")
+
+    # When it is restored, then it says so, and there is no instance
+    with pytest.raises(FailedPrecondition, match=r"such as objects/ingest/0/.*sst") as refused:
+        await restored(backups, fresh)
+    assert refused.value.reason == "BACKUP_DAMAGED"
+    assert not await fresh.objects.list("ingest/0/manifest")
+
+    # When they are put back, then a repeat ends
+    for table in tables:
+        flip(table)
+    assert not (await restored(backups, fresh)).rotten
+    assert await read(fresh, "ingest/0") == LARGE
+
+
+async def test_a_copy_of_which_the_store_gives_other_bytes_once_is_whole(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(root, b"x")
+    uri = await Blobs(root).put(LARGE)
+    await taking(root, backups).take()
+    (copy,) = rot_all(tmp_path / "backups", uri)
+    copy_to = Objects.copy_to
+
+    async def spoiled_once(one: Objects, path: str, *rest: Any) -> CopiedObject:
+        try:
+            return await copy_to(one, path, *rest)
+        except DamagedObject:
+            flip(copy)
+            raise
+
+    monkeypatch.setattr(Objects, "copy_to", spoiled_once)
+    assert not (await restored(backups, fresh)).rotten
+    assert await Blobs(fresh).get(uri) == LARGE
+
+
+@pytest.mark.parametrize("name", ["backup.json", "tables.gz", "objects.gz"])
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "rotten"])
+async def test_a_backup_that_is_damaged_itself_holds_up_no_later_one(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path, name: str, gone: bool
+) -> None:
+    # Given two backups, the newer one of which is damaged
+    await write(root, b"1")
+    await taking(root, backups).take()
+    await write(root, b"2")
+    damaged = await taking(root, backups).take()
+    path = tmp_path / "backups" / damaged.folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if not gone:
+        path.write_bytes(data[: len(data) // 2])
+    if gone and name == "backup.json":
+        damaged_count, kept = 0, 1  # What has no record is no backup.
+    else:
+        damaged_count, kept = 1, 2
+    await backups.objects.put("objects/blobs/not-needed", b"x")
+
+    # When the next one is taken, then it says so, and no object is removed: it may be needed
+    await write(root, b"3")
+    one = taking(root, backups, kept)
+    assert (await one.take()).copied_count
+    assert (one.removed_count, one.damaged_count) == (1, damaged_count)
+    assert await backups.objects.exists("objects/blobs/not-needed") == bool(damaged_count)
+
+    # When it is one of those over what is kept, then all is whole
+    await write(root, b"4")
+    one = taking(root, backups, kept)
+    await one.take()
+    assert (one.removed_count, one.damaged_count) == (1, 0)
+    assert not await backups.objects.exists("objects/blobs/not-needed")
+    assert not (await verified(backups)).missing
+    await restored(backups, fresh)
+    assert await read(fresh, "ingest/0") == b"4"
+
+
+async def test_a_restore_of_a_backup_without_its_list_says_what_to_do(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"x")
+    backup = await taking(root, backups).take()
+    await backups.objects.delete(f"{backup.folder}/tables.gz")
+    with pytest.raises(FailedPrecondition, match=f"delete {backup.folder}/") as refused:
+        await restored(backups, fresh)
+    assert refused.value.reason == "BACKUP_DAMAGED"
 
 
 async def test_a_damaged_table_does_not_replace_a_copy_that_has_rotted_too(
