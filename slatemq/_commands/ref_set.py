@@ -26,10 +26,18 @@ class Slot(Generic[T]):
     """An item of a set, and how many references there are to it."""
 
     def __init__(self, item_id: Hashable, load: Callable[[], T]) -> None:
-        """Not referred to yet; `load` returns the item."""
+        """Not referred to yet; `load` returns the item, and is called until it does not raise."""
         self.item_id = item_id
-        self.load = load
         self.references = 0
+        self._load = load
+        self._loaded: tuple[T] | None = None
+
+    @property
+    def item(self) -> T:
+        """The item, the same object each time. Raises what `load` raises."""
+        if self._loaded is None:
+            self._loaded = (self._load(),)
+        return self._loaded[0]
 
 
 class RefToken(Generic[T]):
@@ -90,7 +98,7 @@ class ItemLease(Generic[T]):
     @property
     def item(self) -> T:
         """The item."""
-        return self._slot.load()
+        return self._slot.item
 
     @property
     def lost(self) -> bool:

@@ -216,6 +216,21 @@ async def test_an_item_that_cannot_be_decoded_is_failed_with_its_token(tmp_path:
     assert (failed.text, failed.get("error")) == ("not JSON", "E-JSON")
 
 
+async def test_an_item_of_a_queue_file_is_the_same_object_each_time(tmp_path: Path) -> None:
+    # Given a text that is decoded to an object that can be changed
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append('{"a": 1}')
+    refs = RefSet[dict[str, int]]()
+    token = await QueueView(TextQueueStore(file, refs, codecs.JSON), refs).try_next()
+    assert token is not None
+
+    # When it is changed, then each lease of it has the change
+    async with refs.lease(token) as lease:
+        lease.item["done"] = 1
+        assert lease.item is lease.item
+    assert refs.lease(token).item == {"a": 1, "done": 1}
+
+
 @pytest.mark.parametrize("end", ["dropped", "refused"])
 async def test_a_store_keeps_nothing_of_tokens_that_are_gone(tmp_path: Path, end: str) -> None:
     # Given a token of a long message
