@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +25,10 @@ _RETRY_S: Final = 10
 _RETRIES: Final = 2
 
 _PATIENT_S: Final = 3600
-"""The limit of one response that is read in pieces, which `silence_s` bounds instead."""
+"""The limit of one response that is read in pieces, which the silence between them ends sooner."""
+
+_SILENCE_S: Final = 60
+"""How long an object that is read to be checked may give no bytes."""
 
 _PIECE_BYTES: Final = 64 << 10
 """The size of a piece of an object that is read slowly."""
@@ -93,17 +96,31 @@ class Objects:
 
         Raises TimeoutError when none arrive for `silence_s`. `get` is faster, and times out sooner.
         """
+        return b"".join([one async for one in self._pieces(path, _PIECE_BYTES, silence_s)])
+
+    async def pieces(self, path: str) -> AsyncIterator[bytes]:
+        """The object's bytes in pieces, for a reader that keeps none. Raises ObjectNotFound."""
+        try:
+            async for piece in self._pieces(path, _STREAM_BYTES, _SILENCE_S):
+                yield piece
+        except TimeoutError:
+            raise StoreUnavailable(f"reading {path}: no bytes for {_SILENCE_S} s") from None
+        except OSError as error:
+            raise self._unavailable("reading", path, error) from error
+
+    async def _pieces(
+        self, path: str, piece_bytes: int, silence_s: float
+    ) -> AsyncGenerator[bytes, None]:
         try:
             async with asyncio.timeout(silence_s):
                 found = await self._patient.get_async(path)
-            pieces = aiter(found.stream(min_chunk_size=_PIECE_BYTES))
-            taken: list[bytes] = []
+            pieces = aiter(found.stream(min_chunk_size=piece_bytes))
             while True:
                 async with asyncio.timeout(silence_s):
                     piece = await anext(pieces, None)
                 if piece is None:
-                    return b"".join(taken)
-                taken.append(bytes(piece))
+                    return
+                yield bytes(piece)
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except BaseError as error:
@@ -136,13 +153,6 @@ class Objects:
         except (BaseError, OSError) as error:
             raise target._unavailable("writing", target_path, error) from error
         return CopiedObject(size_bytes, hashed.hexdigest())
-
-    async def pieces(self, path: str) -> AsyncIterator[bytes]:
-        """The object's bytes in pieces, for a reader that keeps none. Raises ObjectNotFound."""
-        with self._finding("reading", path):
-            found = await self._patient.get_async(path)
-            async for piece in found.stream(min_chunk_size=_STREAM_BYTES):
-                yield bytes(piece)
 
     async def get_range(self, path: str, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end`. Raises ObjectNotFound."""

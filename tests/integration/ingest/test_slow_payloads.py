@@ -14,6 +14,7 @@ from obstore.store import S3Store
 
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects import small_objects as objects
+from libs.storage.objects.digests import digest_of, stored_digest
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects, open_objects
 from services.broker.delivery.message_cache import Ingests
@@ -262,6 +263,12 @@ async def test_an_object_is_read_for_as_long_as_its_bytes_come(
         assert await store.get_slowly("one", silence_s=30) == b"y" * 20 * 70_000
         with pytest.raises(TimeoutError):
             await store.get_slowly("one", silence_s=0.001)
+
+        # And so does one that is read to be checked
+        assert await stored_digest(store, "one") == await digest_of(b"y" * 20 * 70_000)
+        monkeypatch.setattr(objects, "_SILENCE_S", 0.001)
+        with pytest.raises(StoreUnavailable, match="reading one: no bytes for"):
+            await stored_digest(store, "one")
 
 
 async def test_a_broker_says_that_a_payload_is_still_being_read(
