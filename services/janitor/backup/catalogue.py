@@ -190,11 +190,10 @@ class Catalogue:
 
     async def digests(self) -> dict[str, str]:
         """Those of all objects of the newest backup, by where they are stored; none without one."""
+        return await self.newest(self._digests_of) or {}
 
-        async def read(backup: Backup) -> dict[str, str]:
-            return {one.stored: one.digest for one in await self.stored(backup)}
-
-        return await self.newest(read) or {}
+    async def _digests_of(self, backup: Backup) -> dict[str, str]:
+        return {one.stored: one.digest for one in await self.stored(backup)}
 
     def _pass_over(self, backup_id: str, error: FailedPrecondition) -> None:
         if backup_id not in self.damaged:

@@ -202,12 +202,7 @@ class Taking:
 
     async def _refuse_other_source(self, catalogue: Catalogue) -> None:
         """Two instances below one backup root would replace each other's objects."""
-
-
-        async def read(backup: Backup) -> str:
-            return backup.source
-
-        source = await catalogue.newest(read)
+        source = await catalogue.newest(_source_of)
         if source not in (None, self.source.root.url):
             raise FailedPrecondition(
                 "OTHER_INSTANCE",
@@ -391,6 +386,10 @@ class Taking:
             yield
         finally:
             self.phases.append((name, round(time.monotonic() - began, 3)))
+
+
+async def _source_of(backup: Backup) -> str:
+    return backup.source
 
 
 def _has_gone(one: StoredObject, there: Mapping[str, int]) -> bool:
