@@ -24,7 +24,7 @@ STEP_SPARE_MS: Final = 100
 """How long before a step of the clock a lease may have ended that was not ended yet."""
 
 HOLD_EVERY_MS: Final = 500
-"""How often held leases are looked at: no lease is shorter than twice this."""
+"""How often commits look at held leases at most: no lease is shorter than twice this."""
 
 HOLD_MS: Final = 2000
 """How much time held leases get that are about to end: few need any, and each is written."""
@@ -53,7 +53,10 @@ class LostTime:
     def hold(self) -> None:
         """Let no lease end from now on."""
         if self.held_ms is None:
-            self.held_ms = self._clock.now_ms()
+            self.look()
+            lost, now_ms = self._lost, self._clock.now_ms()
+            # So are those that were alive before time was lost that is not made up for.
+            self.held_ms = now_ms if lost is None else min(now_ms, lost.since_ms)
 
     def go_on(self) -> None:
         """Let leases end again: those that were held have a grace from now on."""

@@ -23,7 +23,7 @@ from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
 from libs.storage.layout.primitives import Row
 from services.broker.core.config_log import ConfigChange, ConfigLog
-from services.broker.core.lease_table import GRACE_MS, LeaseGrace
+from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.leases import Lease
 from services.broker.core.lists.replays import Ranges
 from services.broker.core.moves import moving
@@ -277,10 +277,9 @@ class ShardOwner:
             raise StoreFailed("a range was left half applied")
         changed = list(self.shard.notes.to_commit)
         for start in range(0, len(changed) - DRAIN_AT_ONCE, DRAIN_AT_ONCE):
-            queues = changed[start : start + DRAIN_AT_ONCE]
-            self._note_due(queues)
-            self.shard.drain_early(queues, self.clock.now_ms())
+            self._drain_early(changed[start : start + DRAIN_AT_ONCE])
             await asyncio.sleep(0)
+        await self._lengthen_held()
         self._note_due(self.shard.notes.to_commit)
         batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):
@@ -291,6 +290,10 @@ class ShardOwner:
                 shard.replays.by_queue,
                 shard.take_config_changes(),
             )
+
+    def _drain_early(self, queues: Sequence[Queue]) -> None:
+        self._note_due(queues)
+        self.shard.drain_early(queues, self.clock.now_ms())
 
     def _note_due(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
@@ -317,14 +320,19 @@ class ShardOwner:
                 # Their attempts records cannot be read now: the leases last a little longer.
                 log.warning("leases cannot be ended now: %s", error)
             next_ms = self.shard.leases.deadlines.next_ms()
-            wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
+            if next_ms is None or self.lost_time.held_ms is not None:
+                next_ms = self.clock.now_ms() + TICK_MAX_MS
+            wait_ms = next_ms - self.clock.now_ms()
             await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
 
     async def end_leases_once(self) -> None:
-        """Ends the leases whose time has come, unless the disk is behind."""
+        """Ends the leases whose time has come, unless they are held or the disk is behind."""
         while self.commits.overdue_ms() < OVERDUE_MS:
             until_ms = self.clock.now_ms()
-            await self._make_up()
+            while (lost := self.lost_time.take()) is not None:
+                await self._give_grace(lost)
+            if self.lost_time.held_ms is not None:
+                return
             next_ms = self.shard.leases.deadlines.next_ms()
             if next_ms is None or next_ms > until_ms:
                 return
@@ -334,32 +342,37 @@ class ShardOwner:
             # Not faster than it is stored, and others run in between.
             await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
 
-    async def _make_up(self) -> None:
-        """Gives leases the time that they have lost, and held ones what they need."""
-        while (lost := self.lost_time.take()) is not None:
-            await self._give_grace(lost, GRACE_MS)
-        next_ms, now_ms = self.shard.leases.deadlines.next_ms(), self.clock.now_ms()
-        if next_ms is not None and self.lost_time.must_look(next_ms, now_ms):
-            assert self.lost_time.held_ms is not None, "they are held"
-            await self._give_grace(Lost(self.lost_time.held_ms, now_ms), HOLD_MS)
+    async def _lengthen_held(self) -> None:
+        """Gives held leases that are about to end some time, within a commit.
 
-    async def _give_grace(self, lost: Lost, grace_ms: int) -> None:
+        A start ends what was over by the time of the last commit: so each commit has an end of
+        them that is later than itself.
+        """
+        next_ms, now_ms = self.shard.leases.deadlines.next_ms(), self.clock.now_ms()
+        if next_ms is None or not self.lost_time.must_look(next_ms, now_ms):
+            return
+        assert self.lost_time.held_ms is not None, "they are held"
+        queues = self.shard.queues.values()
+        grace = LeaseGrace(queues, self.lost_time.held_ms, now_ms, HOLD_MS)
+        while not grace.is_done:
+            self._drain_early(grace.step())
+            await asyncio.sleep(0)
+
+    async def _give_grace(self, lost: Lost) -> None:
         """Gives the leases alive when time was lost that of a restart, in steps.
 
         No lease ends meanwhile. If more is lost between two steps it starts over: leases that had
         the grace lost it then, and none has ended since.
         """
         queues = self.shard.queues.values()
-        grace = LeaseGrace(queues, *lost, grace_ms)
+        grace = LeaseGrace(queues, *lost)
         while not grace.is_done:
-            changed = grace.step()
-            self._note_due(changed)
-            self.shard.drain_early(changed, self.clock.now_ms())
+            self._drain_early(grace.step())
             self._note_changes(0)
             await asyncio.sleep(0)
             if (more := self.lost_time.take()) is not None:
                 lost = Lost(min(lost.since_ms, more.since_ms), more.until_ms)
-                grace = LeaseGrace(queues, *lost, GRACE_MS)
+                grace = LeaseGrace(queues, *lost)
 
     def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
         if not self.lost_time.look():  # also not while their attempts were read

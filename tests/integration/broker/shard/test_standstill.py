@@ -14,6 +14,7 @@ from services.broker.core import lease_table
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
+from services.broker.shard import owner
 from services.broker.shard.loading import load_shard
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
@@ -189,6 +190,43 @@ async def test_no_lease_ends_while_a_broker_starts_or_drains(
         rig.ingest.edit_gate.set()
         await asyncio.wait([slow])
     rig.clock.advance(30_000)
+    async with running(root, rig.clock, disk=disk) as rig:
+        await rig.pass_time(4000)
+        assert await rig.ack(held.lease_token) == [0]
+
+
+async def test_each_commit_keeps_the_leases_that_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    root = memory_root(disk)
+    async with running(root, disk=disk) as rig:
+        await rig.create(max_attempts=1)
+        await rig.assign([1, 2])
+        (over,) = await rig.claim(lease_ms=1000)
+        (held,) = await rig.claim(lease_ms=5000)
+        with monkeypatch.context() as slow:
+            slow.setattr(owner, "OVERDUE_MS", 0)  # No one looks at leases, for the store is slow.
+            rig.clock.advance(1500)
+            rig.broker.drain()
+            for _ in range(2):
+                rig.clock.advance(6000)
+                rig.owner.delete_rows([b"\x01\x7f"])
+                await rig.owner.durable()
+    async with running(root, rig.clock, disk=disk) as rig:
+        await rig.pass_time(4000)
+        assert await rig.ack(over.lease_token, held.lease_token) == [9, 0]
+
+
+async def test_a_standstill_right_before_a_drain_ends_no_lease() -> None:
+    disk = Disk()
+    root = memory_root(disk)
+    async with running(root, disk=disk) as rig:
+        await rig.create(max_attempts=1)
+        await rig.assign([1])
+        (held,) = await rig.claim(lease_ms=5000)
+        rig.clock.step(120_000)
+        rig.broker.drain()
+        rig.owner.delete_rows([b"\x01\x7f"])
+        await rig.owner.durable()
     async with running(root, rig.clock, disk=disk) as rig:
         await rig.pass_time(4000)
         assert await rig.ack(held.lease_token) == [0]
