@@ -26,6 +26,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import dataclass, field
 from typing import Final
 
+from libs.serving.process.instance import refuse_lost_instance
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.blobs import digest_in
 from libs.storage.database.files import tables_folder
@@ -138,6 +139,8 @@ class Taking:
         """`mine` is the turn; None where nothing is written."""
         objects, catalogue = self.source.root.objects, Catalogue(self.target.objects)
         await self._refuse_other_source(catalogue)
+        # No process starts on what would be restored, and backups that have the record would go.
+        await refuse_lost_instance(self.source.root)
         copier = Copier(
             objects,
             self.target.objects,

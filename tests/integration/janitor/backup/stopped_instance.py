@@ -14,6 +14,7 @@ from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.runs.history import RunStore
+from tests.made_instances import make_instance
 
 NOW_MS: Final = 1_795_269_141_374
 ROW: Final = b"\x01\x7f"
@@ -21,7 +22,8 @@ KINDS: Final = {"ingest/0": Kind.INGEST, "broker/0": Kind.BROKER}
 
 
 async def write(root: Root, value: bytes, block: SeqBlock | None = None) -> None:
-    """Put a row into each of the instance's databases."""
+    """Put a row into each of the instance's databases, and make it first where it is none."""
+    await make_instance(root)
     for name, kind in KINDS.items():
         database = await root.database(name, kind)
         batch = Batch()

@@ -28,6 +28,7 @@ from tests.integration.broker.moves.movers import (
     route_all,
 )
 from tests.integration.broker.rig import running
+from tests.made_instances import make_instance
 from tests.manual_clock import ManualClock
 
 STEPS = 23
@@ -64,6 +65,7 @@ async def test_a_restored_move_ends_on_one_side(
             task.cancel()
         await asyncio.gather(moving, reached, return_exceptions=True)
     root, backups = open_root(folder.as_uri()), open_root((tmp_path / "backups").as_uri())
+    await make_instance(root)
     runs = RunStore(root.objects)
     source_of = BackupSource(root, lambda: snapshots_of_stopped(root, clock.now_ms()), runs)
     backup = await Taking(source_of, backups, 5).take()
@@ -90,6 +92,7 @@ async def test_a_restored_move_ends_on_one_side(
 async def test_a_queue_that_moves_meanwhile_has_the_snapshots_taken_again(tmp_path: Path) -> None:
     folder = tmp_path / "root"
     root, backups = open_root(folder.as_uri()), open_root((tmp_path / "backups").as_uri())
+    await make_instance(root)
     async with running(folder, shard=0) as rig:
         await rig.create("q")
     names, tries = QueueNames(root.objects), 0

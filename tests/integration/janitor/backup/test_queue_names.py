@@ -25,6 +25,7 @@ from tests.integration.broker.moves.movers import create_partitions, has_queue
 from tests.integration.broker.queue_calls import delete
 from tests.integration.broker.rig import running
 from tests.integration.broker.rpc.test_partitions import outcome
+from tests.made_instances import make_instance
 from tests.manual_clock import ManualClock
 
 CONFIG = encode_config(QueueConfigRecord("true", 5, 0))
@@ -32,6 +33,7 @@ CONFIG = encode_config(QueueConfigRecord("true", 5, 0))
 
 async def restore(folder: Path, fresh: Path, now_ms: int) -> None:
     root, backups = open_root(folder.as_uri()), open_root((folder / "backups").as_uri())
+    await make_instance(root)
     source = BackupSource(root, lambda: snapshots_of_stopped(root, now_ms), RunStore(root.objects))
     backup = await Taking(source, backups, 5).take()
     await Restoring(Catalogue(backups.objects), backup, open_root(fresh.as_uri())).restore()

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from obstore.store import LocalStore
 
+from libs.serving.process.instance import refuse_lost_instance
 from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import DamagedStore, StoreUnavailable
+from libs.storage.errors import DamagedStore, LostInstance, StoreUnavailable
 from libs.storage.layout.ids import SeqBlock, decode_seq_block
 from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
@@ -48,6 +49,7 @@ from tests.integration.janitor.backup.stopped_instance import (
     write,
 )
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
+from tests.made_instances import make_instance
 
 
 async def test_a_backup_of_a_stopped_instance_leaves_out_no_shard_whose_database_is_lost(
@@ -446,6 +448,21 @@ async def test_what_lacks_or_is_in_the_way_is_named(
         await restored(backups, open_root((tmp_path / "third").as_uri()), newer)
 
 
+async def test_an_instance_that_has_lost_its_record_is_not_backed_up(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"first")
+    first = await taking(root, backups, kept=1).take()
+    await root.objects.delete_folder("instance")
+
+    with pytest.raises(LostInstance, match="restore the folder `instance/`"):
+        await taking(root, backups, kept=1).take()
+
+    assert await Catalogue(backups.objects).ids() == [first.backup_id]
+    await restored(backups, fresh)
+    await refuse_lost_instance(fresh)
+
+
 async def test_a_restore_that_was_interrupted_goes_on(
     root: Root, backups: Root, fresh: Root
 ) -> None:
@@ -593,6 +610,7 @@ async def test_an_instance_moves_from_a_folder_to_s3(
 async def test_a_queue_that_two_brokers_have_is_named(
     root: Root, backups: Root, fresh: Root, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await make_instance(root)
     for name in ("broker/0", "broker/1"):
         database = await root.database(name, Kind.BROKER)
         batch = Batch()
