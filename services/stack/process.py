@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN, EXIT_USAGE
-from libs.serving.process.healthprobe import NO_TLS, probe, probe_alive, probe_pages, tls_files
+from libs.serving.process.healthprobe import NO_TLS, probe, probe_answers, probe_pages, tls_files
 
 STARTS_MAX = 10
 """A service that ends this often before it has ever served will not serve. Lives are counted, not
@@ -247,7 +247,7 @@ class Supervised:
     def _ask(self) -> Callable[[str, Mapping[str, str]], str]:
         if self._program.has_pages:
             return probe_pages
-        return probe_alive if self._program.stands_by else probe
+        return probe_answers if self._program.stands_by else probe
 
 
 async def until_serving(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import slatemq.sync
-from libs.serving.process.healthprobe import probe, probe_alive
+from libs.serving.process.healthprobe import probe, probe_answers
 from tests import patient_standby
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.faults.failover import KILLED, run_failovers
@@ -43,7 +43,7 @@ def test_a_local_stack_with_standbys_goes_on_without_its_first_owners(tmp_path: 
         for service in ("ingest", "broker"):
             pair = [stack.endpoints[name] for name in (service, f"{service}-standby")]
             wait_until(lambda at=pair: [*map(probe, at)].count("") == 1, 60)
-            wait_until(lambda at=pair: not any(map(probe_alive, at)), 60)
+            wait_until(lambda at=pair: not any(map(probe_answers, at)), 60)
             wait_until(lambda one=service: f"{one} waits as a standby" in stack.said, 60)
 
         # And a client that knows either of a pair alone works

@@ -127,7 +127,7 @@ class RunningPod:
     def serves(self) -> bool:
         """Whether it owns its shard, where its readiness probe passes for a standby, too."""
         python, *words, address = self.pod.probe("readinessProbe")
-        command = [*(word for word in words if word != "--alive"), address]
+        command = [*(word for word in words if word != "--answers"), address]
         return self._passes([python, *command])
 
     def shows(self, port: int) -> bytes:

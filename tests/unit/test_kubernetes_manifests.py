@@ -191,7 +191,9 @@ def test_no_recovery_is_killed_and_no_client_can_have_a_pod_killed(
     for pod in pods(manifests):
         assert "--alive" in pod.probe("startupProbe")
         assert "--alive" in pod.probe("livenessProbe")
-        assert ("--alive" in pod.probe("readinessProbe")) is ("SLATEMQ_STANDBY" in pod.environ)
+        ready = pod.probe("readinessProbe")
+        assert "--alive" not in ready
+        assert ("--answers" in ready) is ("SLATEMQ_STANDBY" in pod.environ)
         if pod.service not in OWN_CONFIGS:
             for kind, door in zip(PROBES, ("services", "services", "clients"), strict=True):
                 assert pod.probe(kind)[-1] == f"127.0.0.1:{pod.ports[door]}"

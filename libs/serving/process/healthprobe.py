@@ -1,7 +1,9 @@
-"""`python -m libs.serving.process.healthprobe [--alive] HOST:PORT`: exit 0 if it serves, else 1.
+"""`python -m libs.serving.process.healthprobe [OPTION] HOST:PORT`: exit 0 if it serves, else 1.
 
-With `--alive`, exit 0 if it answers, serving or not: what still recovers is to be left alone. So is
-what has an expired certificate: a restart does not renew it.
+With `--answers`, exit 0 if it answers calls, serving or not: for standbys, which do not serve.
+
+With `--alive`, exit 0 also if TLS fails with it: for probes that have a process restarted. What
+still recovers is to be left alone, and no restart renews a certificate.
 
 `http://HOST:PORT` asks a process that has pages in place of gRPC for its `/health`.
 
@@ -32,7 +34,7 @@ _EMPTY_MESSAGE = bytes(5)
 _STATUS_FIELD = 0x08
 _STATUSES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _SERVING = 1
-_ALIVE = (1, 2)
+_ANSWERS = (1, 2)
 
 
 NO_TLS: Mapping[str, str] = {}
@@ -46,13 +48,15 @@ def tls_files(environ: Mapping[str, str]) -> Mapping[str, str]:
     return names | {"identity": environ.get("SLATEMQ_SERVICE_IDENTITY") or "slatemq-service"}
 
 
-def probe(address: str, tls: Mapping[str, str] = NO_TLS, *, alive: bool = False) -> str:
+def probe(
+    address: str, tls: Mapping[str, str] = NO_TLS, *, answers: bool = False, alive: bool = False
+) -> str:
     """Check the health of a server: empty when it serves, else why it does not.
 
-    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`. With `alive`, it
-    may also wait, recover, or show a certificate that is not to be trusted.
+    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`. With `answers`,
+    it may also wait or recover; with `alive`, also show a certificate that is not trusted.
     """
-    accepted = _ALIVE if alive else (_SERVING,)
+    accepted = _ANSWERS if answers or alive else (_SERVING,)
 
     def ask(connection: socket.socket) -> str:
         status = _ask(connection, address)
@@ -61,13 +65,13 @@ def probe(address: str, tls: Mapping[str, str] = NO_TLS, *, alive: bool = False)
     return _asked(address, tls, "h2", ask, alive=alive)
 
 
-def probe_alive(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
-    """Like `probe`, with `alive`."""
-    return probe(address, tls, alive=True)
+def probe_answers(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
+    """Like `probe`, with `answers`."""
+    return probe(address, tls, answers=True)
 
 
 def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS, *, alive: bool = False) -> str:
-    """Like `probe`, of a process that answers HTTP."""
+    """Like `probe`, of a process that answers HTTP: one that serves if it answers."""
     request = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
     def ask(connection: socket.socket) -> str:
@@ -95,13 +99,13 @@ def _asked(
         ):
             problem = ask(connection)
     except (OSError, ValueError) as error:
-        if alive and tls and _is_of_certificates(error):
+        if alive and tls and _is_of_tls(error):
             return ""
         problem = str(error)
     return f"{address}: {problem}" if problem else ""
 
 
-def _is_of_certificates(error: Exception) -> bool:
+def _is_of_tls(error: Exception) -> bool:
     import ssl
 
     return isinstance(error, ssl.SSLError)
@@ -165,7 +169,9 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    tls = tls_files(os.environ)
+    tls, options = tls_files(os.environ), sys.argv[1:-1]
     _, pages, place = sys.argv[-1].rpartition("://")
-    look = probe_pages if pages else probe
-    sys.exit(look(place, tls, alive="--alive" in sys.argv[1:]) or 0)
+    alive = "--alive" in options
+    if pages:
+        sys.exit(probe_pages(place, tls, alive=alive) or 0)
+    sys.exit(probe(place, tls, answers="--answers" in options, alive=alive) or 0)

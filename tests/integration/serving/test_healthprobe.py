@@ -113,8 +113,9 @@ async def test_the_command_says_why_and_imports_no_grpc(
     assert "127.0.0.1:1: " in unreachable.stderr
 
 
+@pytest.mark.parametrize("option", ["--alive", "--answers"])
 async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(
-    server: tuple[str, health.aio.HealthServicer],
+    server: tuple[str, health.aio.HealthServicer], option: str
 ) -> None:
     address, servicer = server
     program = str(REPOSITORY / "libs/serving/process/healthprobe.py")
@@ -122,7 +123,7 @@ async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(
         await servicer.set("", status)
         for _ in range(TRIES):
             probing = await asyncio.create_subprocess_exec(
-                sys.executable, "-S", "-E", program, "--alive", address
+                sys.executable, "-S", "-E", program, option, address
             )
             if await probing.wait() == 0:
                 break
@@ -131,7 +132,7 @@ async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(
     with socket.create_server(("127.0.0.1", 0)) as free:
         nowhere = f"127.0.0.1:{free.getsockname()[1]}"
     probing = await asyncio.create_subprocess_exec(
-        sys.executable, "-S", "-E", program, "--alive", nowhere, stderr=subprocess.PIPE
+        sys.executable, "-S", "-E", program, option, nowhere, stderr=subprocess.PIPE
     )
     assert await probing.wait() == 1
 
@@ -177,3 +178,19 @@ async def test_a_server_whose_certificate_has_expired_is_alive_and_not_healthy(
             assert problem in said if problem else said == ""
             assert await asyncio.to_thread(partial(look, address, tls, alive=True)) == ""
         assert "refused" in await asyncio.to_thread(partial(look, address, tls, alive=True))
+
+
+async def test_a_server_with_a_certificate_of_another_authority_is_alive_and_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    for name in ("ours", "others"):
+        make_certificates(tmp_path / name, days=1)
+    cert, key = tmp_path / "others" / "service.crt", tmp_path / "others" / "service.key"
+    ca = tmp_path / "ours" / "ca.crt"
+    tls = {"ca": str(ca), "cert": str(cert), "key": str(key), "identity": SERVICE_NAME}
+    async with _calls(cert, key) as port:
+        look = partial(probe, f"127.0.0.1:{port}", tls)
+        assert "certificate verify failed" in await asyncio.to_thread(partial(look, answers=True))
+        assert await asyncio.to_thread(partial(look, alive=True)) == ""
+        tls["ca"] = str(tmp_path / "others" / "ca.crt")
+        assert await asyncio.to_thread(partial(look, answers=True)) == ""
