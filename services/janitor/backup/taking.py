@@ -53,7 +53,7 @@ from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.shards import ShardSnapshots, databases_of
 from services.janitor.backup.turns import Turn, turn
 from services.janitor.jobs.contract import JobCancelled, Progress, Report
-from services.janitor.runs.history import ENDED, RunStore, seen_now
+from services.janitor.runs.history import RunStore, Sightings
 from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class Taking:
     damaged_count: int = 0
     checked_count: int = 0
     rotten_count: int = 0
+    _sightings: Sightings = field(default_factory=Sightings, init=False)
 
     async def take(self) -> Backup:
         """Take the backup, and remove the oldest over `kept`.
@@ -285,7 +286,7 @@ class Taking:
 
     async def _is_ended(self, run_id: str) -> bool:
         found = await self.source.runs.read([run_id])
-        return not found or seen_now(found[0].run, self.now_ms()).state in ENDED
+        return not found or self._sightings.judge(found[0], self.now_ms()).ended
 
     async def _save(
         self,

@@ -247,6 +247,29 @@ def seen_now(run: Run, now_ms: int) -> Run:
     return interrupted(run, run.alive_at_ms, "its janitor is gone")
 
 
+class Sightings:
+    """Judges runs as `seen_now` does, and those of a clock that is ahead by whether they change.
+
+    Such a run would go on, by its own times, long after its janitor was killed. One that is written
+    is alive; one that was seen unchanged for too long has lost its janitor.
+    """
+
+    def __init__(self) -> None:
+        self._unchanged: dict[str, tuple[str, int]] = {}
+
+    def judge(self, stored: Stored, now_ms: int) -> Run:
+        run = stored.run
+        if run.ended or run.alive_at_ms <= now_ms + STALE_MS:
+            self._unchanged.pop(run.run_id, None)
+            return seen_now(run, now_ms)
+        tag, since_ms = self._unchanged.get(run.run_id, ("", 0))
+        if tag != stored.tag:
+            self._unchanged[run.run_id] = (stored.tag, now_ms)
+        elif since_ms + STALE_MS <= now_ms:
+            return interrupted(run, since_ms, "its janitor is gone")
+        return run
+
+
 def interrupted(run: Run, at_ms: int, why: str) -> Run:
     return replace(run, state=State.INTERRUPTED, ended_at_ms=at_ms, error=why)
 

@@ -25,6 +25,7 @@ from services.janitor.runs.history import (
     RunEvents,
     RunRequest,
     RunStore,
+    Sightings,
     State,
     Stored,
     Trigger,
@@ -119,6 +120,7 @@ class Runner:
     _write: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup, init=False)
     _stopping: bool = field(default=False, init=False)
+    _sightings: Sightings = field(default_factory=Sightings, init=False)
 
     async def take_over(self) -> None:
         """End the runs of an earlier process of this number. Raises StoreUnavailable."""
@@ -211,7 +213,7 @@ class Runner:
         before, now_ms = set(self._active), self._now_ms()
         found: list[Run] = []
         for stored in await self._store.latest(job):
-            run = self.current(seen_now(stored.run, now_ms))
+            run = self.current(self._sightings.judge(stored, now_ms))
             # One that was here before may have ended since it was read.
             is_new = run.process == self._process and run.run_id not in before
             if is_new and run.state is State.WAITING:

@@ -23,7 +23,16 @@ from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
 from services.janitor.metrics import RunMeasures
-from services.janitor.runs.history import Run, RunEvents, RunRequest, RunStore, State, Trigger
+from services.janitor.runs.history import (
+    STALE_MS,
+    Run,
+    RunEvents,
+    RunRequest,
+    RunStore,
+    State,
+    Trigger,
+    new_run_id,
+)
 from services.janitor.runs.runner import HistoryLimits, Runner
 from slatemq.errors import FailedPrecondition
 
@@ -180,6 +189,33 @@ async def _until(come_about: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not come_about():
             await asyncio.sleep(0.01)
+
+
+async def test_a_dead_run_from_the_future_does_not_hold_up_its_job_for_long() -> None:
+    # Given a run of a janitor whose clock was a day ahead, and that was killed
+    store, now = new_store(), [NOW_MS]
+    ahead_ms = NOW_MS + 24 * 3600 * 1000
+    await store.create(
+        Run(
+            run_id=new_run_id("retention", ahead_ms),
+            ask=RunRequest("retention"),
+            trigger=Trigger.SCHEDULE,
+            state=State.RUNNING,
+            janitor=1,
+            process="gone",
+            created_at_ms=ahead_ms,
+            alive_at_ms=ahead_ms,
+        )
+    )
+    runner = runner_of(store)
+    runner._now_ms = lambda: now[0]
+
+    # When its job is asked for, then it may still go on, and a minute later it does not
+    with pytest.raises(FailedPrecondition, match="retention is running already"):
+        await runner.begin(RunRequest("retention"), Trigger.REQUEST)
+    now[0] += STALE_MS
+    begun = await runner.begin(RunRequest("retention"), Trigger.REQUEST)
+    assert begun.state is State.WAITING
 
 
 async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent() -> None:

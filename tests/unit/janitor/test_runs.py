@@ -18,6 +18,7 @@ from services.janitor.runs.history import (
     Run,
     RunRequest,
     RunStore,
+    Sightings,
     State,
     Trigger,
     is_run_id,
@@ -176,3 +177,21 @@ def test_a_run_that_its_janitor_has_not_written_for_a_minute_is_seen_as_interrup
     assert (late.state, late.ended_at_ms) == (State.INTERRUPTED, NOW_MS)
     done = replace(run, state=State.DONE)
     assert seen_now(done, NOW_MS + 10 * STALE_MS) == done
+
+
+async def test_a_run_from_the_future_is_alive_as_long_as_it_is_written(objects: Objects) -> None:
+    # Given a run of a janitor whose clock is a day ahead
+    store, sightings = RunStore(objects), Sightings()
+    ahead_ms = NOW_MS + 24 * 3600 * 1000
+    stored = await store.create(run_of(at_ms=ahead_ms, state=State.RUNNING))
+
+    # When it is written again and again, then it goes on
+    for at_ms in range(0, 4 * STALE_MS, STALE_MS // 2):
+        assert not sightings.judge(await store.get(stored.run.run_id), NOW_MS + at_ms).ended
+        assert await store.save(stored, replace(stored.run, alive_at_ms=ahead_ms + at_ms + 1))
+
+    # When it is not written any more, then its janitor is gone, once that was seen for a minute
+    last, now_ms = await store.get(stored.run.run_id), NOW_MS + 4 * STALE_MS
+    assert not sightings.judge(last, now_ms).ended
+    assert not sightings.judge(last, now_ms + STALE_MS - 1).ended
+    assert sightings.judge(last, now_ms + STALE_MS).state is State.INTERRUPTED
