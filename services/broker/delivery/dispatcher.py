@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 SHARE_MIN = 100
 """The least share of each of several waiters: responses of one message each cost more."""
 
+READ_ON_S = 0.5
+"""How long a look reads behind what cannot be had now before it ends claims that wait no more."""
+
 STUCK_MS = 200
 """When to look again at messages that could not be claimed."""
 
@@ -86,7 +89,6 @@ class Dispatcher:
         self._late = LateFetches(payloads, budget, self._fetch_changed)
         self._kept_back: Counter[int] = Counter()
         self._keeping: Counter[str] = Counter()  # by queue, its messages that are kept back
-        self._passing = 0  # goes up when messages that were passed over may be had again
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
         """Open streams, in line or not, with their queues."""
@@ -203,7 +205,6 @@ class Dispatcher:
                 self._kick(waiter_line)
 
     def _fetch_changed(self, waiter_line: WaiterLine) -> None:
-        self._passing += 1
         if waiter_line.line:
             self._kick(waiter_line)
         self._clean_up(waiter_line)
@@ -238,7 +239,7 @@ class Dispatcher:
                 self.in_flight.leave(waiter_line)
             if has_claimed:
                 await asyncio.sleep(0)  # a step may have been all work and no wait
-            elif not waiter_line.again:
+            elif waiter_line.behind or not waiter_line.again:
                 self._rest(waiter_line)
                 return
 
@@ -249,6 +250,7 @@ class Dispatcher:
         """
         queue = waiter_line.queue
         waiter_line.unavailable, waiter_line.stuck, waiter_line.short = None, False, False
+        waiter_line.reading_since_s, waiter_line.behind = 0.0, False
         waiter_line.look_again()
         wanted = waiter_line.wanted(partial(self._is_held_up, waiter_line))
         waiter_line.all_beyond = not (wanted or waiter_line.unread) and bool(
@@ -319,7 +321,8 @@ class Dispatcher:
         if not claimed and self._budget.is_exceeded and waiter_line.unavailable is None:
             waiter_line.unavailable = self._budget.exceeded()
         waiter_line.stuck = not claimed
-        return claimed > 0 or bool(fetched.down)  # Now these are passed over: look once more.
+        # Now these are passed over: look once more.
+        return claimed > 0 or bool(fetched.down and not waiter_line.behind)
 
     async def _fail_gone(self, waiter_line: WaiterLine, gone: Mapping[int, str]) -> None:
         """Moves those of a line's next messages to failed that are not to be had."""
@@ -389,7 +392,6 @@ class Dispatcher:
 
     def _ingest_back(self, _: int) -> None:
         """Looks at the lines again that have passed over messages."""
-        self._passing += 1
         for waiter_line in self._waiter_lines.values():
             # Of a line that looked behind many messages, `passed` may not have all ingests.
             if waiter_line.line and waiter_line.passed:
@@ -459,19 +461,26 @@ class Dispatcher:
 
     def _can_serve(self, waiter_line: WaiterLine, message_id: int) -> bool:
         """Whether a message can be had now; otherwise it is passed over, which its line notes."""
+        return self._cause(waiter_line, message_id) is None
+
+    def _cause(self, waiter_line: WaiterLine, message_id: int) -> int | None:
         shard = shard_of(message_id)
         is_late = waiter_line.late and waiter_line.is_late(shard)
-        if not is_late and self._ingests.can_serve(message_id):
-            return True
-        waiter_line.passed.add(shard)
-        return False
+        cause = shard if is_late else self._ingests.cause(message_id)
+        if cause is not None:
+            waiter_line.passed.add(shard)
+        return cause
 
     def _passing_of(self, waiter_line: WaiterLine) -> Passing:
         """What claims for a line pass over. What is kept back comes soon: it is no part of that."""
-        return Passing(self._passing, lambda item: self._can_serve(waiter_line, item.message_id))
+        return Passing(
+            lambda item: self._cause(waiter_line, item.message_id),
+            lambda cause: waiter_line.is_late(cause) or self._ingests.holds(cause),
+            partial(_reads_on, waiter_line),
+        )
 
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
-        if waiter_line.stuck or waiter_line.impatient:
+        if waiter_line.stuck or waiter_line.behind or waiter_line.impatient:
             return STUCK_MS
         if waiter_line.all_beyond:
             return None  # An ack has it looked at again.
@@ -620,6 +629,16 @@ class Dispatcher:
         )
         size_bytes = choosing.size_bytes if choosing.chosen else 0
         return ClaimBatch(claimed, choosing.chosen, size_bytes), choosing.skipped_count
+
+
+def _reads_on(waiter_line: WaiterLine) -> bool:
+    """Whether a look reads more behind what it passed over; if not, the next one goes on there."""
+    now_s = time.monotonic()
+    waiter_line.reading_since_s = waiter_line.reading_since_s or now_s
+    has_time = now_s - waiter_line.reading_since_s <= READ_ON_S  # once at least
+    reads_on = bool(waiter_line.line) and (has_time or not waiter_line.impatient)
+    waiter_line.behind = not reads_on
+    return reads_on
 
 
 def _pass_over(waiter_line: WaiterLine, waiter: Waiter) -> None:

@@ -45,10 +45,15 @@ class IngestHealth:
     def can_serve_all(self) -> bool:
         return not self._probes and not self._slow
 
-    def can_serve(self, message_id: int) -> bool:
-        if self._slow and message_id in self._slow:
-            return False
-        return not self._probes or shard_of(message_id) not in self._probes
+    def cause(self, message_id: int) -> int | None:
+        """Why a message cannot be had now: its ingest's shard, or minus its ID; None: it can."""
+        if self._probes and (shard := shard_of(message_id)) in self._probes:
+            return shard
+        return -message_id if self._slow and message_id in self._slow else None
+
+    def holds(self, cause: int) -> bool:
+        """Whether this is still the cause of messages that cannot be had."""
+        return cause in self._probes or -cause in self._slow
 
     def is_silent(self, shard: int) -> bool:
         """Whether an ingest has been down for a while."""

@@ -313,6 +313,8 @@ class WaiterLine:
     all_beyond: bool = False  # for that reason it passed over all
     unread: bool = False  # some were passed over for what their principals leave unread
     stuck: bool = False  # there were messages at the last look, and none could be claimed
+    reading_since_s: float = 0.0  # when the last look began to read behind what it passed over
+    behind: bool = False  # and it has not read all of that
     unavailable: SlateMQError | None = None
     has_awaiting: bool = False  # a waiter has a note of ingests that messages wait for
 

@@ -522,7 +522,7 @@ class Available:
         last = min(lane.tail, self.due_until(now_ms)) if is_timed else lane.tail
         passing = selector.passing
         assert passing is not None, "see _goes_beyond"
-        lane.begin_passing(passing.number)
+        lane.look_again(passing.holds)
         taken: list[Segment] = []
         has_wanted = has_stopped = False
         for bucket in lane.beyond(last):
@@ -540,6 +540,8 @@ class Available:
             if has_stopped:
                 break
         if not has_wanted and lane.examined_until < last:
+            if not passing.reads_on():
+                return taken, True
             raise Needs([NeedsBeyond(self, lane, last, passing)], ())
         return taken, has_stopped
 

@@ -81,6 +81,7 @@ class Lane:
         "_head_offset",
         "_head_order",
         "_overlay",
+        "_passed",
         "_pinned",
         "_reading",
         "_removed_until",
@@ -93,7 +94,6 @@ class Lane:
         "kind",
         "known_until",
         "loading",
-        "passed_as",
         "passed_until",
         "priority",
         "tail",
@@ -111,9 +111,9 @@ class Lane:
         self.changed: dict[int, Bucket | None] = {}
         self.due_until = 0
         self.due_count = 0
-        # Up to this order all is in memory but what a `Passing` of this number passes over.
+        # Up to this order all is in memory but what was passed over.
         self.passed_until = 0
-        self.passed_as = 0
+        self._passed: dict[int, int] = {}  # causes, each with the lowest order that it has there
         self._cached: list[Bucket] = []
         self._front = 0  # index of the head in _cached: cheaper than shifting the list each time
         self.cached_count = 0  # messages of the cached prefix
@@ -193,7 +193,7 @@ class Lane:
 
     @property
     def examined_until(self) -> int:
-        """Up to here nothing has to be read for a claim that passes over `passed_as`."""
+        """Up to here nothing has to be read for a claim, while what was passed over still is."""
         return max(self.known_until, self.passed_until)
 
     @property
@@ -295,6 +295,7 @@ class Lane:
         """Shortens the cached prefix."""
         self.known_until = order
         self.passed_until = 0
+        self._passed = {}
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end of a bucket that is in memory, and writes it again."""
@@ -407,10 +408,10 @@ class Lane:
 
     # --- Messages are passed over -------------------------------------------
 
-    def begin_passing(self, number: int) -> None:
-        """Notes which messages a walk passes over: for others, all is to be read again."""
-        if number != self.passed_as:
-            self.passed_as, self.passed_until = number, 0
+    def look_again(self, holds: Callable[[int], bool]) -> None:
+        """Has what was passed over read again, from the first whose cause does not hold."""
+        for cause in [cause for cause in self._passed if not holds(cause)]:
+            self.passed_until = min(self.passed_until, self._passed.pop(cause) - 1)
 
     def beyond(self, last_order: int) -> list[Bucket]:
         """The buckets beyond the cached prefix up to `passed_until`, and to this order."""
@@ -422,20 +423,27 @@ class Lane:
         rows: Sequence[tuple[int, list[AvailableMessage]]],
         first: int,
         through: int,
-        wants: Callable[[AvailableMessage], bool],
+        cause_of: Callable[[AvailableMessage], int | None],
     ) -> None:
         """Takes in what was read from `first`, which followed `examined_until`, to `through`.
 
-        Buckets with a message that the walk wants are pinned; the others are passed over.
+        Buckets with a message that has no cause to be passed over are pinned; others are passed
+        over.
         """
         read, pinned = dict(rows), 0
         for order, items in self.merged(rows, first, through):
-            if order in read and any(map(wants, items)):
-                if pinned >= PINNED_MAX // 2:
-                    through = order - 1
-                    break
-                self.pin(order, read[order])
-                pinned += 1
+            if order not in read:
+                continue
+            causes = [cause for one in items if (cause := cause_of(one)) is not None]
+            if len(causes) == len(items):
+                for cause in set(causes):
+                    self._passed.setdefault(cause, order)
+                continue
+            if pinned >= PINNED_MAX // 2:
+                through = order - 1
+                break
+            self.pin(order, read[order])
+            pinned += 1
         if first == self.examined_until + 1:  # Else what one of these has replaced comes first.
             self.passed_until = through
 

@@ -93,12 +93,21 @@ class NeedsDue(NeedsRows):
 
 
 class Passing(NamedTuple):
-    """Which messages walks pass over, however many there are."""
+    """Which messages walks pass over, however many there are, and why.
 
-    number: int
-    """Another one of the same number wants no other messages."""
-    wants: Callable[[AvailableMessage], bool]
-    """Whether a message is not passed over; a walk goes no further than what it wants."""
+    A walk goes no further than what is not passed over.
+    """
+
+    cause: Callable[[AvailableMessage], int | None]
+    """Why a message is passed over; None: it is not."""
+    holds: Callable[[int], bool]
+    """Whether messages are still passed over for this cause."""
+    reads_on: Callable[[], bool]
+    """Whether to read more behind what was passed over; otherwise a later walk goes on there."""
+
+    def wants(self, item: AvailableMessage) -> bool:
+        """Whether a message is not passed over."""
+        return self.cause(item) is None
 
 
 class NeedsBeyond(NeedsRows):
@@ -111,9 +120,8 @@ class NeedsBeyond(NeedsRows):
         self.passing = passing
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
-        lane = self.lane
-        if lane.passed_as == self.passing.number and lane.examined_until + 1 == self.first_order:
-            lane.offer_beyond(rows, self.first_order, through, self.passing.wants)
+        if self.lane.examined_until + 1 == self.first_order:
+            self.lane.offer_beyond(rows, self.first_order, through, self.passing.cause)
 
 
 class Choice(Enum):

@@ -14,11 +14,12 @@ from libs.serving.requests import budget as budgets
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.waiting import lane
-from services.broker.core.waiting.scan import Choice
-from services.broker.delivery import ingest_health, late_fetches
+from services.broker.core.waiting.scan import Choice, NeedsBeyond, StoredBucket
+from services.broker.delivery import dispatcher, ingest_health, late_fetches
 from services.broker.delivery.dispatcher import ClaimSelector
 from services.broker.delivery.message_cache import IngestMessages
 from services.broker.delivery.waiters import TURN, WaiterLine
+from services.broker.shard import loading
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2
@@ -393,6 +394,7 @@ async def test_messages_behind_more_of_an_ingest_that_is_down_than_memory_holds_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lane, "CACHED_MAX", 40)
+    monkeypatch.setattr(dispatcher, "READ_ON_S", 60)
     ingest = _OneDown()
     async with running(ingest=ingest) as rig:
         await rig.create()
@@ -416,6 +418,79 @@ async def test_messages_behind_more_of_an_ingest_that_is_down_than_memory_holds_
         assert ids_of(await rig.claim(wait_ms=20_000)) == [message_id(1, 20)]
         monkeypatch.setattr(_OneDown, "check", Ingest.check)
         assert sorted(ids_of(await rest_of(rig, 200))) == down
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first order of each part read behind what is passed over; parts and memory are small."""
+    monkeypatch.setattr(lane, "CACHED_MAX", 40)
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 20)
+    orders: list[int] = []
+    offer = NeedsBeyond.offer
+
+    def noted(need: NeedsBeyond, rows: Sequence[StoredBucket], through: int) -> None:
+        orders.append(need.first_order)
+        offer(need, rows, through)
+
+    monkeypatch.setattr(NeedsBeyond, "offer", noted)
+    return orders
+
+
+async def _assign_behind(rig: Rig, down_count: int) -> list[int]:
+    """Assigns many messages of the ingest that is down, then some of another: these."""
+    await rig.create()
+    for first in range(1, down_count + 1, 10):
+        await assign(rig, [message_id(0, number) for number in range(first, first + 10)])
+    behind = [message_id(1, number) for number in range(1, 6)]
+    await assign(rig, behind)
+    return behind
+
+
+async def test_other_messages_that_are_back_have_nothing_read_again(
+    parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(ingest=_OneDown()) as rig:
+        behind = await _assign_behind(rig, 300)
+        offer = NeedsBeyond.offer
+
+        def disturbed(need: NeedsBeyond, rows: Sequence[StoredBucket], through: int) -> None:
+            offer(need, rows, through)
+            rig.delivery._ingest_back(1)  # a message of this ingest that was slow
+            for line in _of(rig, "q"):
+                rig.delivery._fetch_changed(line)
+
+        monkeypatch.setattr(NeedsBeyond, "offer", disturbed)
+
+        async with asyncio.timeout(60):
+            claimed = await rig.claim(max_messages=100, wait_ms=60_000)
+
+        assert ids_of(claimed) == behind
+        assert len(parts) > 5
+        assert len(set(parts)) == len(parts)
+
+
+async def test_a_claim_that_waits_no_more_ends_while_others_are_passed_over(
+    parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "READ_ON_S", 0)
+    async with running(ingest=_OneDown()) as rig:
+        behind = await _assign_behind(rig, 300)
+
+        # Each claim reads some more, and the last gets what lies behind
+        refused: list[str] = []
+        claimed: list[ClaimedMessage] = []
+        while not claimed and len(refused) < 50:
+            count = len(parts)
+            try:
+                claimed = await rig.claim(max_messages=100)
+            except grpc.aio.AioRpcError as error:
+                refused.append(from_rpc_error(error).reason)
+            assert len(parts) <= count + 1
+
+        assert ids_of(claimed) == behind
+        assert set(refused) == {"INGEST_DOWN"}
+        assert len(refused) > 5
+        assert len(set(parts)) == len(parts)
 
 
 def _of(rig: Rig, queue_id: str) -> list[WaiterLine]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -11,48 +13,48 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.leases import Lease
 from services.broker.core.queue import Choice, Selector
 from services.broker.core.waiting import available, lane, lane_budget
-from services.broker.core.waiting.scan import Passing
+from services.broker.core.waiting.scan import NeedsBeyond, Passing, StoredBucket
 from services.broker.shard import loading
 from tests.unit.broker.core.shards import Rig
 
 
 class UpTo(Selector):
-    """Takes at most so many messages, of those whose kind is not down."""
+    """Takes at most so many messages, of those that are not down, and whose kind is not."""
 
-    def __init__(self, limit: int, down: Container[int], number: int) -> None:
-        self.passing = Passing(number, self._wants)
+    def __init__(self, limit: int, down: Container[int], reads_on: Callable[[], bool]) -> None:
+        self.passing: Passing = Passing(self._cause, down.__contains__, reads_on)
         self._limit = limit
         self._down = down
 
-    def _wants(self, item: AvailableMessage) -> bool:
-        return item.message_id % 3 not in self._down
+    def _cause(self, item: AvailableMessage) -> int | None:
+        causes = (item.message_id % 3, -item.message_id)
+        return next((cause for cause in causes if cause in self._down), None)
 
     def choose(self, item: AvailableMessage) -> Choice:
-        if not self._wants(item):
+        if not self.passing.wants(item):
             return Choice.SKIP
         self._limit -= 1
         return Choice.TAKE if self._limit >= 0 else Choice.STOP
 
 
 class Passed(Rig):
-    """A queue whose messages are of three kinds; `number` goes up when one is back."""
+    """A queue whose messages are of three kinds: kinds that are down, and messages (-ID)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.down: set[int] = set()
-        self.number = 1
+        self.reads_on: Callable[[], bool] = lambda: True
         self.create()
 
-    def back(self) -> None:
-        self.down.clear()
-        self.number += 1
+    def is_down(self, message_id: int) -> bool:
+        return message_id % 3 in self.down or -message_id in self.down
 
     async def take(self, limit: int) -> list[Lease]:
         """One claim."""
         queue = self.queue()
 
         def command() -> list[Lease]:
-            selector = UpTo(limit, self.down, self.number)
+            selector = UpTo(limit, self.down, self.reads_on)
             return self.shard.leases.claim(queue, selector, 60_000, "w", self.now_ms).leases()
 
         return await self.run(command)
@@ -97,8 +99,73 @@ async def test_messages_behind_many_that_are_passed_over_are_claimed() -> None:
     assert [one.message_id for one in await rig.take(5)] == [1007]
     assert await rig.take(5) == []
     assert cached(rig) < 20
-    rig.back()
+    rig.down.clear()
     assert len(await rig.take_all()) == 300
+
+
+@pytest.fixture
+def parts(small: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first order of each part that was read behind what is passed over."""
+    orders: list[int] = []
+    offer = NeedsBeyond.offer
+
+    def noted(need: NeedsBeyond, rows: Sequence[StoredBucket], through: int) -> None:
+        orders.append(need.first_order)
+        offer(need, rows, through)
+
+    monkeypatch.setattr(NeedsBeyond, "offer", noted)
+    return orders
+
+
+async def many_down() -> Passed:
+    """A queue with many messages of a kind that is down, and far behind these one of each other."""
+    rig = Passed()
+    for first in range(0, 600, 6):
+        await rig.route([first, first + 3])
+        rig.commit()
+    await rig.route([1001])
+    rig.commit()
+    await rig.route([1003])
+    rig.commit()
+    await rig.restart()
+    rig.down = {0}
+    return rig
+
+
+async def test_only_what_can_be_had_again_is_read_again(parts: list[int]) -> None:
+    rig = await many_down()
+    rig.down |= {1, 2, -1003, -5000}
+    assert await rig.take(1) == []
+    count = len(parts)
+    assert count > 10
+
+    rig.down.remove(-5000)
+    assert await rig.take(1) == []
+    assert len(parts) == count
+    rig.down.remove(1)  # The one of this kind is down for itself.
+    assert await rig.take(1) == []
+    rig.down.remove(-1003)
+    assert [one.message_id for one in await rig.take(1)] == [1003]
+    rig.down.remove(2)
+    assert [one.message_id for one in await rig.take(1)] == [1001]
+
+    assert len(parts) <= count + 3
+    rig.down.remove(0)
+    assert len(await rig.take_all()) == 200
+
+
+async def test_a_walk_that_reads_no_further_goes_on_there_the_next_time(parts: list[int]) -> None:
+    rig = await many_down()
+    rig.reads_on = partial(next, cycle([True, False]))
+
+    walks = 0
+    while not (taken := await rig.take(1)):
+        walks += 1
+        assert len(parts) == walks
+
+    assert [one.message_id for one in taken] == [1001]
+    assert sorted(set(parts)) == parts
+    assert walks > 10
 
 
 @pytest.mark.usefixtures("small")
@@ -139,13 +206,13 @@ async def test_each_message_comes_once_whatever_is_passed_over(seed: int) -> Non
             case 3:
                 rig.commit()
             case 4:
-                rig.down.add(dice.randrange(3))
-            case 5 if dice.random() < 0.3:
-                rig.back()
+                rig.down.add(dice.choice([dice.randrange(3), -dice.randint(1, next_id)]))
+            case 5 if rig.down and dice.random() < 0.5:
+                rig.down.remove(dice.choice(sorted(rig.down)))
             case 6 | 9 | 10:
                 taken = await rig.take(dice.randint(1, 4))
                 if not taken:
-                    assert not any(one % 3 not in rig.down for one in waiting - delayed)
+                    assert all(map(rig.is_down, waiting - delayed))
                 held += taken
                 waiting.difference_update(one.message_id for one in taken)
             case 7:
@@ -161,8 +228,8 @@ async def test_each_message_comes_once_whatever_is_passed_over(seed: int) -> Non
         assert rig.queue().waiting.ready_count + rig.queue().waiting.timed_count == len(waiting)
     rig.now_ms += 100
     seen = await rig.take_all()
-    assert {one.message_id for one in seen} == {one for one in waiting if one % 3 not in rig.down}
-    rig.back()
+    assert {one.message_id for one in seen} == {one for one in waiting if not rig.is_down(one)}
+    rig.down.clear()
     seen += await rig.take_all()
     assert sorted(one.message_id for one in seen) == sorted(waiting)
     assert not any(one.count for one in rig.queue().waiting.lanes())
