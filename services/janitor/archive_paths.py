@@ -17,6 +17,9 @@ NAME_LENGTH_MAX: Final = 240
 NAME_KEPT: Final = 200
 """Of a longer name; the rest of its folder's is a digest, behind what no queue's name has."""
 
+EMPTY_BYTES: Final = 6_000
+"""More than the file of an empty part has; that of a single dead letter has some hundred more."""
+
 _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 
 
@@ -30,3 +33,8 @@ def day_path(queue: str, day: date) -> str:
 
 def is_part(info: ObjectInfo) -> bool:
     return _PART.fullmatch(info.path.rpartition("/")[2]) is not None
+
+
+def may_be_empty(info: ObjectInfo) -> bool:
+    """Whether it is a part that may have been emptied."""
+    return is_part(info) and info.size_bytes < EMPTY_BYTES

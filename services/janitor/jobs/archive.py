@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from services.janitor.archive_paths import ARCHIVE_FOLDER, day_path, is_part
+from services.janitor.archive_paths import ARCHIVE_FOLDER, day_path, is_part, may_be_empty
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,6 @@ sizes here it is that in memory: files of dead letters that are alike are far sm
 
 SMALL_BYTES: Final = PART_BYTES // 4
 """A part below this is absorbed by the next: so each day has at most one."""
-
-EMPTY_BYTES: Final = 6_000
-"""More than the file of an empty part has; that of a single dead letter has some hundred more."""
 
 GROUP_BYTES: Final = 8 << 20
 """Of a row group, which a reader holds in memory."""
@@ -260,8 +257,7 @@ async def emptied_parts(objects: Objects, before_ms: int) -> list[ObjectInfo]:
     found: list[ObjectInfo] = []
     for folder in await objects.folders(ARCHIVE_FOLDER):
         for info in await objects.describe(folder):
-            may_be = is_part(info) and info.size_bytes < EMPTY_BYTES
-            is_old = may_be and info.modified_ms < before_ms
+            is_old = may_be_empty(info) and info.modified_ms < before_ms
             if is_old and await asyncio.to_thread(_is_empty, objects, info.path):
                 found.append(info)
     return found

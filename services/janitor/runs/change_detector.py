@@ -9,7 +9,8 @@ happens starts no Spark, and one in which nothing has happened since yesterday s
 retention       the log has entries older than an hour (the last of them); dead letters past
                 their queue's retention
 unreferenced    the log has entries that are older than any new queue may start (the last of them);
-                there is a payload object that is old enough to be removed if nothing names it
+                there is a payload object that is old enough to be removed if nothing names it,
+                or a part of the archive that is so small that it may be empty
 done            queues that are older than their done retention list done messages (how many)
 dead-letters    a dead letter is old enough for the archive (how many there are of any age)
 report          there are entries, or messages in a state
@@ -28,6 +29,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.blobs import FOLDER
 from libs.storage.objects.small_objects import Objects
+from services.janitor.archive_paths import ARCHIVE_FOLDER, may_be_empty
 from services.janitor.asking import asking, is_moving
 from services.janitor.orphans import ORPHAN_AGE_MS
 from slatemq.errors import NotFound, Unavailable
@@ -120,6 +122,10 @@ class ChangeDetector:
             for info in await self._objects.describe(folder):
                 if info.modified_ms < before_ms:
                     return {"objects": 1}
+        for folder in await self._objects.folders(ARCHIVE_FOLDER):
+            for info in await self._objects.describe(folder):
+                if may_be_empty(info) and info.modified_ms < before_ms:
+                    return {"emptied": 1}
         return {}
 
     async def _done(self, now_ms: int) -> Evidence:

@@ -17,9 +17,9 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
-from services.janitor.archive_paths import ARCHIVE_FOLDER, day_path
+from services.janitor.archive_paths import ARCHIVE_FOLDER, EMPTY_BYTES, day_path
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import DEAD_LETTERS, EMPTY_BYTES, DayFolder, emptied_parts
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, emptied_parts
 
 DAY = date(2026, 1, 2)
 AT = datetime(2026, 1, 2, tzinfo=UTC)

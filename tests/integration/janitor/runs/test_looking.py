@@ -15,6 +15,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import open_root
+from services.janitor.archive_paths import ARCHIVE_FOLDER, EMPTY_BYTES
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from slatemq.errors import Unavailable
 from slatemq.v1 import janitor_pb2
@@ -102,6 +103,22 @@ async def test_objects_that_may_be_orphans_are_work_once_they_are_old_enough(
 
         assert await detector.look("unreferenced", now_ms) == {}
         assert await detector.look("unreferenced", now_ms + DAY_MS + 62_000) == {"objects": 1}
+
+
+async def test_emptied_parts_of_the_archive_are_work_once_they_are_old_enough(
+    tmp_path: Path,
+) -> None:
+    async with looked_at(tmp_path, Ages(0, 0, 60)) as (detector, _, _, _):
+        objects = open_root(tmp_path.as_uri()).objects
+        folder = f"{ARCHIVE_FOLDER}/queue=orders/day=2026-11-29"
+        now_ms = time.time_ns() // 1_000_000
+        old_ms = now_ms + DAY_MS + 62_000
+
+        await objects.put(f"{folder}/part-000002.parquet", b"x" * EMPTY_BYTES)
+        assert await detector.look("unreferenced", old_ms) == {}
+        await objects.put(f"{folder}/part-000001.parquet", b"x" * (EMPTY_BYTES - 1))
+        assert await detector.look("unreferenced", now_ms) == {}
+        assert await detector.look("unreferenced", old_ms) == {"emptied": 1}
 
 
 async def test_done_messages_are_work_once_one_of_them_may_be_past_its_retention(
