@@ -389,7 +389,8 @@ class DelayedServiceServicer:
 
     def ForgetMessage(self, request, context):
         """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
-        shard, even without queues there. For brokers: EditMessage calls it on all others.
+        shard. Without queues there it does so at once, and takes no copy of it from then on. For
+        brokers: EditMessage calls it on all others.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
         for 4 s: repeat the call).

@@ -247,7 +247,8 @@ class DelayedServiceStub:
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
     """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
-    shard, even without queues there. For brokers: EditMessage calls it on all others.
+    shard. Without queues there it does so at once, and takes no copy of it from then on. For
+    brokers: EditMessage calls it on all others.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
     for 4 s: repeat the call).
@@ -291,7 +292,8 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
     """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
-    shard, even without queues there. For brokers: EditMessage calls it on all others.
+    shard. Without queues there it does so at once, and takes no copy of it from then on. For
+    brokers: EditMessage calls it on all others.
 
     Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
     for 4 s: repeat the call).
@@ -344,7 +346,8 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
         """Makes this broker drop a replaced message from its memory, once all up to it is assigned to its
-        shard, even without queues there. For brokers: EditMessage calls it on all others.
+        shard. Without queues there it does so at once, and takes no copy of it from then on. For
+        brokers: EditMessage calls it on all others.
 
         Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned
         for 4 s: repeat the call).

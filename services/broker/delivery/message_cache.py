@@ -307,6 +307,7 @@ class Payloads:
         self._old: dict[int, CachedMessage] = {}
         self._fetches: set[Fetch] = set()
         self._pinned: dict[object, dict[int, CachedMessage]] = {}
+        self._edited: dict[int, int] = {}  # by ingest: no copy up to here is taken
 
     @property
     def size_bytes(self) -> int:
@@ -418,13 +419,23 @@ class Payloads:
         for pinned in self._pinned.values():
             pinned.pop(message_id, None)
 
+    def take_no_copy_until(self, message_id: int) -> None:
+        """Take no messages of this log, up to this one, that come with their assignments."""
+        log = shard_of(message_id)
+        self._edited[log] = max(message_id, self._edited.get(log, 0))
+
     def add_fresh(self, runs: Iterable[StoredRun], cursors: Mapping[int, int]) -> None:
         """Take messages that came with their assignment, unless it is applied already.
 
         Those may have been edited since; see `MessageEditor.forget`.
         """
         held, size_bytes = _decode_runs(runs)
-        known = {one for one in held if one <= cursors.get(shard_of(one), 0)}
+        edited = self._edited
+        known = {
+            one
+            for one in held
+            if one <= cursors.get(log := shard_of(one), 0) or one <= edited.get(log, 0)
+        }
         if known:
             held = {one: message for one, message in held.items() if one not in known}
             size_bytes = size_of(held)

@@ -136,16 +136,20 @@ class MessageEditor:
         """Drops what is cached of a message that was edited, perhaps by another broker.
 
         Waits until all up to it is assigned here: from then on no copy of it is taken that comes
-        with an assignment. Raises Unavailable where that takes long.
+        with an assignment. Raises Unavailable where that takes long. A shard without queues, which
+        may read a log of days, takes none from now on.
         """
         self._payloads.forget(message_id)
-        await self._assigned(message_id)
+        if self._owner.shard.queues:
+            await self._assigned(message_id)
+        else:  # One may come before the message is assigned.
+            self._payloads.take_no_copy_until(message_id)
         self._payloads.forget(message_id)
         self._delivery.look_again()
         await self._owner.durable()  # responses that hold the former content are sent after this
 
     async def _assigned(self, message_id: int) -> None:
-        """Waits until all up to a message is assigned, without queues too: one may come next."""
+        """Waits until all up to a message is assigned."""
         owner, log = self._owner, shard_of(message_id)
         for _ in range(LOOKS):
             if owner.durable_cursors.get(log, 0) >= message_id:

@@ -89,15 +89,24 @@ async def test_an_edit_of_a_message_that_is_not_assigned_for_long_is_to_be_repea
 ) -> None:
     monkeypatch.setattr(editor, "LOOKS", 5)
     async with running() as rig:
-        # On a shard without queues, too: one may be created before the message is assigned
-        with pytest.raises(Unavailable, match="message 3 is not assigned yet"):
-            await rig.broker.editor.forget(3)
-
         await rig.create()
         with pytest.raises(Unavailable, match="message 3 is not assigned yet"):
             await rig.broker.editor.forget(3)
         await bring(rig, 3)
         await rig.broker.editor.forget(3)
+
+
+async def test_a_shard_without_queues_takes_no_copy_of_what_was_edited_before_one_came() -> None:
+    async with running() as rig:
+        # It may come to the message long after
+        await rig.broker.editor.forget(3)
+        await rig.broker.editor.forget(2)
+
+        await rig.create()
+        for message, payload in [(2, b"%010d" % 2), (3, b"%010d" % 3), (4, BROUGHT)]:
+            claiming = await waiting_claim(rig)
+            await bring(rig, message)
+            assert await claiming == [payload]
 
 
 async def test_a_repeated_assignment_brings_nothing() -> None:
