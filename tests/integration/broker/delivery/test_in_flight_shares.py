@@ -117,6 +117,8 @@ async def test_messages_have_no_line_looked_at_that_may_take_none(
         waiting = [made.shop.claim("other") for _ in range(20)]
         await lined_up(made, 20)
         await held_up(made, 1)
+        (line,) = made.rig.delivery._waiter_lines.values()
+        await eventually(lambda: line.task is None)  # the last of them was looked at, too
         looks = list[Waiter]()
         is_held_up = made.rig.delivery._is_held_up
 
