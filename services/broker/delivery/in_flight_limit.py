@@ -17,12 +17,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from libs.access.quotas import PrincipalQuota
 from services.broker.core.lease_table import LeaseTable
 from services.broker.delivery.waiters import WaiterLine
 from slatemq.errors import ResourceExhausted
+
+if TYPE_CHECKING:
+    from libs.access.quotas import PrincipalQuota
 
 TURNS_AT_ONCE: Final = 16
 """Lines that have a turn at the same time: each may wait for an ingest."""

@@ -16,15 +16,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from libs.access.quotas import PrincipalQuota
 from services.broker.core.leases import Claimed
 from services.broker.core.queue import Queue
 from services.broker.delivery.message_cache import CachedMessage, Fetch
 from services.broker.requests.limits import not_negative
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
+
+if TYPE_CHECKING:
+    from libs.access.quotas import PrincipalQuota
 
 OUTSTANDING_MAX = 100_000
 """Credit of a stream in messages at most."""

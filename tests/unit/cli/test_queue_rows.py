@@ -52,7 +52,11 @@ def test_a_quarantine_is_shown_with_its_reason_and_since_when() -> None:
     assert rows["in quarantine since"] == "2026-01-01T00:00:00.000Z"
     assert rows["in quarantine for"] == "took 9 ms"
     fields = queue_fields(queue_of(queue))
-    assert fields["quarantine"] == {"reason": "took 9 ms", "since_ms": 1_767_225_600_000}
+    assert fields["quarantine"] == {
+        "reason": "took 9 ms",
+        "since_ms": 1_767_225_600_000,
+        "being_created": False,
+    }
 
 
 def test_programs_are_shown_the_priority_that_people_are_shown() -> None:
