@@ -130,18 +130,23 @@ class OwnerWatch:
 
     async def _is_refused(self) -> bool:
         """Whether the owner's machine answers that no process listens."""
-        host, _, port = self._address.rpartition(":")
-        try:
-            async with asyncio.timeout(LOOK_S / 2):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except ConnectionRefusedError:
-            return True
-        except (OSError, ValueError, TimeoutError):
-            return False
-        writer.close()
-        with suppress(OSError):  # It has closed the connection first.
-            await writer.wait_closed()
+        return await listens(self._address, LOOK_S / 2) is False
+
+
+async def listens(address: str, timeout_s: float) -> bool | None:
+    """Whether a process listens at an address; None where nothing answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
         return False
+    except (OSError, ValueError, TimeoutError):
+        return None
+    writer.close()
+    with suppress(OSError):  # It has closed the connection first.
+        await writer.wait_closed()
+    return True
 
 
 class _Claim(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Final
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.health import owner_health
-from libs.serving.process.standby import GONE_LOOK_S, OwnerWatch, Sign
+from libs.serving.process.standby import GONE_LOOK_S, OwnerWatch, Sign, listens
 from libs.storage.database.roots import Root
 from libs.storage.errors import CorruptRecord
 from libs.storage.objects.shard_owners import OwnerRecord, ShardOwners
@@ -41,7 +41,7 @@ async def refuse_running(
                 f"the process of {database} runs, at {address}: stop it and its standbys, and what "
                 "would start them again; then repeat this",
             )
-        if sign is Sign.SILENT and await _listens(address):
+        if sign is Sign.SILENT and await listens(address, CONNECT_S):
             raise FailedPrecondition(
                 "SHARD_RUNNING",
                 f"what listens at {address}, where {database} was, does not say whether it is its "
@@ -62,16 +62,3 @@ async def _sign_at(address: str, health_name: str, tls: ChannelTls | None) -> Si
             await asyncio.sleep(GONE_LOOK_S)
     finally:
         await channel.close()
-
-
-async def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (OSError, ValueError, TimeoutError):
-        return False
-    writer.close()
-    with suppress(OSError):  # It has closed the connection first.
-        await writer.wait_closed()
-    return True
