@@ -26,6 +26,7 @@ from slatemq.v1 import assignment_pb2
 from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.rig import Ingest, Rig, running
 from tests.integration.waiting import eventually
+from tests.parts_beyond import parts_beyond
 from tests.turns import Turns
 
 LATE = [message_id(0, number) for number in (1, 2, 3)]
@@ -425,15 +426,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first order of each part read behind what is passed over; parts and memory are small."""
     monkeypatch.setattr(lane, "CACHED_MAX", 40)
     monkeypatch.setattr(loading, "LOAD_MESSAGES", 20)
-    orders: list[int] = []
-    offer = NeedsBeyond.offer
-
-    def noted(need: NeedsBeyond, rows: Sequence[StoredBucket], through: int) -> None:
-        orders.append(need.first_order)
-        offer(need, rows, through)
-
-    monkeypatch.setattr(NeedsBeyond, "offer", noted)
-    return orders
+    return parts_beyond(monkeypatch)
 
 
 async def _assign_behind(rig: Rig, down_count: int) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.broker.core.queue import Queue
 from services.broker.moves import departures
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.claimed_runs import ClaimedMessage
@@ -83,16 +84,22 @@ async def test_a_queue_stays_as_it_is_where_an_edit_of_a_message_takes_long(
         assert claimed.message.payload == b"new"
 
 
+async def leaving(first: Rig, second: Rig) -> tuple[asyncio.Future[None], Queue]:
+    """A move that has begun to wait for edits, unless it has ended, and its queue."""
+    moving = asyncio.ensure_future(move(first, second))
+    queue = first.owner.shard.queues["q"]
+    async with asyncio.timeout(60):
+        while not queue.is_leaving and not moving.done():
+            await asyncio.sleep(0.01)
+    return moving, queue
+
+
 async def test_a_move_waits_for_an_edit_and_others_for_the_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(departures, "EDITS_S", 60.0)
     async with edited_in_a_move(tmp_path) as (first, second, edits, _):
-        moving = asyncio.ensure_future(move(first, second))
-        queue = first.owner.shard.queues["q"]
-        async with asyncio.timeout(60):
-            while not queue.is_leaving and not moving.done():
-                await asyncio.sleep(0.01)
+        moving, queue = await leaving(first, second)
         assert not moving.done()
 
         assert (await refusal(edit(first)))[1] == "QUEUE_MOVING"
@@ -165,11 +172,7 @@ async def test_no_redrive_and_no_purge_of_a_queue_begins_while_it_leaves(
     monkeypatch.setattr(departures, "EDITS_S", 60.0)
     async with edited_in_a_move(tmp_path) as (first, second, edits, _):
         # Given a queue that is about to leave
-        moving = asyncio.ensure_future(move(first, second))
-        queue = first.owner.shard.queues["q"]
-        async with asyncio.timeout(60):
-            while not queue.is_leaving and not moving.done():
-                await asyncio.sleep(0.01)
+        moving, queue = await leaving(first, second)
 
         # When others would begin, then they wait for it, and the move is not in vain
         assert (await refusal(purge(first)))[1] == "QUEUE_MOVING"

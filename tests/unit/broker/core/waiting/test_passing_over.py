@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import cycle
 
@@ -13,8 +13,9 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.leases import Lease
 from services.broker.core.queue import Choice, Selector
 from services.broker.core.waiting import available, lane, lane_budget
-from services.broker.core.waiting.scan import NeedsBeyond, Passing, StoredBucket
+from services.broker.core.waiting.scan import Passing
 from services.broker.shard import loading
+from tests.parts_beyond import parts_beyond
 from tests.unit.broker.core.shards import Rig
 
 
@@ -106,15 +107,7 @@ async def test_messages_behind_many_that_are_passed_over_are_claimed() -> None:
 @pytest.fixture
 def parts(small: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first order of each part that was read behind what is passed over."""
-    orders: list[int] = []
-    offer = NeedsBeyond.offer
-
-    def noted(need: NeedsBeyond, rows: Sequence[StoredBucket], through: int) -> None:
-        orders.append(need.first_order)
-        offer(need, rows, through)
-
-    monkeypatch.setattr(NeedsBeyond, "offer", noted)
-    return orders
+    return parts_beyond(monkeypatch)
 
 
 async def many_down() -> Passed:
