@@ -11,10 +11,10 @@ FAIL_PREFIX = "fail: "
 
 _NACK_PREFIX = "nack"
 """What SlateMQ writes before the reason of a message that its consumer gave back. An attempt whose
-lease ended has another outcome: its consumer was killed, which is no failure of the work."""
+lease ended has another outcome: its consumer was killed, and the work did not fail."""
 
 _NOTE_PREFIX = "note: "
-"""What SlateMQ writes before what is noted with a dead letter, which is no attempt."""
+"""What SlateMQ puts before the note of a dead letter, which does not count as an attempt."""
 
 
 async def failures_count(client: slatemq.Client, message: slatemq.Received) -> int:

@@ -42,7 +42,7 @@ _COPIED_BYTES_A_S: Final = 256 << 10
 large object that is put at once."""
 
 _SMALL_BYTES: Final = 1 << 20
-"""What is larger and is put or read at once is no small object: it gets time by its size."""
+"""An object above this size that is put or read at once gets time by its size."""
 
 _DELETES_AT_ONCE: Final = 32
 

@@ -472,7 +472,7 @@ class Dispatcher:
         return cause
 
     def _passing_of(self, waiter_line: WaiterLine) -> Passing:
-        """What claims for a line pass over. What is kept back comes soon: it is no part of that."""
+        """What claims for a line pass over, without what is kept back, which comes soon."""
         return Passing(
             lambda item: self._cause(waiter_line, item.message_id),
             lambda cause: waiter_line.is_late(cause) or self._ingests.holds(cause),
