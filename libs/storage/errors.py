@@ -1,13 +1,20 @@
 """The errors of the storage library."""
 
+import os
 import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+from slatemq._secrets import redacted
 
 
 class StorageError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. Their texts have no secrets, wherever they come out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(redacted(text))
 
 
 class CorruptRecord(StorageError):
@@ -27,18 +34,62 @@ class SequenceExhausted(StorageError):
     """The ingest shard has no message IDs left; messages must go to another shard."""
 
 
+_S3_KEYS: Final = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_GS_KEYS: Final = "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS"
+_AZ_KEYS: Final = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+
+_MACHINES: Final = (
+    r"http://(?:169\.254\.169\.254|\[fd00:ec2::254\]|metadata(?:\.google\.internal)?)"
+)
+"""Where clients of stores ask the machine for an identity; AWS_METADATA_ENDPOINT is another."""
+
+_ASKED: Final = {
+    r"/latest/(?:api/token|meta-data)\b": _S3_KEYS,
+    r"/computeMetadata/": _GS_KEYS,
+    r"/metadata/identity/": _AZ_KEYS,
+}
+_LACKS: Final = {
+    r"Missing (?:AccessKeyId|SecretAccessKey)": _S3_KEYS,
+    r"Account must be specified": _AZ_KEYS,
+}
+"""By what a store's client says without keys, the variables of these."""
+
+
 def readable(message: str) -> str:
-    """A store's message on one line, without URL queries, which may contain signatures."""
+    """A store's message on one line, without logins, and without queries of URLs: signatures.
+
+    Where the client had no credentials for the store, it says what to do.
+    """
     code = re.search(r"<Code>(\w+)</Code>", message)
-    first = re.sub(r"\?[^\s\"')]*", "", message.strip().partition("<?xml")[0].partition("\n")[0])
+    first = redacted(message.strip().partition("<?xml")[0].partition("\n")[0])
+    first = re.sub(r"\?[^\s\"')]*", "", first)
+    problem, keys = _credentials_problem(first)
+    if problem:
+        return (
+            f"{problem}: set {keys}, or run it where a role or an identity gives them "
+            f"(docs/how-to/object-stores.md): {first}"
+        )
     return f"{first.strip()} {code[1]}" if code else first
+
+
+def _credentials_problem(said: str) -> tuple[str, str]:
+    """What lacks where a store's client has no credentials, and their variables; else empty."""
+    named = os.environ.get("AWS_METADATA_ENDPOINT", "").rstrip("/")
+    machines = f"(?:{_MACHINES}|{re.escape(named)})" if named else _MACHINES
+    for path, keys in _ASKED.items():
+        if re.search(machines + path, said):
+            return "the machine gave no credentials", keys
+    for lack, keys in _LACKS.items():
+        if re.search(lack, said):
+            return "there are no credentials for the store", keys
+    return "", ""
 
 
 class StoreUnavailable(StorageError):
     """The object store cannot be used now: unreachable, no such bucket, or credentials refused.
 
     Nothing is known to be damaged. At start: report it and stop. Later: the database is unusable,
-    restart the process. The message never contains credentials.
+    restart the process.
     """
 
 

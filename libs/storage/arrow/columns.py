@@ -18,9 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
-from libs.storage.layout.primitives import Fixed
+from libs.storage.layout.primitives import Fixed, Row
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Column, Ints, Mask, Places, Walk
-from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
+from libs.storage.layout.primitives import Row
 from libs.storage.records.metadata import RECORD_HEAD, decode_log_entry, record_spans
 from libs.storage.records.payloads import decode_payload
 

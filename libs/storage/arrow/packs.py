@@ -15,9 +15,9 @@ import pyarrow as pa
 from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Mask
 from libs.storage.arrow.log import PAYLOAD_SCHEMA, payload_batch, shards
-from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import RecordType, key_head
+from libs.storage.layout.primitives import Row
 from libs.storage.records.payload_packs import (
     ABSENT,
     PACK_TYPE,

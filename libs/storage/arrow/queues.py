@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Column, Ints, Mask, Walk
-from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.buckets import MAX_ORDER, ORDER_BITS, BucketKind
 from libs.storage.layout.keys import RecordType, queue_head
+from libs.storage.layout.primitives import Row
 from libs.storage.records.archived_records import ARCHIVED_ROW, decode_archived
 from libs.storage.records.queues import (
     AVAILABLE_ROW,

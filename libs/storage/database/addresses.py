@@ -11,6 +11,7 @@ Credentials come from the usual environment variables of each store, never from 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,57 @@ _OPTIONS: Final = {
     "az": frozenset({"endpoint", "allow_http"}),
 }
 _SWITCHES: Final = frozenset({"allow_http", "s3_express"})
+
+NO_ENDPOINT: Final = "must be http://HOST:PORT or https://HOST"
+
+_FILES: Final = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT")
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+}
+_TEXTS: Final = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_ROLE_ARN",
+        "AWS_ROLE_SESSION_NAME",
+        "AWS_ENDPOINT_URL_STS",
+        "AWS_METADATA_ENDPOINT",
+        "AWS_SSE_KMS_KEY_ID",
+        "AWS_SSE_CUSTOMER_KEY_BASE64",
+    ),
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_TOKEN",
+        *(
+            f"AZURE_{where}{name}"
+            for where in ("", "STORAGE_")
+            for name in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID", "AUTHORITY_ID")
+        ),
+        "AZURE_STORAGE_AUTHORITY_HOST",
+        "AZURE_AUTHORITY_HOST",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_OBJECT_ID",
+        "AZURE_MSI_RESOURCE_ID",
+        "AZURE_IDENTITY_ENDPOINT",
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_ENCRYPTION_KEY",
+    ),
+}
+"""The environment variables that the client of a store reads; others may have such names, too."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +131,8 @@ def parse_root(url: str, what: str = "root URL") -> Address:
             raise ValueError(f"{what}: {name} must be true or false")
         if not value:
             raise ValueError(f"{what}: option {name!r} is empty")
+        if name == "endpoint" and not _is_endpoint(value):
+            raise ValueError(f"{what}: endpoint {NO_ENDPOINT}")
     path = unquote(parts.path)
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -127,3 +181,29 @@ def overlap(one: Address, other: Address) -> bool:
         return one.folder.is_relative_to(other.folder) or other.folder.is_relative_to(one.folder)
     first, second = (f"{part}/" if part else "" for part in (one.prefix, other.prefix))
     return first.startswith(second) or second.startswith(first)
+
+
+def check_variables(scheme: str, variables: Mapping[str, str]) -> None:
+    """Check the environment variables of a store, which its client panics at, or repeats in errors.
+
+    Raises ValueError that names the variable, and says nothing of what it has.
+    """
+    for name in _FILES if scheme == "gs" else ():
+        if variables.get(name, "").lstrip().startswith("{"):
+            raise ValueError(
+                f"{name} must name a file: what the file has goes into GOOGLE_SERVICE_ACCOUNT_KEY"
+            )
+    for name in _ENDPOINTS.get(scheme, ()):
+        if name in variables and not _is_endpoint(variables[name]):
+            raise ValueError(f"{name} {NO_ENDPOINT}")
+    for name in _TEXTS.get(scheme, ()):
+        if not variables.get(name, "").isprintable():
+            raise ValueError(f"{name} must not contain line breaks or unprintable characters")
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -42,13 +42,9 @@ from typing import Any, Final
 
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
+from libs.storage.layout.primitives import Row, RowChange
+
 KNOWN_VERSION: Final = "0.17.0"
-
-Row = tuple[bytes, bytes]
-"""A key and its value."""
-
-Change = tuple[bytes, bytes | None]
-"""A key and its new value; None deletes it."""
 
 _log = logging.getLogger(__name__)
 _LENGTH: Final = struct.Struct(">i")
@@ -76,7 +72,7 @@ class PublicCalls:
     A `database` is the binding's `Db` or `DbReader`.
     """
 
-    def put_all(self, batch: binding.WriteBatch, rows: Iterable[Change]) -> None:
+    def put_all(self, batch: binding.WriteBatch, rows: Iterable[RowChange]) -> None:
         """Append a put or a delete for each row, in order; the last one of a key wins."""
         for key, value in rows:
             if value is None:
@@ -236,7 +232,7 @@ class DirectCalls(PublicCalls):
         self._unread = Status()
         self._unread_at = ctypes.addressof(self._unread)
 
-    def put_all(self, batch: binding.WriteBatch, rows: Iterable[Change]) -> None:
+    def put_all(self, batch: binding.WriteBatch, rows: Iterable[RowChange]) -> None:
         library, handle, status = self._library, batch._handle, Status()
         put, clone, from_bytes = library.put, library.clone_batch, library.from_bytes
         at = ctypes.addressof(status)

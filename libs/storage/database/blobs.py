@@ -30,6 +30,10 @@ FOLDER: Final = "blobs"
 BLOB_PATH: Final = re.compile(FOLDER + r"/[0-9a-f]{2}/[0-9a-f]{62}", re.ASCII)
 """The path of a blob below the root."""
 
+UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
+"""A blob without a record is collected after a day; one that is older than this gets no record any
+more, so that it is not collected by a job that saw none."""
+
 _NAME_BYTES: Final = 16
 
 

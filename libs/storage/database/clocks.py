@@ -104,7 +104,7 @@ class HybridClock:
 async def wait_until_past(
     last_ms: int,
     waiting: Callable[[int], None],
-    wall: Callable[[], float] = time.time,
+    wall: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Return once the wall clock is past `last_ms`, the time of the last commit.

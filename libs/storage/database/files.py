@@ -5,6 +5,7 @@
     <database>/manifest/<number, 20 digits>.manifest   names the tables; the highest is valid
     <database>/compacted/<ULID>.sst                    a table: written once, never changed
     <database>/wal/…                                   what is not in a table yet
+    <database>/compactions/<number>.compactions        what is compacted; the highest is valid
 
 A snapshot is a manifest with its tables: all of its rows are in these, and none in the WAL. A root
 that has them, and no other manifest of the database, has the database as it was then.
@@ -36,6 +37,10 @@ def tables_folder(database: str) -> str:
 
 def manifests_folder(database: str) -> str:
     return f"{database}/manifest"
+
+
+def compactions_folder(database: str) -> str:
+    return f"{database}/compactions"
 
 
 def files_folders(database: str) -> Sequence[str]:

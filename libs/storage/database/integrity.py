@@ -20,13 +20,25 @@ from slatedb.uniffi import (
     SlateDbWalReader,
     SsTableHandle,
     SsTableView,
+    VersionedCompactions,
     VersionedManifest,
 )
 
-from libs.storage.database.files import bytes_needed, manifests_folder, tables_folder
+from libs.storage.database.files import (
+    bytes_needed,
+    compactions_folder,
+    manifests_folder,
+    tables_folder,
+)
 from libs.storage.database.slate import bounded
 from libs.storage.database.wal_stores import WalStore
-from libs.storage.errors import DamagedStore, LostDatabase, ObjectNotFound, readable
+from libs.storage.errors import (
+    DamagedStore,
+    LostDatabase,
+    ObjectNotFound,
+    StoreFailed,
+    readable,
+)
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path_of
 
@@ -36,6 +48,15 @@ READS_AT_ONCE: Final = 16
 
 WAL_FILE_S: Final = 60.0
 """How long one file of the WAL may take: its reader waits for one that is not there."""
+
+DELETE_COMPACTIONS: Final = (
+    "stop the shard's process, and delete this file: it has no rows, only which tables were being "
+    "compacted, and its owner begins these compactions again"
+)
+"""What to do about a damaged file of compactions."""
+
+_CLOCKS_DIFFER_MS: Final = 3600 * 1000
+"""A compaction may seem to have begun so long after its file was written, by the store's clock."""
 
 
 class TableFile(NamedTuple):
@@ -63,20 +84,21 @@ class DatabaseFiles(NamedTuple):
     """What a database consists of, as one look found it.
 
     Attributes:
-        manifest_path: The newest manifest.
-        tables: What it names.
+        tables: What the newest manifest names.
         replay_after: The last WAL file whose rows are all in tables.
         last_seq: The number of the last commit that is in tables.
         wal: Numbers of the WAL files after it, ascending.
         faults: What is missing, or too short.
+        compactions: What is wrong with the newest file of compactions, without which all rows are
+            there.
     """
 
-    manifest_path: str
     tables: Sequence[TableFile]
     replay_after: int
     last_seq: int
     wal: Sequence[int]
     faults: Sequence[FileFault]
+    compactions: FileFault | None
 
 
 async def find_exchanged(objects: Objects, tables: Sequence[TableFile]) -> list[FileFault]:
@@ -140,7 +162,7 @@ def _wal_name(number: int) -> str:
 
 
 async def refuse_losses(
-    admin: Admin, objects: Objects, wal: WalStore, database: str, *, is_restored: bool = False
+    admin: Admin, objects: Objects, wal: WalStore, database: str, *, is_restored: bool
 ) -> int:
     """How many files of the WAL a replay reads.
 
@@ -148,7 +170,8 @@ async def refuse_losses(
     is gone, or all are; where there is no manifest, and anything shows that there was a database,
     which would begin with ID 1 again (LostDatabase where only the topology shows it). The last
     file, once gone, is not missed: nothing says that there was one. A database that `is_restored`
-    has no WAL. Costs two requests, and two more for a new one.
+    has no WAL. Also where SlateDB would not open it for a damaged file of compactions, which it
+    does not name. Costs six requests, and two more for a new one.
     """
     count, loss = await _find_loss(admin, objects, wal, database, is_restored)
     if loss is not None:
@@ -163,9 +186,12 @@ async def _find_loss(
     admin: Admin, objects: Objects, wal: WalStore, database: str, is_restored: bool
 ) -> tuple[int, DamagedStore | None]:
     """How many files of the WAL there are to replay; what is lost, and what to do."""
+    compactions = await _newest_compactions(admin, database)
     manifest = await _newest_manifest(admin, database)
     if manifest is None:
         return 0, await _lost_manifests(objects, wal, database)
+    if fault := await _fault_of_compactions(objects, database, compactions, manifest):
+        return 0, DamagedStore(f"{fault.path}: {fault.wrong}: {DELETE_COMPACTIONS}")
     replay_after = int(manifest.replay_after_wal_id)
     needed = _wal_name(max(replay_after - 1, 0))
     listed = await wal.objects.describe(f"{database}/{WAL}", needed)
@@ -234,6 +260,7 @@ async def look_at_files(
     """
     # The WAL before the manifest: what a collector removes meanwhile is in tables by then.
     wal_files = await wal.objects.describe(f"{database}/{WAL}")
+    compactions = await _newest_compactions(admin, database, timeout_s)
     manifest = await _read_manifest(admin, database, timeout_s)
     table_files = {one.path: one for one in await objects.describe(tables_folder(database))}
     tables = [_table_of(database, view.sst) for view in _views(manifest)]
@@ -249,8 +276,8 @@ async def look_at_files(
     ]
     if (lost := await _lost_wal(objects, wal, database, replay_after, wal_files)) is not None:
         faults.append(lost)
-    path = f"{manifests_folder(database)}/{int(manifest.id):020}.manifest"
-    return DatabaseFiles(path, tables, replay_after, last_seq, numbers, faults)
+    of_compactions = await _fault_of_compactions(objects, database, compactions, manifest)
+    return DatabaseFiles(tables, replay_after, last_seq, numbers, faults, of_compactions)
 
 
 async def _read_manifest(
@@ -268,6 +295,51 @@ async def _newest_manifest(
     """The newest manifest; None in a new database. Raises StorageError."""
     async with bounded(f"reading the manifest of {database}", timeout_s):
         return await admin.read_manifest(None)
+
+
+async def _newest_compactions(
+    admin: Admin, database: str, timeout_s: float | None = None
+) -> VersionedCompactions | str | None:
+    """The newest file of compactions, or what SlateDB says of it where it cannot read it.
+
+    None where there is none. Raises StoreUnavailable. Read it before the manifest, to which an
+    owner that opens the database writes first.
+    """
+    try:
+        async with bounded(f"reading the compactions of {database}", timeout_s):
+            return await admin.read_compactions(None)
+    except (DamagedStore, StoreFailed) as error:
+        return str(error)
+
+
+async def _fault_of_compactions(
+    objects: Objects,
+    database: str,
+    found: VersionedCompactions | str | None,
+    manifest: VersionedManifest,
+) -> FileFault | None:
+    """Why SlateDB would refuse the newest file of compactions, which has no checksum."""
+    if found is None:
+        return None
+    folder = compactions_folder(database)
+    files = await objects.describe(folder)  # none of memory:///
+    path = files[-1].path if files else folder
+    if isinstance(found, str):
+        return FileFault(path, found)
+    if found.compactor_epoch > manifest.compactor_epoch:
+        return FileFault(path, "it is of a later owner than the manifest")
+    began_ms = max((_ms_of(one.id) for one in found.recent_compactions), default=0)
+    if files and began_ms > files[-1].modified_ms + _CLOCKS_DIFFER_MS:
+        return FileFault(path, "it has a compaction that began after the file was written")
+    return None
+
+
+_DIGITS: Final = str.maketrans("JKMNPQRSTVWXYZ", "IJKLMNOPQRSTUV")
+"""Digits of Crockford's base 32, which a ULID has, as Python's."""
+
+
+def _ms_of(ulid: str) -> int:
+    return int(ulid[:10].translate(_DIGITS), 32)
 
 
 def _views(manifest: VersionedManifest) -> list[SsTableView]:

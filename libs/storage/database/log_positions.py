@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from libs.storage.database.binding import Row
 from libs.storage.layout.ids import sequence_of
 from libs.storage.layout.keys import log_range, parse_log_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.metadata import read_log_entry_head
 
 

@@ -18,7 +18,6 @@ from libs.storage.layout.buckets import (
     last_order,
     order_of,
 )
-from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.layout.keys import (
     BEHIND_NUMBERS,
     LAST_NUMBER,
@@ -72,20 +71,20 @@ class Waiting(NamedTuple):
     message_count: int
 
 
-def log_run(first: int = 0, last: int = LAST_NUMBER) -> NumberRange:
+def log_run(first: int, last: int = LAST_NUMBER) -> NumberRange:
     return NumberRange(log_key(0)[:-_NUMBER_BYTES], first, last)
 
 
-def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
+def payload_run(first_id: int, last_id: int) -> NumberRange:
     return NumberRange(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
-def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
+def pack_run(first_id: int, last_id: int) -> NumberRange:
     """The packs of payloads whose first messages have IDs from `first_id` to `last_id`."""
     return NumberRange(pack_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
-def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> NumberRange:
+def attempts_run(queue: str, first_id: int, last_id: int) -> NumberRange:
     return NumberRange(queue_head(RecordType.ATTEMPTS, queue), first_id, last_id)
 
 
@@ -105,7 +104,7 @@ def active_runs(queue: str, state: QueueStateRecord) -> Iterator[Waiting]:
 
 
 def done_run(
-    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+    queue: str, state: QueueStateRecord, from_ms: int, until_ms: int | None
 ) -> NumberRange | None:
     """The done rows that may have messages finished at from_ms ≤ time < until_ms."""
     oldest = state.oldest_done_order if state.done_count else 0
@@ -113,7 +112,7 @@ def done_run(
 
 
 def failed_run(
-    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+    queue: str, state: QueueStateRecord, from_ms: int, until_ms: int | None
 ) -> NumberRange | None:
     """The failed rows that may have messages that failed at from_ms ≤ time < until_ms."""
     oldest = state.oldest_failed_order if state.failed_count else 0
@@ -121,7 +120,7 @@ def failed_run(
 
 
 def archived_run(
-    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+    queue: str, state: QueueStateRecord, from_ms: int, until_ms: int | None
 ) -> NumberRange | None:
     """The rows that may have messages archived at from_ms ≤ time < until_ms."""
     archived = state.archived or ArchivedRecord()

@@ -7,6 +7,7 @@ in a store of their own: see `libs.storage.database.wal_stores`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from slatedb.uniffi import (
 
 from libs.storage.database.addresses import (
     Address,
+    check_variables,
     parse_root,
     parse_wal_store,
 )
@@ -60,6 +62,7 @@ from libs.storage.errors import (
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import BothSyncs, Durability, NoSync, durability_of
 from libs.storage.objects.instance_records import InstanceRecords, WalStoreRecord
+from libs.storage.objects.probe import probe_store
 from libs.storage.objects.restores import refuse_unfinished_restore
 from libs.storage.objects.small_objects import Objects
 
@@ -124,6 +127,34 @@ class Root:
             elif not await wal.has_marker():
                 raise unknown_wal_store(wal, is_other=is_other)
         self._wal = wal
+        return wal
+
+    async def new_wal_store(self) -> WalStoreRecord | None:
+        """What the record of a new instance says of the store that this process was given.
+
+        None where it was given none, or the instance has its record. The store is tried first: the
+        record binds the instance to it. Raises as `try_wal_store`.
+        """
+        records = InstanceRecords(self.objects)
+        if not self.wal_url or await records.latest() is not None:
+            return None
+        named = WalStoreRecord.new(self.wal_url)
+        try:
+            await self.try_wal_store(named)
+        except OtherWalStore:
+            if await records.latest() is None:
+                raise
+            return None  # Another process has just made the instance, with this store.
+        return named
+
+    async def try_wal_store(self, named: WalStoreRecord) -> WalStore:
+        """Make and test the store that an instance is to have its WALs in; what it says stays.
+
+        Raises OtherWalStore where another instance has it, StoreUnavailable, as `probe_store`.
+        """
+        wal = self.open_wal_store(named, make=True)
+        await probe_store(wal.objects)
+        await wal.has_marker()
         return wal
 
     @property
@@ -358,8 +389,9 @@ def open_root(
     refuses its configuration.
     """
     address = parse_root(url)
+    check_variables(address.scheme, os.environ)
     if wal_url:
-        parse_wal_store(wal_url, address)
+        check_variables(parse_wal_store(wal_url, address).scheme, os.environ)
     if address.folder is not None:
         try:
             address.folder.mkdir(parents=True, exist_ok=True)

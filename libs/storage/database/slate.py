@@ -34,7 +34,7 @@ from slatedb.uniffi import (
     WriteBatch,
 )
 
-from libs.storage.database.binding import CALLS, Change, Row
+from libs.storage.database.binding import CALLS
 from libs.storage.database.commit_thread import CommitThread
 from libs.storage.database.settings import ReplayBound
 from libs.storage.database.statistics import Statistics, statistics_of
@@ -47,6 +47,7 @@ from libs.storage.errors import (
     StoreUnavailable,
     readable,
 )
+from libs.storage.layout.primitives import Row, RowChange
 from libs.storage.objects.durability import Durability, FolderSync
 
 _log = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ class Batch:
     __slots__ = ("_later", "_rows", "commit", "size_bytes")
 
     def __init__(self) -> None:
-        self._rows: list[Change] = []
-        self._later: list[Iterable[Change]] = []
+        self._rows: list[RowChange] = []
+        self._later: list[Iterable[RowChange]] = []
         self.size_bytes = 0
         """Keys and values so far, with an estimate of the overhead per row."""
         self.commit = 0
@@ -92,13 +93,13 @@ class Batch:
         self._rows.append((key, value))
         self.size_bytes += len(key) + len(value) + _OVERHEAD_BYTES
 
-    def put_all(self, rows: Sequence[Change]) -> None:
+    def put_all(self, rows: Sequence[RowChange]) -> None:
         """Set each key to its value, or remove it where that is None."""
         self._rows += rows
         self.size_bytes += sum([len(key) + len(value or b"") for key, value in rows])
         self.size_bytes += _OVERHEAD_BYTES * len(rows)
 
-    def put_later(self, rows: Iterable[Change], size_bytes: int) -> None:
+    def put_later(self, rows: Iterable[RowChange], size_bytes: int) -> None:
         """Like `put_all`, for rows that are made while the batch is written, of about this size.
 
         They count as one operation, and are written after all others.

@@ -23,7 +23,7 @@ from slatedb.uniffi import (
     ReaderOptions,
 )
 
-from libs.storage.database.binding import CALLS, Row
+from libs.storage.database.binding import CALLS
 from libs.storage.database.slate import (
     READ_MEMORY,
     Batch,
@@ -34,6 +34,7 @@ from libs.storage.database.slate import (
 )
 from libs.storage.errors import SnapshotNotFound
 from libs.storage.layout.own_keys import CLOCK_KEY
+from libs.storage.layout.primitives import Row
 
 SNAPSHOTS_MAX: Final = 64
 """Snapshots at a time: each is an entry in the manifest, and keeps the tables of its time."""

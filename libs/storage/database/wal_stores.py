@@ -27,7 +27,7 @@ from libs.storage.errors import (
     StoreUnavailable,
     readable,
 )
-from libs.storage.objects.durability import Durability, durability_of
+from libs.storage.objects.durability import Durability, FolderSync, durability_of
 from libs.storage.objects.instance_records import WalStoreRecord
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects, open_objects
@@ -84,18 +84,36 @@ class WalStore:
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptRecord("WAL store", f"{self.name_of(MARKER)}: {error!r}") from error
         if found != self.record.store_id:
-            raise OtherWalStore(
-                f"wal_store: {self.address.url} has the WALs of another instance, {root}: give "
-                f"the store that this instance has, {self.record.url}"
+            is_named = self.record.url == self.address.url
+            advice = (
+                "give an instance an empty store of its own"
+                if is_named
+                else f"give the store that this instance has, {self.record.url}"
             )
+            raise OtherWalStore(
+                f"wal_store: {self.address.url} has the WALs of another instance, {root}: {advice}"
+            )
+        self._require_marker()
         return True
+
+    async def check_marker(self) -> None:
+        """Raise LostWalStore where the store does not say whose it is any more; as `has_marker`."""
+        if not await self.has_marker():
+            raise unknown_wal_store(self, is_other=False)
 
     async def mark(self, root_url: str) -> None:
         """Let the store say whose it is. Raises as `has_marker`."""
         assert self.record is not None, "the root's own store needs none"
         content = {"id": self.record.store_id, "root": root_url}
-        if not await self.objects.put_if_absent(MARKER, json.dumps(content).encode()):
+        if await self.objects.put_if_absent(MARKER, json.dumps(content).encode()):
+            self._require_marker()
+        else:
             await self.has_marker()
+
+    def _require_marker(self) -> None:
+        """Let no commit count as durable once the folder has been emptied."""
+        if self.address.folder is not None and isinstance(self.durability, FolderSync):
+            self.durability.require(self.address.folder / self.address.prefix / MARKER)
 
 
 def unknown_wal_store(wal: WalStore, *, is_other: bool) -> LostWalStore | OtherWalStore:

@@ -18,6 +18,8 @@ from libs.storage.layout.primitives import Fixed, KeyRange, terminated
 _IN_MINUTE = Fixed(order=">", minute="I", number="Q")
 _SLOT = Fixed(order=">", slot="H")
 _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
+MINUTE_MS = 60_000
+"""Keys have the minute since 1970 in which something happened, or ends."""
 ULID_BYTES = 16
 REQUEST_DIGEST_BYTES = 16
 
@@ -211,7 +213,7 @@ task_request_key, parse_task_request_key = _bytes_keys(
 )
 
 
-def task_range(after: bytes = b"") -> KeyRange:
-    """All tasks, the oldest first, or those after the ULID `after`."""
+def task_range(after: bytes) -> KeyRange:
+    """All tasks, the oldest first, or those after the ULID `after`, unless it is empty."""
     head = key_head(RecordType.TASK)
     return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")

@@ -16,7 +16,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
 
-Row = tuple[bytes, bytes | None]
+Row = tuple[bytes, bytes]
+"""A key and its value."""
+
+RowChange = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
 
 # Lengths and counts are u16 in the layouts of the RFC.

@@ -98,6 +98,10 @@ class FolderSync:
 
     `sync_file` does the same: an fsync of the file and of each folder above it would commit the
     file system's journal each time, and every writer on it waits for each of those commits.
+
+    Files are written by path. Once another folder is at the path of the data folder, since a disk
+    was mounted or unmounted there, say, nothing that is written counts as durable. Nor does it once
+    a required file is gone, since the folder was emptied.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,6 +113,7 @@ class FolderSync:
         self._descriptors = [
             [os.open(one, os.O_RDONLY | os.O_DIRECTORY) for one in self._folders] for _ in range(2)
         ]
+        self._required: Path | None = None
         self._now = threading.Lock()
         # Numbers of syncs, for the thread that makes them; others only read the first.
         self._begun = self._ended = 0
@@ -125,6 +130,10 @@ class FolderSync:
 
     async def sync_file(self, path: Path) -> None:
         await self.sync()
+
+    def require(self, file: Path) -> None:
+        """From now on, let each sync fail without this file."""
+        self._required = file
 
     def _sync_after(self, begun: int) -> None:
         """Sync, unless a sync that began after number `begun` has ended."""
@@ -147,9 +156,15 @@ class FolderSync:
                 self._failure = error
         # Another thread may have seen the failure, which may concern what this caller wrote.
         if self._failure is not None:
-            raise OSError(*self._failure.args)
+            failure = self._failure
+            raise OSError(failure.errno, failure.strerror, failure.filename)
 
     def _sync(self, descriptors: Sequence[int]) -> None:
+        data = str(self._folders[0])
+        if not os.path.samestat(os.stat(data), os.fstat(descriptors[0])):
+            raise OSError(errno.ESTALE, "another folder is there now, or another disk", data)
+        if self._required is not None:
+            self._required.stat()
         for folder, descriptor in zip(self._folders, descriptors, strict=True):
             if self._libc.syncfs(descriptor) != 0:
                 number = ctypes.get_errno()

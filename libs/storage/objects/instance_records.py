@@ -82,7 +82,7 @@ class InstanceRecords:
 
         False: another writer was first; read the latest again.
         """
-        return await self._objects.put_if_absent(_path(record.number), _encode(record))
+        return await self._objects.put_if_absent(path_of(record.number), _encode(record))
 
 
 def with_wal_store(path: str, data: bytes, wal_store: WalStoreRecord | None) -> bytes:
@@ -94,7 +94,8 @@ def with_wal_store(path: str, data: bytes, wal_store: WalStoreRecord | None) -> 
     return json.dumps(load_json(data) | {"wal_store": _encode_wal_store(wal_store)}).encode()
 
 
-def _path(number: int) -> str:
+def path_of(number: int) -> str:
+    """Where the record of this number is."""
     return f"{FOLDER}/{number:020}.json"
 
 
@@ -126,7 +127,7 @@ def _decode(path: str, data: bytes) -> InstanceRecord:
             raise ValueError("it has a value that is not a whole number")
         if any(type(text) is not str for text in record.wal_store or ()):
             raise ValueError("its wal_store has a value that is not a text")
-        if path != _path(record.number):
+        if path != path_of(record.number):
             raise ValueError(f"its content has the number {record.number}")
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("instance record", f"{path}: {error!r}") from error

@@ -19,16 +19,20 @@ has stood by gives its shard free when it stops.
 An object is created only if it is absent, and never changed: a claim is a compare-and-swap on the
 number before it. A claim removes the objects before its own, so a claimant that read long ago can
 create a used number again. That is why an owner looks once more after it has opened the database.
+
+A claim that is damaged has its number, and counts as of a process without a name, so that the next
+one replaces it. The names before it are forgotten: one of them could take the shard back, once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from typing import Final, NamedTuple
 
-from libs.storage.errors import CorruptRecord, Fenced, ObjectNotFound
+from libs.storage.errors import Fenced, ObjectNotFound
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 
@@ -60,19 +64,23 @@ class OwnerRecord(NamedTuple):
         number: Of the object; 0 where no claim was ever made.
         replaced: The names that had the shard before, latest first.
         is_free: Whether its owner has given it free.
+        damage: Why it cannot be read; empty where it can.
     """
 
     number: int
     owner: Owner
     replaced: tuple[str, ...]
     is_free: bool = False
+    damage: str = ""
 
+
+_NAME: Final = re.compile(r"(\d{20})\.json")
 
 _UNCLAIMED: Final = OwnerRecord(0, Owner(), ())
 
 
 class ShardOwners:
-    """The claims of one database. Every method raises StoreUnavailable and CorruptRecord."""
+    """The claims of one database. Every method raises StoreUnavailable."""
 
     def __init__(self, objects: Objects, database: str) -> None:
         """For a database by its name below the root, such as `broker/0`."""
@@ -118,12 +126,17 @@ class ShardOwners:
 
     async def latest(self) -> OwnerRecord:
         """The valid claim."""
-        while paths := await self._objects.list(self._folder):
+        while paths := await self._paths():
             try:
                 return _decode(paths[-1], await self._objects.get(paths[-1]))
             except ObjectNotFound:
                 continue  # A higher number was created since, and this one was removed.
         return _UNCLAIMED
+
+    async def _paths(self) -> list[str]:
+        """Those of the claims, without what else may have got into the folder."""
+        paths = await self._objects.list(self._folder)
+        return [path for path in paths if _NAME.fullmatch(path.rpartition("/")[2])]
 
     async def _create(self, owner: Owner, latest: OwnerRecord, *, is_free: bool = False) -> bool:
         """Create the claim behind the latest one; False where another one has come before it."""
@@ -140,7 +153,7 @@ class ShardOwners:
         path = f"{self._folder}/{latest.number + 1:020}.json"
         if not await self._objects.put_if_absent(path, json.dumps(content).encode()):
             return False
-        paths = await self._objects.list(self._folder)
+        paths = await self._paths()
         # The number behind an old claim is free again once two have come since.
         is_latest = paths[-1:] == [path]
         old = [one for one in paths if one < path] if is_latest else [path]
@@ -153,9 +166,9 @@ class ShardOwners:
 
 
 def _decode(path: str, data: bytes) -> OwnerRecord:
+    number = int(path.rpartition("/")[2].removesuffix(".json"))
     try:
         content = load_json(data)
-        number = int(path.rpartition("/")[2].removesuffix(".json"))
         owner = Owner(content["owner"], content["address"])
         record = OwnerRecord(number, owner, tuple(content["replaced"]), content["is_free"])
         if not all(type(text) is str for text in (*owner, *record.replaced)):
@@ -163,5 +176,5 @@ def _decode(path: str, data: bytes) -> OwnerRecord:
         if type(record.is_free) is not bool:
             raise ValueError("is_free is not a truth value")
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptRecord("shard owner", f"{path}: {error!r}") from error
+        return _UNCLAIMED._replace(number=number, damage=f"{path}: {error!r}")
     return record

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import xxhash
 from obstore import open_reader
@@ -20,9 +28,14 @@ from libs.storage.errors import DamagedObject, ObjectNotFound, StoreUnavailable,
 from libs.storage.objects.durability import Durability, full_disk
 from libs.storage.objects.requests import CountedStore, RequestCounts
 
+T = TypeVar("T")
+
 _ATTEMPT_S: Final = 5
 _RETRY_S: Final = 10
 _RETRIES: Final = 2
+
+_READS: Final = 5
+"""Times that a read is tried whose answer breaks off. Each start has some thirty of them."""
 
 _PATIENT_S: Final = 3600
 """The limit of one response that is read in pieces, which the silence between them ends sooner."""
@@ -87,9 +100,8 @@ class Objects:
 
     async def get(self, path: str) -> bytes:
         """Raises ObjectNotFound."""
-        with self._finding("reading", path):
-            found = await self._store.get_async(path)
-            return bytes(await found.bytes_async())
+        data, _ = await self.get_version(path)
+        return data
 
     async def get_slowly(self, path: str, silence_s: float) -> bytes:
         """The object's bytes, however long they take; raises ObjectNotFound.
@@ -157,7 +169,7 @@ class Objects:
     async def get_range(self, path: str, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end`. Raises ObjectNotFound."""
         with self._finding("reading", path):
-            return await self._store.get_range_async(path, start, end)
+            return await _whole_answer(lambda: self._store.get_range_async(path, start, end))
 
     async def put(self, path: str, data: bytes) -> None:
         """Write or replace the object, durably."""
@@ -203,9 +215,12 @@ class Objects:
         return await self._get_version(self._store, path)
 
     async def _get_version(self, store: CountedStore, path: str) -> tuple[bytes, str]:
-        with self._finding("reading", path):
+        async def read() -> tuple[bytes, str]:
             found = await store.get_async(path)
             return bytes(await found.bytes_async()), str(found.meta["e_tag"])
+
+        with self._finding("reading", path):
+            return await _whole_answer(read)
 
     def _store_for(self, data: bytes) -> CountedStore:
         return self._patient if len(data) > _SMALL_BYTES else self._store
@@ -240,8 +255,12 @@ class Objects:
     async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
         """All objects below the folder `prefix` whose names sort after `after`, sorted by path."""
         offset = None if after is None else f"{prefix}/{after}"
+
+        async def read() -> Sequence[Sequence[Any]]:
+            return [page async for page in self._store.list(prefix, offset=offset)]
+
         try:
-            pages = [page async for page in self._store.list(prefix, offset=offset)]
+            pages = await _whole_answer(read)
         except (BaseError, OSError) as error:
             raise self._unavailable("listing", prefix, error) from error
         return sorted(
@@ -252,15 +271,19 @@ class Objects:
 
     async def has_any(self, prefix: str) -> bool:
         """Whether there is an object below the folder `prefix`: one request, however many."""
-        try:
+
+        async def read() -> bool:
             return bool(await anext(self._store.list(prefix), None))
+
+        try:
+            return await _whole_answer(read)
         except (BaseError, OSError) as error:
             raise self._unavailable("listing", prefix, error) from error
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """The paths of the folders directly below the folder `prefix`, sorted."""
         try:
-            found = await self._store.list_with_delimiter_async(prefix)
+            found = await _whole_answer(lambda: self._store.list_with_delimiter_async(prefix))
         except (NotFoundError, FileNotFoundError):
             return []
         except (BaseError, OSError) as error:
@@ -316,7 +339,8 @@ class Objects:
     async def check(self, timeout_s: float) -> None:
         """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read."""
         try:
-            await asyncio.wait_for(self._store.list_with_delimiter_async("topology"), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await _whole_answer(lambda: self._store.list_with_delimiter_async("topology"))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {timeout_s:g} s") from None
         except (BaseError, OSError) as error:
@@ -339,6 +363,18 @@ class Objects:
     async def _sync(self, path: str) -> None:
         if self._folder is not None:
             await self._durability.sync_file(self._folder / path)
+
+
+async def _whole_answer(read: Callable[[], Awaitable[T]]) -> T:
+    """What `read` gives, once its answer does not break off; a client repeats all but that."""
+    for _ in range(_READS - 1):
+        try:
+            return await read()
+        except BaseError as error:
+            said = str(error)
+            if "response body" not in said or "Interrupted" not in said:
+                raise
+    return await read()
 
 
 @asynccontextmanager

@@ -44,6 +44,7 @@ _MESSAGE_ID = struct.Struct("<Q")
 _U16 = struct.Struct("<H")
 _BEFORE_HEADERS = struct.Struct("<QqqqI")
 NO_DELAY = -1
+"""Stands for the delay of a message that has none of its own; 0 is one."""
 _NONE: Mapping[int, int] = {}
 _NO_QUEUE: Mapping[int, str] = {}
 
@@ -200,7 +201,7 @@ def read_records(data: bytes, at: int, messages_max: int, bytes_max: int) -> Rec
                 next_id = -1
                 continue
         else:
-            (fields, headers), end = _read_record("log entry", data, at)
+            (fields, headers), end = _read_record(data, at)
             known = data[start:end]
         records.append((fields, headers))
         next_id = fields[0] + 1
@@ -253,7 +254,7 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
 def read_log_entry_head(data: bytes) -> tuple[int, int]:
     """The number of messages of a log entry, and when the first one was received, in ms."""
     count = Reader("log entry", data).number("count of records", "H")
-    ((_, _, received_at_ms, *_), _), _ = _read_record("log entry", data, 2)
+    ((_, _, received_at_ms, *_), _), _ = _read_record(data, 2)
     return count, received_at_ms
 
 
@@ -339,7 +340,7 @@ def record_spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
             end = _headers_end(data, headers)
             known = data[headers:end]
             if known not in read:
-                _, end = _read_record("log entry", data, start)
+                _, end = _read_record(data, start)
                 read.add(known)
         yield start, end
 
@@ -364,7 +365,7 @@ def _delay_number(delay_ms: int | None) -> int:
     return delay_ms
 
 
-def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[str, str]], int]:
+def _read_record(data: bytes, at: int) -> tuple[tuple[Fields, dict[str, str]], int]:
     """The record at offset `at` and the offset after it.
 
     Written out rather than read field by field, as every router reads every message. A slice never
@@ -382,12 +383,12 @@ def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[
             at = start + _U16.unpack_from(data, at)[0]
             headers[key] = str(data[start:at], "utf-8")
     except struct.error:
-        raise CorruptRecord(record, f"ends within the record before byte {at}") from None
+        raise CorruptRecord("log entry", f"ends within the record before byte {at}") from None
     except UnicodeDecodeError as error:
         detail = f"a header before byte {at} is not valid UTF-8: {error.reason}"
-        raise CorruptRecord(record, detail) from None
+        raise CorruptRecord("log entry", detail) from None
     if at > len(data):
-        raise CorruptRecord(record, f"ends within the record before byte {at}")
+        raise CorruptRecord("log entry", f"ends within the record before byte {at}")
     if len(headers) != header_count:
-        raise CorruptRecord(record, f"it has a header key twice before byte {at}")
+        raise CorruptRecord("log entry", f"it has a header key twice before byte {at}")
     return (tuple(fields), headers), at

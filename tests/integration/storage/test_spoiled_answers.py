@@ -165,3 +165,27 @@ async def test_an_owner_whose_database_a_listing_does_not_show_makes_no_other(
     store.set()
 
     assert await _read(root) == rows
+
+
+async def test_reads_of_small_objects_that_are_broken_off_are_repeated(
+    store: FaultyStore, root: Root
+) -> None:
+    objects = root.objects
+    await objects.put("topology/ingest-0.json", b"an entry of the topology")
+    broken = [
+        Fault(Outcome.BREAK, method="GET", match=match, times=2)
+        for match in ("list-type", "topology/ingest")
+    ]
+
+    store.set(*broken)
+
+    assert await objects.list("topology") == ["topology/ingest-0.json"]
+    assert await objects.get("topology/ingest-0.json") == b"an entry of the topology"
+    assert [fault.happened for fault in broken] == [2, 2]
+    for read in (objects.folders(""), objects.has_any("topology"), objects.check(60)):
+        store.set(fault := Fault(Outcome.BREAK, method="GET", match="list-type", times=1))
+        await read
+        assert fault.happened == 1
+    store.set(fault := Fault(Outcome.BREAK, method="GET", match="topology/ingest", times=1))
+    data, _ = await objects.get_version("topology/ingest-0.json")
+    assert (data, fault.happened) == (b"an entry of the topology", 1)

@@ -16,7 +16,6 @@ from libs.storage.database import binding, slate, snapshots
 from libs.storage.database.binding import (
     CALLS,
     KNOWN_VERSION,
-    Change,
     DirectCalls,
     PublicCalls,
     UnknownBinding,
@@ -26,6 +25,7 @@ from libs.storage.database.binding import (
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
+from libs.storage.layout.primitives import RowChange
 
 SIZES = (0, 1, 100, 65_535, 1 << 20)
 STEPS = "follow the steps for a new version of slatedb at the head of libs/storage/database/binding"
@@ -138,7 +138,7 @@ async def test_an_error_of_the_callee_reaches_the_caller(tmp_path: Path) -> None
     CALLS.put_all(batch, [(b"k", b"v")])
     await database._db.write(batch)
 
-    late: list[Change] = [(b"late", b"v"), (b"late", None)]
+    late: list[RowChange] = [(b"late", b"v"), (b"late", None)]
     for change in late:  # a batch that was written takes no more
         with pytest.raises(Error.Invalid):
             CALLS.put_all(batch, [change])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.database.binding import Change
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
@@ -17,6 +16,7 @@ from libs.storage.errors import Fenced, StoreFailed, Unstorable
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
 )
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.states import decode_clock
 from tests.manual_clock import ManualClock
 from tests.unit.storage.database.commit_loop import HeldSync, Rows, Stack, committing
@@ -250,7 +250,7 @@ async def test_a_record_that_cannot_be_encoded_is_named_to_the_waiters_of_its_co
         first = asyncio.create_task(stack.set(b"first"))
         await sync.until_waiting()
 
-        def unstorable() -> Iterator[Change]:
+        def unstorable() -> Iterator[RowChange]:
             yield b"second", b"v"
             stack.rows.set(b"third", b"v")  # While the second one is written.
             stack.commits.mark_dirty()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from libs.storage.database.roots import Root, open_root
-from libs.storage.database.settings import Kind
+from libs.storage.database.settings import Kind, tuning_of
 from libs.storage.database.slate import Batch
 from libs.storage.errors import DamagedStore
 from libs.storage.objects.small_objects import ObjectInfo
@@ -135,6 +136,61 @@ async def test_an_owner_that_begins_a_database_meanwhile_is_not_taken_for_a_loss
     root.objects.describe = begin  # type: ignore[method-assign]
     await commit(root)
     assert begun
+
+
+NONE_BYTES = 42
+"""What a file of compactions has that says of none."""
+
+LOOKS = ("poll_interval", "worker.compactions_poll_interval")
+
+
+async def compact(root: Root, tmp_path: Path) -> Path:
+    """Have tables of the database compacted; the file that says so."""
+    table = tuning_of(Kind.INGEST, "file")
+    often = {f"compactor_options.{look}": "100ms" for look in LOOKS}
+    settings = {**table.settings, **often, "manifest_poll_interval": "100ms"}
+    database = await root.database(NAME, Kind.INGEST, replace(table, settings=settings))
+    folder = tmp_path / NAME / "compactions"
+    while max(path.stat().st_size for path in folder.glob("*.compactions")) <= NONE_BYTES:
+        batch = Batch()
+        batch.put(KEY, b"value")
+        await database.commit(batch)
+        await database.flush_memtable()
+    await database.close()
+    return max(folder.glob("*.compactions"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda stored: stored[: len(stored) // 2], id="cut"),
+        pytest.param(lambda stored: b"", id="empty"),
+        pytest.param(lambda stored: b"\x80" + stored[1:], id="of another version"),
+        # Bytes 26 to 33 are the owner's number; 6 of the last 16 are a compaction's time.
+        pytest.param(lambda stored: stored[:28] + b"\x01" + stored[29:], id="of a later owner"),
+        pytest.param(lambda stored: stored[:-9] + b"\x03" + stored[-8:], id="of a later time"),
+    ],
+)
+async def test_a_damaged_file_of_compactions_is_named_and_the_owner_starts_once_it_is_deleted(
+    root: Root, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    newest = await compact(root, tmp_path)
+    assert (await root.files(NAME)).compactions is None
+    newest.write_bytes(damage(newest.read_bytes()))
+    path = str(newest.relative_to(tmp_path))
+
+    said = await refusal(root)
+    files = await root.files(NAME)
+
+    assert said.startswith(f"{path}: ")
+    assert "delete this file" in said
+    assert files.compactions is not None
+    assert files.compactions.path == path
+    assert files.faults == []
+    newest.unlink()
+    database = await root.database(NAME, Kind.INGEST)
+    assert await database.get(KEY, durable=True) == b"value"
+    await database.close()
 
 
 async def test_a_start_asks_for_the_entry_only_where_there_is_no_database(root: Root) -> None:

@@ -58,14 +58,14 @@ def holds(run: NumberRange | None, key: bytes) -> bool:
 
 def test_runs_span_what_the_builders_of_keys_span() -> None:
     for run, span in (
-        (log_run(), log_range(0)),
+        (log_run(0), log_range(0)),
         (log_run(5, 9), log_range(5, 9)),
         (payload_run(5, 9), payload_range(5, 9)),
         (pack_run(5, 9), pack_range(5, 9)),
     ):
         assert (run.span.start, run.span.end[:-1]) == (span.start, span.end[:-1])
-    assert log_run().number(log_key(7)) == payload_run().number(payload_key(7)) == 7
-    assert pack_run().number(pack_key(7)) == 7
+    assert log_run(0).number(log_key(7)) == payload_run(0, 9).number(payload_key(7)) == 7
+    assert pack_run(0, 9).number(pack_key(7)) == 7
     assert holds(attempts_run("q", 5, 9), attempts_key("q", 9))
     assert not holds(attempts_run("q", 5, 9), attempts_key("q", 10))
 
@@ -101,7 +101,7 @@ def test_lists_begin_at_their_oldest_row_or_at_the_time_asked_for() -> None:
     later = order_of(2, NOW_MS + day_ms, 0)
     late = order_of(2, NOW_MS + 2 * day_ms + LATE_MS, 0)
 
-    whole = done_run("q", STATE)
+    whole = done_run("q", STATE, 0, None)
     day = done_run("q", STATE, NOW_MS + day_ms, NOW_MS + 2 * day_ms)
 
     assert holds(whole, done_key("q", HEAD))
@@ -110,7 +110,7 @@ def test_lists_begin_at_their_oldest_row_or_at_the_time_asked_for() -> None:
     assert not holds(day, done_key("q", later - 1))
     assert holds(day, done_key("q", late))
     assert not holds(day, done_key("q", late + 64))
-    assert holds(failed_run("q", STATE), failed_key("q", HEAD + 1))
+    assert holds(failed_run("q", STATE, 0, None), failed_key("q", HEAD + 1))
     assert done_run("q", STATE, 0, NOW_MS - LATE_MS - 1) is None
 
 
@@ -118,5 +118,5 @@ def test_an_empty_queue_has_no_runs() -> None:
     empty = STATE._replace(lanes=(), in_flight_count=0, done_count=0, failed_count=0)
 
     assert list(active_runs("q", empty)) == []
-    assert done_run("q", empty) is None
-    assert failed_run("q", empty) is None
+    assert done_run("q", empty, 0, None) is None
+    assert failed_run("q", empty, 0, None) is None

@@ -34,6 +34,8 @@ SOON_S = 60
         ("s3://b/p?allow_http=yes", "allow_http must be"),
         ("s3://b/p?allow_http", "allow_http must be"),
         ("s3://b/p?endpoint", "option 'endpoint' is empty"),
+        ("s3://b/p?endpoint=host:9000", "endpoint must be http://HOST:PORT"),
+        ("az://b/p?endpoint=https:///x", "endpoint must be http://HOST:PORT"),
         ("s3://b/../p", "contains . or .."),
         ("s3://b/p#x", "fragment"),
         ("gs://b?region=x", "unknown option 'region'"),
@@ -50,6 +52,46 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         with pytest.raises(ValueError, match="root URL") as caught:
             open_root(url)
         assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "text", "complaint"),
+    [
+        ("s3://b/p", "AWS_SESSION_TOKEN", "geheim\n", "must not contain line breaks"),
+        ("az://b/p", "AZURE_STORAGE_ACCOUNT_KEY", "geheim\r", "must not contain line breaks"),
+        ("s3://b/p", "AWS_ENDPOINT_URL", "geheim:9000", "must be http://HOST:PORT"),
+        ("s3://b/p", "AWS_ENDPOINT_URL_S3", "http://[geheim", "must be http://HOST:PORT"),
+        ("az://b/p", "AZURE_STORAGE_ENDPOINT", "https://", "must be http://HOST:PORT"),
+        ("gs://b/p", "GOOGLE_APPLICATION_CREDENTIALS", '{"key": "geheim"}', "must name a file"),
+        ("gs://b/p", "GOOGLE_SERVICE_ACCOUNT", ' {"key": "geheim"}', "must name a file"),
+    ],
+)
+def test_a_wrong_variable_of_a_store_is_named_and_not_repeated(
+    url: str, name: str, text: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=name) as caught:
+        open_root(url)
+    assert complaint in str(caught.value)
+    assert "geheim" not in str(caught.value)
+    # The variables of another store are not looked at.
+    open_root("memory:///")
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "text"),
+    [
+        ("s3://b/p", "AWS_ENDPOINT_URL_DYNAMODB", "localhost:8000"),
+        ("s3://b/p", "AWS_ENDPOINT_SERVICE_HOST", "10.0.0.1"),
+        ("az://b/p", "AZURE_CREDENTIALS", "{\n}"),
+    ],
+)
+def test_a_variable_that_the_client_of_a_store_does_not_read_is_ignored(
+    url: str, name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "x")
+    open_root(url)
 
 
 def test_stored_uris_start_with_the_url_without_its_options() -> None:

@@ -13,13 +13,14 @@ import pytest
 from libs.storage.database.addresses import parse_root, parse_wal_store
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, tuning_of
-from libs.storage.database.slate import Batch
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import (
     CorruptRecord,
     DamagedStore,
     Fenced,
     LostWalStore,
     OtherWalStore,
+    StoreFailed,
 )
 from libs.storage.objects.instance_records import (
     InstanceRecord,
@@ -269,6 +270,34 @@ async def test_a_marker_that_is_none_is_damage(place: Place) -> None:
         (place.logs / "wal-store.json").write_bytes(content)
         with pytest.raises(CorruptRecord, match=r"wal-store\.json"):
             await place.root().database(NAME, Kind.INGEST)
+
+
+async def put_and_flush(database: Database, batch: Batch) -> None:
+    await database.write(batch)
+    await database.flush()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_no_commit_is_durable_once_the_folder_of_the_logs_was_emptied(
+    place: Place, alone: bool
+) -> None:
+    # Given an owner that has committed
+    database = await place.root().database(NAME, Kind.INGEST)
+    batch = Batch()
+    batch.put(KEY, b"1")
+    await database.commit(batch)
+
+    # When all is removed from the folder, which stays
+    for path in place.logs.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    # Then no later commit is taken for durable, in either of the two ways to make one so
+    batch = Batch()
+    batch.put(KEY, b"2")
+    making = database.commit(batch) if alone else put_and_flush(database, batch)
+    with pytest.raises(StoreFailed, match=r"wal-store\.json"):
+        await making
+    await database.close()
 
 
 class CountedSync:

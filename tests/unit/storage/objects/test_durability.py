@@ -190,6 +190,28 @@ async def test_a_failure_is_seen_by_each_of_two_threads_that_sync_at_once(tmp_pa
         await first
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_what_is_written_into_another_folder_at_its_path_is_not_durable(
+    tmp_path: Path, is_there: bool
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    sync = FolderSync(data)
+    await sync.sync()
+    data.rename(tmp_path / "moved")
+    if is_there:
+        data.mkdir()
+
+    with pytest.raises(OSError, match=str(data)):
+        await sync.sync()
+
+    # Nor is what is written once the folder is back, as something may be missing from it
+    data.rmdir() if is_there else None
+    (tmp_path / "moved").rename(data)
+    with pytest.raises(OSError, match=str(data)):
+        await asyncio.to_thread(sync.sync_now)
+
+
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -88,6 +88,16 @@ async def test_a_damaged_record_is_named_and_not_guessed_at(objects: Objects, da
         await InstanceRecords(objects).latest()
 
 
+async def test_of_a_damaged_record_only_the_place_of_the_damage_is_said(objects: Objects) -> None:
+    await InstanceRecords(objects).create(FIRST)
+    stored = await objects.get(PATH)
+    await objects.put(PATH, stored[:40] + b"\xf3" + stored[41:])
+
+    with pytest.raises(CorruptRecord, match="byte 0xf3 in position 40") as raised:
+        await InstanceRecords(objects).latest()
+    assert "replay_window_s" not in str(raised.value)
+
+
 async def test_a_store_that_is_down_is_not_an_instance_without_a_record(tmp_path: Path) -> None:
     records = InstanceRecords(open_root(tmp_path.as_uri()).objects)
     (tmp_path / "instance").write_bytes(b"a file where the folder should be")

@@ -43,6 +43,20 @@ async def test_a_partition_that_moves_leaves_the_places_of_the_others(tmp_path: 
     assert (await names.get("orders")).place_of(2) == (None, 4)
 
 
+async def test_objects_that_are_no_claims_are_passed_over(tmp_path: Path) -> None:
+    objects = open_root(tmp_path.as_uri()).objects
+    names = QueueNames(objects)
+    assert await names.claim("orders", (3,), UNCLAIMED)
+    (folder,) = await names.numbers()
+    for path in ("queue-names/README", f"{folder}/.DS_Store", f"{folder}/notes.json"):
+        await objects.put(path, b"x")
+
+    assert await names.numbers() == {folder: 1}
+    assert [found async for _, _, found in names.valid()] == [("orders", NameClaim(1, (3,), (1,)))]
+    assert await names.claim("orders", (7,), await names.get("orders"))
+    assert await names.get("orders") == NameClaim(2, (7,), (2,))
+
+
 @pytest.mark.parametrize("shards", ["null", "3", '"3"', "[3, 3]", "[-1]", "[true]", "[1.0]", "{}"])
 def test_a_claim_that_names_no_list_of_shards_is_damaged(tmp_path: Path, shards: str) -> None:
     names = QueueNames(open_root(tmp_path.as_uri()).objects)

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from libs.storage.database.roots import open_root
-from libs.storage.errors import CorruptRecord, Fenced
+from libs.storage.errors import Fenced
 from libs.storage.objects.shard_owners import FOLDER, REPLACED_MAX, Owner, ShardOwners
 from libs.storage.objects.small_objects import Objects
 
@@ -175,13 +175,37 @@ _WHOLE = b'{"owner": "", "address": "", "is_free": false, "replaced": []}'
         *(_WHOLE.replace(b"false", b"0"), _WHOLE.replace(b"[]", b"[3]")),
     ],
 )
-async def test_a_damaged_record_is_an_error(
+async def test_a_damaged_claim_is_one_without_a_name_that_the_next_one_replaces(
     owners: ShardOwners, objects: Objects, content: bytes
 ) -> None:
-    await objects.put(f"{FOLDER}/broker/0/{1:020}.json", content)
+    await owners.claim(Owner("a"))
+    await objects.put(path := f"{FOLDER}/broker/0/{1:020}.json", content)
 
-    with pytest.raises(CorruptRecord, match=r"shard-owners/broker/0"):
-        await owners.claim(Owner("a"))
+    damaged = await owners.latest()
+    assert (damaged.number, damaged.owner) == (1, Owner())
+    assert path in damaged.damage
+
+    # Then no process without a name is kept out, and the claim behind it counts
+    await owners.claim(Owner())
+    assert await owners.take(Owner("b"), damaged)
+    latest = await owners.latest()
+    assert (latest.number, latest.owner.name, latest.damage) == (2, "b", "")
+    assert await objects.list(FOLDER) == [f"{FOLDER}/broker/0/{2:020}.json"]
+
+
+async def test_what_is_no_claim_in_the_folder_counts_for_nothing(
+    owners: ShardOwners, objects: Objects
+) -> None:
+    strays = [f"{FOLDER}/broker/0/{name}" for name in ("0.json", f".{1:020}.json.x", "zzz.tmp")]
+    for path in strays:
+        await objects.put(path, b"{}")
+
+    await owners.claim(Owner("a"))
+    await owners.claim(Owner("b"))
+
+    latest = await owners.latest()
+    assert (latest.number, latest.owner.name) == (2, "b")
+    assert {*strays} < {*await objects.list(FOLDER)}
 
 
 async def test_a_claim_behind_an_old_one_counts_for_nothing_and_leaves_nothing(
