@@ -59,6 +59,8 @@ class EventServer:
 class EventBackend:
     """One process's connection. See libs.events.backend.QueueBackend."""
 
+    refusal = ""
+
     def __init__(self, server: EventServer) -> None:
         self._server = server
 

@@ -41,11 +41,29 @@ takes other forms of ISO 8601 with a time zone (`+02:00`, no milliseconds), and 
 Readers pass over members that they do not know, here and in `data`.
 
 The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON, where `source` is
-percent-encoded:
+percent-encoded, and so are in `subject` and `requestid` `%`, control characters and code points
+that are no characters:
 
 ```json
 {cloud_event}
 ```
+
+```python
+from slatemq.events import decode_cloud_event, decode_event, encode_cloud_event, encode_event
+
+
+def to_cloud_event(payload: bytes) -> bytes:
+    return encode_cloud_event(decode_event(payload))
+
+
+def from_cloud_event(body: bytes) -> bytes:
+    return encode_event(decode_cloud_event(body))
+```
+
+Send it with the content type `application/cloudevents+json`, which `CLOUD_EVENT_CONTENT_TYPE` of
+`slatemq.events` is. `decode_cloud_event` reads CloudEvents that were made in this way, and raises
+`InvalidArgument`, which names the member, for all others. Both need the extra `events`, which
+brings the SDK of CloudEvents: `pip install '.[events]'` in a checkout.
 
 This page is written by `python -m tests.event_catalogue`; a test compares it with the code.
 

@@ -28,6 +28,9 @@ CONSUMER = "audit-log"
 BLOCK_MS = 5_000
 DOWN_SECONDS = 1.0
 
+STREAM_LOST = ("UNBLOCKED", "NOGROUP")
+"""How errors begin whose cause is that the stream, and so the group, was removed."""
+
 
 async def run(url: str, prefix: str, group: str, folder: Path) -> None:
     """Append until ended, through absences of Redis."""
@@ -38,7 +41,11 @@ async def run(url: str, prefix: str, group: str, folder: Path) -> None:
                 await _consume(client, f"{prefix}:events", group, audit_log)
             except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
                 log.warning("Redis does not answer: %s", error)
-                await asyncio.sleep(DOWN_SECONDS)
+            except exceptions.ResponseError as error:
+                if not str(error).startswith(STREAM_LOST):
+                    raise
+                log.warning("the stream was removed, and begins again: %s", error)
+            await asyncio.sleep(DOWN_SECONDS)
 
 
 async def _consume(client: Any, stream: str, group: str, audit_log: AuditLog) -> None:

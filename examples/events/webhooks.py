@@ -15,6 +15,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 import aiohttp
 
@@ -28,6 +30,9 @@ log = logging.getLogger("webhooks")
 
 BACKOFF = slatemq.Backoff.exponential(1, max=3600, jitter=0.5)
 ATTEMPTS = 30
+
+RETRY_AFTER_S_MAX = 3600.0
+"""As long as the backoff gets by itself."""
 
 POST_SECONDS = 15.0
 AT_ONCE = 16
@@ -66,9 +71,24 @@ class Webhook:
         ) as response:
             if 200 <= response.status < 300:
                 return "", None
-            after = response.headers.get("retry-after", "")
-            delay = min(float(after), 3600.0) if after.isdecimal() else None
+            delay = wait_s(response.headers.get("retry-after", ""), datetime.now(UTC))
             return f"the receiver answered {response.status}", delay
+
+
+def wait_s(retry_after: str, now: datetime) -> float | None:
+    """How long to wait by the header Retry-After: seconds, or a date (RFC 9110, 10.2.3).
+
+    None leaves it to the backoff, as where that time is over by our clock.
+    """
+    try:
+        if retry_after.isdecimal():
+            seconds = float(retry_after)
+        else:
+            until = parsedate_to_datetime(retry_after)
+            seconds = (until.replace(tzinfo=until.tzinfo or UTC) - now).total_seconds()
+    except (ValueError, OverflowError):
+        return None
+    return min(seconds, RETRY_AFTER_S_MAX) if seconds > 0 else None
 
 
 async def run(

@@ -3,6 +3,7 @@
 In reading order:
 
 `tasks`          a write on its way to the store
+`refusals`       what is too large for a backend
 `settings`       the YAML section `queue`
 `cancellations`  those that client libraries lose
 `retrying`       waiting for a backend that is down

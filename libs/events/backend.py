@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -21,8 +23,11 @@ from opentelemetry.metrics import NoOpMeter
 
 from libs.events.deliveries import Handler, end_task
 from libs.events.measures import EVENT, TASK, QueueMeasures
+from libs.events.refusals import TooLarge
 from libs.events.retrying import Outage
 from libs.events.tasks import (
+    ERROR_BYTES_MAX,
+    SHORT_ERROR_BYTES_MAX,
     FailedTask,
     Moving,
     UnreadableTask,
@@ -30,10 +35,25 @@ from libs.events.tasks import (
     cut_error,
     decode_task,
 )
-from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
+from slatemq._secrets import redacted
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    SlateMQError,
+    Unauthenticated,
+    Unavailable,
+)
 from slatemq.events.envelope import Event, check_type
 
 log = logging.getLogger(__name__)
+
+REFUSAL_LOG_S: Final = 60.0
+"""How often a backend that refuses calls is logged: each of many publishes may be refused."""
+
+REFUSAL_S: Final = 60.0
+"""For how long a backend that has refused a call counts as one that does: another may never come
+while it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +130,9 @@ class TaskCarrier(Protocol):
 class QueueBackend(ABC):
     """A connection to one system, used by one event loop.
 
-    Every method but `close` raises Unavailable while the system cannot be reached; the next call
-    tries again, so a backend comes back by itself. Before `connect` and after `close` they raise
-    it, too, and reach for nothing.
+    Every method but `close` raises Unavailable while the system cannot be reached, and where it
+    refuses what it took before; the next call tries again, so a backend comes back by itself.
+    Before `connect` and after `close` they raise it, too, and reach for nothing.
     """
 
     NAME: ClassVar[str]
@@ -124,6 +144,9 @@ class QueueBackend(ABC):
     _translated: Callable[[], AbstractContextManager[None]]
     """Turns the errors of a client library into ours."""
 
+    message_bytes_max: float = math.inf
+    """Bytes of an event or a task that it takes at most, as far as it has said so."""
+
     measures = QueueMeasures("", NoOpMeter("slatemq"))
 
     def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
@@ -134,6 +157,9 @@ class QueueBackend(ABC):
         self._delivering: asyncio.Task[None] | None = None
         self._delivered: dict[str, Event] = {}
         self._dequeued: dict[str, WriteTask] = {}
+        self._cut: set[str] = set()
+        self._refusal_logged_s = -math.inf
+        self._refusals: dict[str, tuple[float, str]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # --- Life cycle ---------------------------------------------------------
@@ -212,11 +238,44 @@ class QueueBackend(ABC):
             return False
         try:
             async with asyncio.timeout(self.HEALTH_S):
-                with self._translated():
+                with self._calling("ping"):
                     await self.ping()
         except (SlateMQError, TimeoutError):
             return False
         return True
+
+    @property
+    def refusal(self) -> str:
+        """What it has refused within the last minute, and not taken since; empty: nothing."""
+        since_s = time.monotonic() - REFUSAL_S
+        return next((why for at_s, why in self._refusals.values() if at_s > since_s), "")
+
+    @contextmanager
+    def _calling(self, call: str = "") -> Iterator[None]:
+        """Raises our errors; Unavailable also for what the system refuses of a call of ours.
+
+        It took the settings when it was connected to. So an operator has changed the system, and
+        changes it back: callers are to repeat their calls, as in an outage. With the name of a
+        call, `refusal` has it until one of that name succeeds.
+        """
+        try:
+            with self._translated():
+                yield
+        except TooLarge:
+            raise  # it is about what was sent, not about the system
+        except (FailedPrecondition, PermissionDenied, Unauthenticated) as error:
+            raise self._refused(error, call) from error
+        self._refusals.pop(call, None)
+
+    def _refused(self, error: SlateMQError, call: str) -> Unavailable:
+        """What callers get; the operators get it in the log."""
+        now_s = time.monotonic()
+        if call:
+            self._refusals[call] = now_s, redacted(error.message)
+        if now_s - self._refusal_logged_s >= REFUSAL_LOG_S:
+            self._refusal_logged_s = now_s
+            log.error("%s refuses calls: %s", self.NAME, error)
+        return Unavailable(error.message, reason="BACKEND_DOWN")
 
     # --- Events -------------------------------------------------------------
 
@@ -227,13 +286,17 @@ class QueueBackend(ABC):
     async def publish_batch(self, events: Sequence[Event]) -> None:
         """Publish events in order.
 
-        When it raises, any of them may have been published: publish all of them again.
+        When it raises, any of them may have been published: publish all of them again. Raises
+        TooLarge, too, whose counterpart is smaller events.
         """
         if not events:
             return
         try:
-            with self._translated():
+            with self._calling("publish"):
                 await self._events.publish(events)
+        except TooLarge as error:  # no failure yet: the caller makes them smaller
+            self.message_bytes_max = min(self.message_bytes_max, error.bytes_max)
+            raise
         except SlateMQError:
             self.measures.note_failed(EVENT, "publish", len(events))
             raise
@@ -243,10 +306,15 @@ class QueueBackend(ABC):
     async def subscribe(self, event_types: Sequence[str], handler: Handler) -> None:
         """Begin to deliver the events of these types; no types means all.
 
-        Subscribers of one consumer group share the events, each group gets all that were published
-        since its first subscription. An event that was not acknowledged when its handler returns
-        or raises is delivered again after the retry delay, at most `max_retries` times, then it
-        goes to the dead-letter place. Where its consumer dies, some systems deliver it more often.
+        Subscribers of one consumer group with the same types share the events. Those with other
+        types are a group of their own (`group_of`), as are those of another group: each gets all of
+        its types that were published since its first subscription. What waits for a group without
+        subscribers waits on, also after its program has changed its types.
+
+        An event that was not acknowledged when its handler returns or raises is delivered again
+        after the retry delay, at most `max_retries` times, then it goes to the dead-letter place.
+        Where its consumer dies, some systems deliver it more often.
+
         At most one subscription for each backend object.
 
         Raises InvalidArgument for what is not a list of types: no event would ever come.
@@ -260,7 +328,7 @@ class QueueBackend(ABC):
         types = frozenset(event_types)
         parts = self._connected
         events, _ = parts
-        with self._translated():
+        with self._calling():
             await events.start(types)
         if self._parts is not parts:  # `close` could not end what had not begun
             await self._end(events.stop)
@@ -282,7 +350,7 @@ class QueueBackend(ABC):
         outage = Outage(log, self.NAME)
         while True:
             try:
-                with self._translated():
+                with self._calling():
                     await self._events.deliver(types, handler, outage.end)
             except SlateMQError as error:
                 await outage.wait(error)
@@ -291,8 +359,12 @@ class QueueBackend(ABC):
                 await outage.wait(error)
 
     async def acknowledge(self, event_id: str) -> None:
-        """Finish an event that the handler was given. Acknowledging again does nothing."""
-        with self._translated():
+        """Finish an event that the handler was given. Acknowledging again does nothing.
+
+        Call it from the handler: once that has returned, the event may be with the system again,
+        which gives it to any consumer. Then a call does nothing on some systems.
+        """
+        with self._calling():
             await self._events.acknowledge(event_id)
         event = self._delivered.pop(event_id, None)
         if event is not None:
@@ -301,12 +373,20 @@ class QueueBackend(ABC):
     # --- Tasks --------------------------------------------------------------
 
     async def enqueue_task(self, task: WriteTask) -> str:
-        """Store a task; returns its ID. Enqueueing one again may deliver it twice."""
+        """Store a task; returns its ID. Enqueueing one again may deliver it twice.
+
+        Raises TooLarge, too.
+        """
         try:
-            with self._translated():
+            with self._calling("enqueue"):
                 await self._tasks.enqueue(task)
-        except SlateMQError:
+        except TooLarge as error:  # no failure yet: the caller makes it smaller
+            self.message_bytes_max = min(self.message_bytes_max, error.bytes_max)
+            raise
+        except SlateMQError as error:
             self.measures.note_failed(TASK, "publish")
+            if isinstance(error, InvalidArgument) and error.field.startswith("queue."):
+                raise self._refused(error, "enqueue") from error  # it lost what holds tasks
             raise
         self.measures.note_published(TASK, task.created_at)
         return task.task_id
@@ -316,7 +396,7 @@ class QueueBackend(ABC):
 
         No other consumer gets it until it is completed, failed, or the one that has it is gone.
         """
-        with self._translated():
+        with self._calling("dequeue"):
             task = await self._tasks.dequeue()
         if task is not None:
             self._dequeued[task.task_id] = task
@@ -325,7 +405,7 @@ class QueueBackend(ABC):
     async def complete_task(self, task_id: str) -> None:
         """Remove a task that was dequeued. Completing again does nothing."""
         async with self._turn_of(task_id):
-            with self._translated():
+            with self._calling("complete"):
                 await self._tasks.complete(task_id)
         task = self._dequeued.pop(task_id, None)
         if task is not None:
@@ -335,15 +415,31 @@ class QueueBackend(ABC):
         """Count a failed attempt of a task that was dequeued.
 
         It comes again after the retry delay, or goes to the dead-letter place with `error` when no
-        retries are left. Returns False where its delivery was lost meanwhile: then it comes again
-        as it was, though it may be a dead letter, too.
+        retries are left, with less of it where that one is too large. Returns False where its
+        delivery was lost meanwhile: then it comes again as it was, though it may be a dead letter,
+        too.
+
+        Raises TooLarge, too, where it is so without its error.
         """
         async with self._turn_of(task_id):
-            with self._translated():
-                has_ended = await self._tasks.fail(task_id, cut_error(error))
+            try:
+                has_ended = await self._fail(task_id, error)
+            except TooLarge as refused:
+                if task_id in self._cut:
+                    raise
+                log.warning("the error of task %s is cut: %s", task_id, refused)
+                self._cut.add(task_id)  # also where it comes again
+                has_ended = await self._fail(task_id, error)
+            if has_ended:
+                self._cut.discard(task_id)
         if self._dequeued.pop(task_id, None) is not None:
             self.measures.note_failed(TASK, "consume")
         return has_ended
+
+    async def _fail(self, task_id: str, error: str) -> bool:
+        bytes_max = SHORT_ERROR_BYTES_MAX if task_id in self._cut else ERROR_BYTES_MAX
+        with self._calling("fail"):
+            return await self._tasks.fail(task_id, cut_error(error, bytes_max))
 
     def _turn_of(self, task_id: str) -> asyncio.Lock:
         """Held while a task ends: a second call at that time would end the same delivery twice."""
@@ -354,7 +450,7 @@ class QueueBackend(ABC):
 
         Each moves within `moving`, one or several at a time.
         """
-        with self._translated():
+        with self._calling():
             return await self._tasks.retry_all(moving)
 
     async def trim_tasks(self) -> bool:
@@ -368,7 +464,7 @@ class QueueBackend(ABC):
 
     async def stats(self) -> BackendStats:
         """How much waits now."""
-        with self._translated():
+        with self._calling():
             return BackendStats(*await self._tasks.counts())
 
     async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
@@ -377,7 +473,7 @@ class QueueBackend(ABC):
         Entries that are not tasks are listed with them. Raises InvalidArgument for a limit below 1.
         """
         _check_limit(limit)
-        with self._translated():
+        with self._calling():
             return await self._tasks.failed(limit)
 
     async def pending_tasks(self, limit: int) -> Sequence[WriteTask]:
@@ -388,7 +484,7 @@ class QueueBackend(ABC):
         """
         _check_limit(limit)
         found: dict[str, WriteTask] = {}
-        with self._translated():
+        with self._calling():
             async with aclosing(self._tasks.pending()) as pending:
                 async for encoded in pending:
                     with suppress(InvalidArgument):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
@@ -27,6 +28,18 @@ END_AGAIN_S = 1.0
 NOT_ACKNOWLEDGED = "no subscriber acknowledged it"
 
 D = TypeVar("D")
+
+
+def group_of(name: str, types: Set[str]) -> str:
+    """What a system calls the group of subscribers with these types, which has this name.
+
+    Each set of types has a group of its own: most systems would give an event to any subscriber of
+    a group, also to one that did not ask for it. No types, which means all, leave the name.
+    """
+    if not types:
+        return name
+    digest = hashlib.sha256("\n".join(sorted(types)).encode()).hexdigest()
+    return f"{name}-{digest[:12]}"
 
 
 def read_event(place: str, encoded: bytes) -> Event | str:
@@ -79,7 +92,7 @@ async def end_task(task: asyncio.Task[None]) -> None:
         log.error("deliveries ended by a fault", exc_info=error)
 
 
-class _Held(Generic[D]):
+class Held(Generic[D]):
     """A delivery of an event that is not acknowledged; `turn` is held while it ends."""
 
     __slots__ = ("delivery", "turn")
@@ -107,7 +120,7 @@ class GroupEvents(ABC, Generic[D]):
         self._max_retries = max_retries
         self._delay_s = retry_delay_ms / 1000
         self._translated = translated
-        self._held: dict[str, list[_Held[D]]] = {}
+        self._held: dict[str, list[Held[D]]] = {}
         self._retrying: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -150,7 +163,7 @@ class GroupEvents(ABC, Generic[D]):
                 if self._holds(event_id, held):  # else it has ended meanwhile
                     await self._end(event_id, held)
 
-    async def _end(self, event_id: str, held: _Held[D]) -> None:
+    async def _end(self, event_id: str, held: Held[D]) -> None:
         try:
             await self._accept(held.delivery)
         except Exception:
@@ -169,7 +182,7 @@ class GroupEvents(ABC, Generic[D]):
         elif types and event.type not in types:
             await self._accept(delivery)
         else:
-            held = _Held(delivery)
+            held = Held(delivery)
             self._held.setdefault(event.id, []).append(held)
             await run_handler(handler, event)
             if not held.turn.locked() and self._is_done(event, held):
@@ -179,37 +192,44 @@ class GroupEvents(ABC, Generic[D]):
                 self._retrying.add(task)
                 task.add_done_callback(self._retried)
 
-    async def _retry(self, event: Event, held: _Held[D], handler: Handler) -> None:
+    async def _retry(self, event: Event, held: Held[D], handler: Handler) -> None:
+        """What becomes of an event that was not acknowledged as its handler returned."""
         for _ in range(self._max_retries):
             await asyncio.sleep(self._delay_s)
             if not await self._has_ended(event, held):
                 await run_handler(handler, event)
             if await self._has_ended(event, held):
                 break
+        await self._end_by(event, held, lambda: self._bury(held.delivery, NOT_ACKNOWLEDGED))
+
+    async def _end_by(
+        self, event: Event, held: Held[D], ending: Callable[[], Awaitable[None]]
+    ) -> None:
+        """End a delivery, unless it has ended; repeated while the server refuses that."""
         outage = Outage(log, self._place)
         while True:
             try:
                 async with held.turn:
                     if not self._is_done(event, held):
                         with self._translated():
-                            await self._bury(held.delivery, NOT_ACKNOWLEDGED)
+                            await ending()
                 break
             except SlateMQError as error:  # the server may not deliver it again by itself
                 await outage.wait(error)
         self._drop(event.id, held)
 
-    async def _has_ended(self, event: Event, held: _Held[D]) -> bool:
+    async def _has_ended(self, event: Event, held: Held[D]) -> bool:
         """Like `_is_done`, after an acknowledgement that is on its way."""
         async with held.turn:
             return self._is_done(event, held)
 
-    def _is_done(self, event: Event, held: _Held[D]) -> bool:
+    def _is_done(self, event: Event, held: Held[D]) -> bool:
         return not self._holds(event.id, held) or not self._is_open(held.delivery)
 
-    def _holds(self, event_id: str, held: _Held[D]) -> bool:
+    def _holds(self, event_id: str, held: Held[D]) -> bool:
         return held in self._held.get(event_id, ())
 
-    def _drop(self, event_id: str, held: _Held[D]) -> None:
+    def _drop(self, event_id: str, held: Held[D]) -> None:
         """Hold it no more; other copies of the event, which was published twice, stay."""
         others = [one for one in self._held.pop(event_id, ()) if one is not held]
         if others:

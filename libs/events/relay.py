@@ -10,6 +10,9 @@ A batch is in memory and no more: while the backend is down nothing is read, and
 where it is durable. The cursor follows what was published, so a crash in between publishes again,
 with the IDs of before. In `fire-and-forget` a batch whose publish fails is dropped, and with it all
 that was committed until the next try.
+
+No event holds up those behind it because it is too large for the backend: its headers are left out,
+and without any it is given up.
 """
 
 from __future__ import annotations
@@ -21,13 +24,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from libs.events.backend import QueueBackend
 from libs.events.deliveries import end_task
+from libs.events.refusals import TooLarge
 from libs.events.retrying import Outage
 from libs.events.settings import QueueSettings
 from slatemq._secrets import redacted
 from slatemq.errors import InvalidArgument, SlateMQError
-from slatemq.events.envelope import Event
+from slatemq.events.catalogue import MessagePublished
+from slatemq.events.envelope import Event, encode_event
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +78,7 @@ class RelayCounts:
     Attributes:
         published: Events that the backend has; some of them twice, perhaps.
         failed: Events in publishes that failed, whether they were repeated or dropped.
-        dropped: Events given up, in `fire-and-forget` alone.
+        dropped: Events given up: in `fire-and-forget`, or since they are too large for the backend.
         connected: Whether the last call of the backend succeeded.
         error: What the last call that failed said.
         refusal: The setting that the backend refuses, as far as is known, and why; empty: none.
@@ -185,12 +192,16 @@ class Relay:
     async def _publish(self, batch: EventBatch) -> bool:
         """Publish a batch; False where the source goes on elsewhere."""
         self.counts.waiting_since_ms = batch.began_ms if batch.events else 0
-        while batch.events:
+        waiting = [batch.events] if batch.events else []
+        while waiting:
+            events = waiting[0]
             try:
                 await self._connect()
-                await self._backend.publish_batch(batch.events)
+                await self._backend.publish_batch(events)
+            except TooLarge as error:
+                waiting[:1] = self._smaller(events, error)
             except Exception as error:  # noqa: BLE001 - the shard serves on
-                self.counts.failed += len(batch.events)
+                self.counts.failed += len(events)
                 self._failed(error)
                 await self._outage.wait(error)
                 if not self._keeps:
@@ -198,13 +209,29 @@ class Relay:
                     self.counts.waiting_since_ms = 0
                     return False
             else:
-                self.counts.published += len(batch.events)
-                break
-        if batch.events:
-            self._succeeded()
+                self.counts.published += len(events)
+                self._succeeded()
+                del waiting[0]
         self._source.done(batch.position)
         self.counts.waiting_since_ms = 0
         return True
+
+    def _smaller(self, events: list[Event], error: TooLarge) -> list[list[Event]]:
+        """What to publish in place of events of which one is too large, part by part."""
+        bytes_max = self._backend.message_bytes_max if len(events) > 1 else 0
+        shorter = [
+            one if len(encode_event(one)) <= bytes_max else _without_headers(one) for one in events
+        ]
+        if shorter != events:
+            return [shorter]
+        if len(events) > 1:  # which one it is shows in smaller parts
+            middle = len(events) // 2
+            return [events[:middle], events[middle:]]
+        log.error("the event %s (%s) is given up: %s", events[0].id, events[0].type, error)
+        self.counts.failed += 1
+        self.counts.dropped += 1
+        self.counts.error = str(error)
+        return []
 
     def _succeeded(self) -> None:
         self._outage.end()
@@ -226,3 +253,12 @@ class Relay:
                 refusal,
             )
         self.counts.refusal = refusal
+
+
+def _without_headers(event: Event) -> Event:
+    """The event of a message without its headers; another one as it is."""
+    if event.type != MessagePublished.event_type or event.data["headers_omitted"]:
+        return event
+    return msgspec.structs.replace(
+        event, data={**event.data, "headers": {}, "headers_omitted": True}
+    )

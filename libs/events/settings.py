@@ -8,7 +8,8 @@ and `activemq` are backends of ours beside its three. Each key can be overridden
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -17,11 +18,12 @@ import yaml
 
 from libs.documents import NOT_YAML, Document
 from slatemq.errors import InvalidArgument
+from slatemq.models import DELAY_MS_MAX
 
 Backend = Literal["slatemq", "redis", "rabbitmq", "activemq", "kafka"]
 Consistency = Literal["write-through", "sync", "async", "fire-and-forget"]
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+\Z")]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Retries = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
@@ -32,6 +34,9 @@ ENVIRONMENT_PREFIX = "SLATEMQ_"
 LIKENESS = 0.5
 """Of a name that is suggested for an unknown one, at least; `prefx` and `stream_prefix`: 0.56."""
 
+
+_SUBJECTS: Final = {"queue", "bucket", "message_id"}
+"""Members of an event's data one of which says what it is about, as `subject_of` does."""
 
 NO_URL: Final = (
     "is not a URL with a port of at most 65535; in a name or password, write / as %2F, ? as %3F, "
@@ -59,7 +64,7 @@ class SlatemqSettings(_Section, frozen=True, kw_only=True):
     queue_prefix: Name = "slatemq"
     consumer_group: Name = "slatemq-workers"
     max_retries: Retries = 3
-    retry_delay_ms: Milliseconds = 1000
+    retry_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)] = 1000
 
 
 class RedisSettings(_Section, frozen=True, kw_only=True):
@@ -87,9 +92,9 @@ class RabbitmqSettings(_Section, frozen=True, kw_only=True):
 
     Attributes:
         url: As aio-pika takes it: `amqp://user:password@host:port/vhost`.
-        exchange: Where events are published; dead letters go to `EXCHANGE.dead-letter`.
+        exchange: Where events are published. Instances may share it, and then their events.
         exchange_type: How it routes: by patterns of types, by types, or everything to every queue.
-        queue_prefix: What the names of its queues begin with.
+        queue_prefix: What the names of its queues and exchanges of dead letters begin with.
         durable: Whether exchanges and queues survive a restart of the server (quorum queues).
         prefetch_count: How many deliveries a consumer holds unacknowledged.
         max_retries: How many failed attempts are tried again.
@@ -203,12 +208,26 @@ def read_settings(file: Path | None, environment: Mapping[str, str]) -> QueueSet
     for path, value in overridden.items():
         _put(values, path.split("."), value)
     try:
-        return msgspec.convert(values, _File).queue
+        settings = msgspec.convert(values, _File).queue
     except msgspec.ValidationError as error:
         # As in "Expected `int`, got `str` - at `$.queue.redis.max_retries`".
         description, _, place = str(error).partition(" - at `$")
         path = place.strip("`.")
         raise _explained(path, description, document, overridden) from error
+    if problem := _wrong_types(settings.kafka.compacted):
+        raise _explained("queue.kafka.compacted", problem, document, overridden)
+    return settings
+
+
+def _wrong_types(types: Iterable[str]) -> str:
+    """What is wrong with types to compact; loads their catalogue where there are any."""
+    for one in types:
+        catalogue = import_module("slatemq.events.catalogue").CATALOGUE
+        if one not in catalogue:
+            return f"{one} is not a type of events" + _suggestion(one, catalogue)
+        if _SUBJECTS.isdisjoint(catalogue[one].__struct_fields__):
+            return f"{one} has no subject: its topic would keep every event for ever, or one alone"
+    return ""
 
 
 def keys() -> Iterator[str]:
@@ -233,15 +252,18 @@ def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str, object]]:
 
 
 def _value_of(key: str, text: str) -> object:
-    """What a variable says, by the type of its key: numbers and booleans are read as in YAML."""
+    """What a variable says, by the type of its key: numbers as in the variables of other settings.
+
+    Booleans are read as in YAML; its numbers may be octal (010), or of base 60 (16:40).
+    """
     kind = _kind_of(key)
     if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is str:
         return text
     try:
-        value = yaml.safe_load(text)
-    except NOT_YAML:
+        value = yaml.safe_load(text) if kind is bool else int(text)
+    except (*NOT_YAML, ValueError):
         return text
     return value if isinstance(value, bool | int) else text
 
@@ -264,12 +286,10 @@ def _kind_of(path: str) -> Any:
     return kind
 
 
-def _nearest(section: str, name: str) -> str:
-    """The name in a section, such as `queue.redis.`, that is the most like this one, or none."""
-    names = {
-        key.removeprefix(section).partition(".")[0] for key in keys() if key.startswith(section)
-    }
-    return next(iter(difflib.get_close_matches(name, sorted(names), 1, LIKENESS)), "")
+def _suggestion(name: str, names: Iterable[str], section: str = "") -> str:
+    """The end of an error about an unknown name: the one that is the most like it, or nothing."""
+    close = difflib.get_close_matches(name, sorted(names), 1, LIKENESS)
+    return f"; did you mean {section}{close[0]}?" if close else ""
 
 
 def _explained(
@@ -280,8 +300,10 @@ def _explained(
     if unknown:
         section = f"{path}." if path else ""
         path = f"{section}{unknown}"
-        close = _nearest(section, unknown)
-        description = "is not a setting" + (f"; did you mean {section}{close}?" if close else "")
+        names = {
+            key.removeprefix(section).partition(".")[0] for key in keys() if key.startswith(section)
+        }
+        description = "is not a setting" + _suggestion(unknown, names, section)
     if description.startswith("Invalid enum value"):
         description = f"must be one of {', '.join(map(str, get_args(_kind_of(path))))}"
     place = path.partition("[")[0]

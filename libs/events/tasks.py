@@ -12,6 +12,7 @@ A task may be delivered more than once, always with the same ID, by which it is 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,8 +23,6 @@ import msgspec
 from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import (
     LAST_DATE_MS,
-    TASK_PREFIX,
-    check_id,
     decode_struct,
     encode_struct,
     format_timestamp,
@@ -38,11 +37,16 @@ Moving = Callable[[Collection[str]], AbstractContextManager[object]]
 """What a backend enters while it moves the dead letters of tasks with these IDs back; it leaves it
 with an error where they may not have moved."""
 
+_TASK_ID: Final = re.compile("task_[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
+
 COUNT_MAX: Final = 1_000_000_000
 """Of attempts and retries, which have 32 bits in records and answers; settings allow 1,000."""
 
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
+
+SHORT_ERROR_BYTES_MAX: Final = 256
+"""Of an error with which its dead letter would be too large: what enqueues leaves room for it."""
 
 MOVED_MAX: Final = 32
 """Dead letters that move back together: a round trip for each would take minutes for thousands.
@@ -79,7 +83,8 @@ class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an ID, a time or a count of another form."""
-        check_id("task_id", self.task_id, TASK_PREFIX)
+        if not _TASK_ID.fullmatch(self.task_id):
+            raise InvalidArgument("task_id", f"must be task_ and a ULID, not {self.task_id!r}")
         parse_timestamp("created_at", self.created_at)
         if not self.operation:
             raise InvalidArgument("operation", "must not be empty")
@@ -126,7 +131,9 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the dead-letter place that is not a task: for an operator; it is not retried.
+    """An entry of the dead-letter place that this process cannot take for a task: for an operator.
+
+    It is not retried, unless it was encrypted with a key that this process has by then.
 
     Attributes:
         place: Where it is, in the words of the backend.
@@ -169,9 +176,9 @@ def read_task(encoded: bytes | str) -> WriteTask | str:
         return why
 
 
-def cut_error(error: str) -> str:
+def cut_error(error: str, bytes_max: int = ERROR_BYTES_MAX) -> str:
     """An error as it is stored: it may quote a value of any length."""
-    return error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+    return error.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
 def encode_failed_task(failed: FailedTask) -> bytes:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opentelemetry.metrics import Meter, Observation
@@ -41,7 +41,7 @@ class QueueHealth:
 
     Attributes:
         backend: Its name in the settings.
-        connected: Whether it answers.
+        connected: Whether it answers, and takes what it is given.
         pending_tasks: Tasks that are neither complete nor dead letters. None where it is down, or
             takes too long to count: the last number would pass for this one.
         dead_letter_count: Tasks and events in the dead-letter place; None likewise.
@@ -90,11 +90,12 @@ class BackendWatch:
             if at_s is None or self._monotonic_s() - at_s >= FRESH_S:
                 self._health = await self._look()
                 self._looked_at_s = self._monotonic_s()
-        return self._health
+        health = self._health
+        return replace(health, connected=health.connected and not self._backend.refusal)
 
     @property
     def was_connected(self) -> bool:
-        """Whether the backend answered at the last look."""
+        """Whether the backend answered at the last look, whatever it refuses."""
         return self._health.connected
 
     async def watch(self) -> None:

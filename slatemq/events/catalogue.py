@@ -230,7 +230,7 @@ class QueuePurged(EventData, frozen=True, kw_only=True):
 class MessagePublished(EventData, frozen=True, kw_only=True):
     """A message is durable. Its payload stays in SlateMQ; `size` is its length in bytes.
 
-    Headers of more than 128 KiB are left out.
+    Headers of more than 128 KiB, or than the backend takes, are left out.
     """
 
     event_type = "message.published"
@@ -337,13 +337,15 @@ class AccessAct(EventData, frozen=True, kw_only=True):
     `act` is the method; `subjects` are the queues that it named, at most 20; `details` say what
     else it was about, such as `job=repair`. `outcome` is OK or the code of the error. An empty
     `principal` was not proven. `held_back` counts the refusals of the same act to the same
-    principal since the last that was recorded.
+    principal since the last that was recorded. The act `read-file`, with the proof `file` and no
+    principal, is that of a process that has taken a new policy, or new tokens, issuers or revoked
+    certificates, which `details` name.
     """
 
     event_type = "access.act"
     cause = (
         "a call that a policy judges by edit, administer or operate, or that is for services; any "
-        "call with a token or certificate that is refused"
+        "call with a token or certificate that is refused; a new version of a file of access"
     )
 
     principal: str

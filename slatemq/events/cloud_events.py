@@ -12,10 +12,14 @@ CloudEvents        the envelope
 `requestid`        `request_id` (an extension attribute)
 `data`             `data`
 =================  ====================================================
+
+In `subject` and `requestid`, `%` and what CloudEvents forbids in attributes (control characters,
+code points that are no characters) are percent-encoded.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -39,7 +43,13 @@ SOURCE_PREFIX = "/slatemq/"
 SOURCE_CHARACTERS = "/:@!$&'()*+,;="
 """Those of a URI's path (RFC 3986) that stay as they are, beside letters, digits and `-._~`."""
 
-CONTENT_TYPE = "application/cloudevents+json"
+CLOUD_EVENT_CONTENT_TYPE = "application/cloudevents+json"
+
+_NO_CHARACTERS = "\ufdd0-\ufdef" + "".join(
+    f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000)
+)
+_ENCODED = re.compile(f"[%\x00-\x1f\x7f-\x9f{_NO_CHARACTERS}]")
+"""Control characters and code points that are no characters (CloudEvents 1.0, String), and `%`."""
 
 
 class _Members(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +87,15 @@ def _attributes(event: Event) -> dict[str, Any]:
         "datacontenttype": "application/json",
     }
     if event.request_id:
-        attributes["requestid"] = event.request_id
+        attributes["requestid"] = _without_controls(event.request_id)
     subject = subject_of(event)
     if subject:
-        attributes["subject"] = subject
+        attributes["subject"] = _without_controls(subject)
     return attributes
+
+
+def _without_controls(text: str) -> str:
+    return _ENCODED.sub(lambda found: quote(found[0], safe=""), text)
 
 
 def decode_cloud_event(encoded: bytes) -> Event:
@@ -103,17 +117,17 @@ def decode_cloud_event(encoded: bytes) -> Event:
         id=members.id,
         type=kind.removeprefix(TYPE_PREFIX),
         timestamp=format_timestamp(at_ms),
-        source=_unquoted(source.removeprefix(SOURCE_PREFIX)),
-        request_id=members.requestid or "",
+        source=_unquoted("source", source.removeprefix(SOURCE_PREFIX)),
+        request_id=_unquoted("requestid", members.requestid or ""),
         data=members.data,
     )
 
 
-def _unquoted(source: str) -> str:
+def _unquoted(member: str, text: str) -> str:
     try:
-        return unquote(source, errors="strict")
+        return unquote(text, errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidArgument("event.source", f"is not UTF-8 in {source!r}") from error
+        raise InvalidArgument(f"event.{member}", f"is not UTF-8 in {text!r}") from error
 
 
 def subject_of(event: Event) -> str:

@@ -7,9 +7,11 @@ Taken are the JSON documents that AWS S3, MinIO and Ceph send (`Records`), those
 notification                                 event
 ===========================================  =======================
 `ObjectCreated:Put`, `Post`, `Copy`,         `object.created`
-`CompleteMultipartUpload`
+`CompleteMultipartUpload`; without a call
+(older Ceph)
 `ObjectRemoved:*`, `LifecycleExpiration:*`,  `object.deleted`
-`ObjectLifecycle:Expiration:Current` (Ceph)
+`LifecycleDelMarkerExpiration:*` (MinIO),
+`ObjectLifecycle:Expiration:*` (Ceph)
 `ObjectAcl:Put`                              `object.acl.updated`
 `BucketCreated:*` (MinIO)                    `bucket.created`
 `BucketRemoved:*` (MinIO)                    `bucket.deleted`
@@ -19,14 +21,15 @@ SNS also sends what is about its subscriptions: no event is made of that.
 
 Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. MinIO
 calls some of these `ObjectCreated`, too: `PutTagging`, `PutRetention` and so on; and its
-`ObjectRemoved:NoOP` is the deletion of what was not there. The ID of an event is derived from its
-notification: one that a store sends twice has the same ID.
+`ObjectRemoved:NoOP` is the deletion of what was not there. What Ceph aborts is an upload, not an
+object. The ID of an event is derived from its notification: one that a store sends twice has the
+same ID.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
@@ -42,10 +45,19 @@ from slatemq.events.catalogue import (
     ObjectDeleted,
     make_event,
 )
-from slatemq.events.envelope import Event, convert_struct, derive_event_id, parse_timestamp
+from slatemq.events.envelope import (
+    Event,
+    convert_struct,
+    derive_event_id,
+    encode_event,
+    parse_timestamp,
+)
 
 RECORDS_MAX = 10_000
 """Of one document; stores send one to a few."""
+
+HEADER_BYTES_MAX = 65_535
+"""Of a bucket's name and of a key: ingests take no longer header."""
 
 
 class Notifications(NamedTuple):
@@ -110,10 +122,20 @@ class _Detail(msgspec.Struct, frozen=True):
     request_id: str = msgspec.field(default="", name="request-id")
 
 
-_CREATED = {f"ObjectCreated:{call}" for call in ("Put", "Post", "Copy", "CompleteMultipartUpload")}
+_CREATED = {
+    *(f"ObjectCreated:{call}" for call in ("Put", "Post", "Copy", "CompleteMultipartUpload", "*")),
+    "ObjectCreated",
+}
+
+_REMOVED = {"ObjectRemoved", "LifecycleExpiration", "LifecycleDelMarkerExpiration"}
 
 _REMOVED_NOTHING = "ObjectRemoved:NoOP"
 """What MinIO sends where the object or version to delete was not there."""
+
+_EXPIRED_IN_CEPH = re.compile("ObjectLifecycle:Expiration:(?!Abort)")
+
+_NO_TIME = "0.000000"
+"""What Ceph sends as the time where it has none, as after some deletions and races."""
 
 _ABOUT_SUBSCRIPTIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 """What SNS sends beside notifications: the `Message` of these is prose."""
@@ -127,8 +149,8 @@ _BRIDGE_NAMES = {
 }
 
 
-def read_notifications(document: bytes | str) -> Notifications:
-    """The events of a document, in its order.
+def read_notifications(document: bytes | str, event_bytes_max: int | None = None) -> Notifications:
+    """The events of a document, in its order; `event_bytes_max` bounds each of them as JSON.
 
     Raises InvalidArgument that names the field; then no event is made of any of its records.
     """
@@ -145,6 +167,8 @@ def read_notifications(document: bytes | str) -> Notifications:
     if value.get("Event") == "s3:TestEvent":
         return Notifications([], 1)
     made = list(_events_of(value))
+    if event_bytes_max is not None:
+        _check_sizes(value, made, event_bytes_max)
     return Notifications([event for event in made if event], made.count(None))
 
 
@@ -190,6 +214,18 @@ def _events_of(value: Mapping[str, Any]) -> Iterator[Event | None]:
         yield _event_of(field, convert_struct(record, _Record, field))
 
 
+def _check_sizes(
+    value: Mapping[str, Any], made: Sequence[Event | None], event_bytes_max: int
+) -> None:
+    for place, event in enumerate(made):
+        size = len(encode_event(event)) if event else 0
+        if size > event_bytes_max:
+            raise InvalidArgument(
+                "detail" if "detail" in value else f"Records[{place}]",
+                f"its event has {size} bytes, at most {event_bytes_max} are allowed",
+            )
+
+
 def _event_of(field: str, record: _Record) -> Event | None:
     # MinIO's names begin with `s3:`. Keys are encoded as in a form, but Ceph's are as they are.
     is_raw = record.source.startswith("ceph:")
@@ -197,10 +233,12 @@ def _event_of(field: str, record: _Record) -> Event | None:
     data = _data_of(record.name.removeprefix("s3:"), record, key)
     if data is None:
         return None
-    at_ms = parse_timestamp(f"{field}.eventTime", record.time)
-    request_id = str(record.response.get("x-amz-request-id", ""))
+    _check_names(f"{field}.s3", record.s3.bucket.name, key)
+    at_ms = 0 if record.time == _NO_TIME else parse_timestamp(f"{field}.eventTime", record.time)
+    request_id = str(record.response.get("x-amz-request-id") or "")
+    # With the key as it was sent: one that is not UTF-8 is decoded as others are.
     parts = (
-        *(record.name, record.s3.bucket.name, key, record.time, request_id),
+        *(record.name, record.s3.bucket.name, record.s3.object.key, record.time, request_id),
         *(record.s3.object.sequencer, record.s3.object.version_id or ""),
     )
     return make_event(
@@ -232,6 +270,7 @@ def _bridged(value: Mapping[str, Any]) -> Event | None:
     )
     data = _data_of(name, record, found.key)
     assert data is not None, name
+    _check_names("detail", record.s3.bucket.name, found.key)
     at_ms = parse_timestamp("time", record.time)
     return make_event(
         data,
@@ -240,6 +279,16 @@ def _bridged(value: Mapping[str, Any]) -> Event | None:
         at_ms=at_ms,
         event_id=derive_event_id(at_ms, value.get("id", ""), found.key, found.sequencer),
     )
+
+
+def _check_names(field: str, bucket: str, key: str) -> None:
+    """Raise InvalidArgument for one too long for a header: all of a document counts, or nothing."""
+    for name, text in (("bucket.name", bucket), ("object.key", key)):
+        size = len(text.encode())
+        if size > HEADER_BYTES_MAX:
+            raise InvalidArgument(
+                f"{field}.{name}", f"has {size} bytes, at most {HEADER_BYTES_MAX} are allowed"
+            )
 
 
 def _data_of(name: str, record: _Record, key: str) -> EventData | None:
@@ -255,9 +304,8 @@ def _data_of(name: str, record: _Record, key: str) -> EventData | None:
             content_type=record.s3.object.content_type,
             version_id=version_id,
         )
-    is_expired = name == "ObjectLifecycle:Expiration:Current"
-    is_removed = kind in ("ObjectRemoved", "LifecycleExpiration") and name != _REMOVED_NOTHING
-    if is_removed or is_expired:
+    is_removed = kind in _REMOVED and name != _REMOVED_NOTHING
+    if is_removed or _EXPIRED_IN_CEPH.match(name):
         return ObjectDeleted(bucket=bucket, key=key, version_id=version_id)
     if kind == "ObjectAcl":
         return ObjectAclUpdated(bucket=bucket, key=key, acl="")

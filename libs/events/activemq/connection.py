@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Set
 from contextlib import contextmanager
 from string import Formatter
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from proton import Link, Message, ProtonException
 
 from libs.events.activemq.engine import ConnectionLost, Engine, IdBrowser, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
+from libs.events.deliveries import group_of
 from libs.events.settings import NO_URL, ActivemqSettings
 from libs.events.tls_faults import TlsFault, find_tls_fault
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -31,7 +32,10 @@ PORTS = {"amqp": 5672, "amqps": 5671}
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
+    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses.
+
+    Of these the engine raises TooLarge itself.
+    """
     try:
         with keeping_cancellations():
             yield
@@ -53,11 +57,19 @@ class Addresses:
                 "queue.activemq.consumer_group",
                 "must have no dots: ActiveMQ takes the group from one part of a queue's name",
             )
+        self._settings = settings
         self.events = _formed("events_address", settings, name=f"{prefix}.events")
-        self.group = _formed("group_address", settings, name=f"{prefix}.events", group=group)
+        self.group = self.group_of(frozenset())
         self.tasks = _formed("queue_address", settings, name=f"{prefix}.tasks")
         self.retry = _formed("queue_address", settings, name=f"{prefix}.tasks.retry")
         self.dead = _formed("queue_address", settings, name=f"{prefix}.dead-letter")
+
+    def group_of(self, types: Set[str]) -> str:
+        """The queue of subscribers with these types."""
+        settings = self._settings
+        group = group_of(settings.consumer_group, types)
+        name = f"{settings.queue_prefix}.events"
+        return _formed("group_address", settings, name=name, group=group)
 
 
 def _formed(key: str, settings: ActivemqSettings, **values: str) -> str:

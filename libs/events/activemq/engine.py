@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from proton import (
     Transport,
 )
 
+from libs.events.refusals import TooLarge, bytes_max_by
+
 IDLE_S = 20.0
 """Without a frame for so long, either side counts the connection as lost."""
 
@@ -43,6 +46,8 @@ _PROPERTIES = 0x73
 """The section of a message that begins with its ID."""
 
 _LOGIN_REFUSED = "amqp:unauthorized-access"
+
+_TOO_LARGE = "amqp:link:message-size-exceeded"
 
 _REFUSALS = frozenset(
     {
@@ -342,7 +347,7 @@ class Engine(asyncio.Protocol):
         await self._open(link)
         return link
 
-    async def open_receiver(self, address: str, browse: bool = False) -> Receiver:
+    async def open_receiver(self, address: str, browse: bool) -> Receiver:
         """A link from an address, without credit: `browse` leaves messages where they are.
 
         Raises ConnectionLost, Refused.
@@ -413,8 +418,14 @@ class Engine(asyncio.Protocol):
             self.abort(ConnectionLost("the server does not end a session"))
 
     async def transfer(self, link: Link, message: Message) -> None:
-        """Send a message; returns once the server has accepted it. Raises ConnectionLost."""
+        """Send a message; returns once the server has accepted it.
+
+        Raises ConnectionLost, TooLarge.
+        """
         self.check()
+        bytes_max = link.remote_max_message_size
+        if bytes_max and len(message.encode()) > bytes_max:
+            raise TooLarge(f"the server takes {bytes_max} bytes at most", bytes_max)
         tag = str(next(self._numbers))
         settled = self._sending[tag] = asyncio.get_running_loop().create_future()
         try:
@@ -593,6 +604,9 @@ def _error_of(ended: Any) -> Exception:
     if condition is None:
         return ConnectionLost("the server ended it")
     text = f"{condition.description or condition.name}"
+    bytes_max = bytes_max_by(text)
+    if condition.name == _TOO_LARGE or bytes_max is not None:
+        return TooLarge(text, bytes_max or math.inf)
     if condition.name in _REFUSALS:
         return Refused(text, is_login=condition.name == _LOGIN_REFUSED)
     return ConnectionLost(text)

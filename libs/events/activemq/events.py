@@ -30,7 +30,7 @@ class Events(GroupEvents[Received]):
 
     async def start(self, types: frozenset[str]) -> None:
         """Consume the queue of the group, which the server creates."""
-        receiver = await self._connections.receive(self._addresses.group)
+        receiver = await self._connections.receive(self._addresses.group_of(types))
         receiver.flow(self._settings.prefetch_count)
         self._receiver = receiver
 

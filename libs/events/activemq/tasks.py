@@ -1,7 +1,7 @@
 """Tasks in ActiveMQ.
 
-A failed task moves to a second queue, with the time at which it is due. All delays there are the
-same, so the first task is the next one that is due: a consumer holds it until then.
+A failed task moves to a second queue, with the time at which it is due. A consumer holds the first
+one until then: it is the next one that is due, unless the delay was made shorter meanwhile.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Tasks:
         for message in self._delivered():
             yield message.body
         for address in (self._addresses.retry, self._addresses.tasks):
-            for message in await self._browse(address, BROWSED_MAX):
+            for message in await self._browse(address):
                 yield message.body
 
     def _delivered(self) -> list[Received]:
@@ -165,7 +165,7 @@ class Tasks:
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         found: dict[str, FailedTask | UnreadableTask] = {}
-        for number, message in enumerate(await self._browse(self._addresses.dead, BROWSED_MAX)):
+        for number, message in enumerate(await self._browse(self._addresses.dead)):
             if message.properties.get("kind") != "event":
                 dead = self._read(message, number)
                 found[dead.name] = dead.without_payload()
@@ -217,12 +217,12 @@ class Tasks:
             message.accept()
         return {*names}
 
-    async def _browse(self, address: str, limit: int) -> list[Received]:
+    async def _browse(self, address: str) -> list[Received]:
         # Some servers show a message to one looker at a time.
         async with self._looking:
             receiver = await self._connections.receive(address, browse=True)
             try:
-                return await self._drain(receiver, limit)
+                return await self._drain(receiver, BROWSED_MAX)
             finally:
                 await receiver.close()
 

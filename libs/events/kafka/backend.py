@@ -37,7 +37,7 @@ class KafkaBackend(QueueBackend):
         await self._connection.close()
 
     async def trim_tasks(self) -> bool:
-        with self._translated():
+        with self._calling():
             return await self._kafka_tasks.trim()
 
     async def ping(self) -> None:

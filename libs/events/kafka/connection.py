@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from libs.events.cancellations import keeping_cancellations
+from libs.events.refusals import TooLarge
 from libs.events.settings import KafkaSettings
 from libs.events.tasks import cut_error
 from libs.events.tls_faults import find_tls_fault
@@ -38,8 +39,9 @@ SESSION_MS = 10_000
 ERROR: Final = "error"
 """The header that says why a record is a dead letter."""
 
-COMPACTED: Final = {"cleanup.policy": "compact"}
-KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+CLEANUP: Final = "cleanup.policy"
+COMPACTED: Final = {CLEANUP: "compact"}
+KEPT: Final = {CLEANUP: "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Topics whose records brokers never remove by themselves: by default they do after a week."""
 
 _HELLO: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
@@ -67,7 +69,10 @@ _DOWN = (
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises Unavailable for brokers that are down, FailedPrecondition for what they refuse."""
+    """Raises Unavailable for brokers that are down, FailedPrecondition for what they refuse.
+
+    Of these TooLarge for what has too many bytes.
+    """
     try:
         with keeping_cancellations():
             yield
@@ -75,6 +80,8 @@ def translated() -> Iterator[None]:
         what = str(error) or type(error).__name__
         if isinstance(error, _DOWN) or error.retriable:
             raise Unavailable(f"Kafka cannot be reached: {what}", reason="BACKEND_DOWN") from error
+        if isinstance(error, errors.MessageSizeTooLargeError | errors.RecordListTooLargeError):
+            raise TooLarge(f"Kafka refuses it: {what}") from error
         raise FailedPrecondition("REFUSED", f"Kafka refuses it: {what}") from error
 
 
@@ -249,8 +256,12 @@ class Connection:
                 return
             async with self._admin() as admin:
                 existing = set(await admin.list_topics())
+                found = existing.intersection(missing)
                 if configuration is KEPT:
-                    await _warn_of_retention(admin, existing.intersection(missing))
+                    await _warn_of_retention(admin, found)
+                else:
+                    policy = "compact" if configuration is COMPACTED else "delete"
+                    await _warn_of_cleanup(admin, found, policy)
                 new = [name for name in missing if name not in existing]
                 await self._create(admin, new, configuration or {})
             self._topics.update(missing)
@@ -298,15 +309,37 @@ class Connection:
                 raise kind(topic)
 
 
+async def _configurations(admin: Any, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What brokers have set for existing topics, by topic."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in sorted(names)]
+    if not resources:
+        return {}
+    return {
+        name: {entry[0]: entry[1] for entry in entries}
+        for answer in await admin.describe_configs(resources)
+        for _, _, _, name, entries in answer.resources
+    }
+
+
 async def _warn_of_retention(admin: Any, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        resource = ConfigResource(ConfigResourceType.TOPIC, name)
-        for answer in await admin.describe_configs([resource]):
-            for _, _, _, _, entries in answer.resources:
-                kept = {entry[0]: entry[1] for entry in entries}
-                for key, wanted in KEPT.items():
-                    if kept.get(key, wanted) != wanted:
-                        log.warning(
-                            "topic %s has %s=%s, and may lose tasks that wait: set %s",
-                            *(name, key, kept[key], wanted),
-                        )
+    for name, kept in (await _configurations(admin, names)).items():
+        for key, wanted in KEPT.items():
+            if kept.get(key, wanted) != wanted:
+                log.warning(
+                    "topic %s has %s=%s, and may lose tasks that wait: set %s",
+                    *(name, key, kept[key], wanted),
+                )
+
+
+async def _warn_of_cleanup(admin: Any, names: Iterable[str], wanted: str) -> None:
+    """Warn where topics were created as `queue.kafka.compacted` was another one."""
+    loss = "brokers keep only the newest event of each bucket, queue or header"
+    effect = loss if wanted == "delete" else "nothing is compacted"
+    for name, kept in (await _configurations(admin, names)).items():
+        policy = kept.get(CLEANUP, wanted)
+        if ("compact" in policy) != (wanted == "compact"):
+            log.warning(
+                "topic %s has %s=%s, so %s, but queue.kafka.compacted expects %s: change the "
+                "topic or the setting",
+                *(name, CLEANUP, policy, effect, wanted),
+            )

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 from aiokafka import TopicPartition
 from aiokafka.partitioner import murmur2
 
-from libs.events.deliveries import GroupEvents, Handler
+from libs.events.deliveries import GroupEvents, Handler, group_of
 from libs.events.kafka.connection import COMPACTED, JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
-from slatemq.errors import FailedPrecondition, Unavailable
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.cloud_events import subject_of
 from slatemq.events.envelope import Event, encode_event
@@ -32,6 +32,15 @@ _NO_EVENTS: Final = r"(?:ingest-\d+\.)?(?:tasks(?:\.retry)?|dead-letter(?:\.even
 
 _NOT_ROUTING: Final = ("traceparent", "tracestate", "slatemq-")
 """How names of headers begin that tracing or SlateMQ has set."""
+
+
+def _check_types(field: str, types: Set[str]) -> None:
+    """Raise InvalidArgument for a type whose topic would be one of tasks or of dead letters."""
+    for one in sorted(types):
+        if re.fullmatch(_NO_EVENTS, one):
+            raise InvalidArgument(
+                field, f"cannot be {one!r} on Kafka: that topic has tasks or dead letters"
+            )
 
 
 class Delivery(NamedTuple):
@@ -57,6 +66,7 @@ class Events(GroupEvents[Delivery]):
 
     async def publish(self, events: Sequence[Event]) -> None:
         types = {event.type for event in events}
+        _check_types("type", types)
         await self._ensure_topics(types)
         partitions = {
             event_type: await self._connection.partitions(self._topic(event_type))
@@ -71,8 +81,9 @@ class Events(GroupEvents[Delivery]):
 
     async def start(self, types: frozenset[str]) -> None:
         """Create the topics, and join the group."""
+        _check_types("event_types", types)
         await self._ensure_topics(types or frozenset(CATALOGUE))
-        consumer = self._connection.consumer(self._settings.consumer_group)
+        consumer = self._connection.consumer(group_of(self._settings.consumer_group, types))
         self._offsets = Offsets(consumer)
         if types:
             consumer.subscribe(sorted(map(self._topic, types)), listener=self._offsets)

@@ -154,7 +154,8 @@ class TopicReader:
     """Looks at topics without taking part in a group, and without moving it.
 
     One consumer for each group reads offsets, and no record; records have readers of their own.
-    Some servers list the end of a partition late, but never with a fetch.
+    Some servers list the end of a partition late, but never with a fetch: so the first look at a
+    partition fetches, too.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -170,7 +171,7 @@ class TopicReader:
         async with self._turn:
             try:
                 async with asyncio.timeout(OPERATION_S):
-                    return await self._ranges(await self._consumer(group), topic)
+                    return await self._ranges(await self._consumer(group), topic, group)
             except BaseException:
                 await self._drop(group)
                 raise
@@ -201,7 +202,7 @@ class TopicReader:
                     while not records and (end is None or position < end):
                         fetched = await consumer.getmany(timeout_ms=LOOK_MS)
                         records = fetched.get(partition, [])
-                        end = consumer.highwater(partition) if end is None else end
+                        end = self._note_end(consumer, partition) if end is None else end
                 for record in records:
                     position = record.offset + 1
                     yield record
@@ -211,16 +212,39 @@ class TopicReader:
             for group in list(self._consumers):
                 await self._drop(group)
 
-    async def _ranges(self, consumer: Any, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def _ranges(
+        self, consumer: Any, topic: str, group: str
+    ) -> dict[TopicPartition, tuple[int, int]]:
         numbers = await self._connection.partitions(topic)
         partitions = [TopicPartition(topic, number) for number in numbers]
         begins = await consumer.beginning_offsets(partitions)
         ends = await consumer.end_offsets(partitions)
         committed = {one: await consumer.committed(one) for one in partitions}
+        nexts = {one: max(begins[one], committed[one] or 0) for one in partitions}
         known = self._connection.ends
+        if unknown := {one: offset for one, offset in nexts.items() if one not in known}:
+            await self._fetch_ends(unknown, group)
         for one in partitions:
             known[one] = max(ends[one], known.get(one, 0))
-        return {one: (max(begins[one], committed[one] or 0), known[one]) for one in partitions}
+        return {one: (nexts[one], known[one]) for one in partitions}
+
+    async def _fetch_ends(self, offsets: Mapping[TopicPartition, int], group: str) -> None:
+        async with self.reader(group) as consumer:
+            consumer.assign(list(offsets))
+            for partition, offset in offsets.items():
+                consumer.seek(partition, offset)
+            waiting = list(offsets)
+            while waiting:
+                await consumer.getmany(*waiting, timeout_ms=LOOK_MS)
+                waiting = [one for one in waiting if self._note_end(consumer, one) is None]
+
+    def _note_end(self, consumer: Any, partition: TopicPartition) -> int | None:
+        """The end that came with the newest fetch; None without one."""
+        end: int | None = consumer.highwater(partition)
+        if end is not None:
+            known = self._connection.ends
+            known[partition] = max(end, known.get(partition, 0))
+        return end
 
     async def _consumer(self, group: str) -> Any:
         if group not in self._consumers:

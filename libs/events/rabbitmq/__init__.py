@@ -7,8 +7,8 @@ name                        what
 `PREFIX.events`             queue of a consumer group, bound to the types that it subscribes to
 `PREFIX.tasks`              queue of tasks
 `PREFIX.tasks.retry`        failed tasks; each goes back to `PREFIX.tasks` after its delay
-`EXCHANGE.dead-letter`      exchange of dead letters
-`PREFIX.dead-letter`        queue of dead letters: tasks and events, with their error as a header
+`PREFIX.dead-letters`       exchange of dead letters: tasks and events, with their error as a header
+`PREFIX.dead-letter`        the queue that is bound to it
 ==========================  ===================================================================
 
 The queue prefix is the consumer group: consumers with the same prefix share. With `durable` queues

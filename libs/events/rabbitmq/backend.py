@@ -19,10 +19,13 @@ class RabbitmqBackend(QueueBackend):
 
     async def open(self, config: RabbitmqSettings) -> None:
         self._connections = Connections(config)
-        self._compose(Events(self._connections), Tasks(self._connections))
+        tasks = Tasks(self._connections)
+        self._compose(Events(self._connections), tasks)
         try:
             with translated():
                 await self._connections.declare_all()
+                if self._is_sole_consumer:  # Of others, one that only publishes must take none.
+                    await tasks.start()
         except FailedPrecondition as error:
             raise InvalidArgument("queue.rabbitmq.url", error.message) from error
         except Unavailable:

@@ -23,6 +23,7 @@ from aiormq.exceptions import ChannelAccessRefused
 
 from libs.events.cancellations import keeping_cancellations
 from libs.events.rabbitmq.address import Address
+from libs.events.refusals import TooLarge, bytes_max_by
 from libs.events.settings import RabbitmqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -57,7 +58,10 @@ REFUSALS = (
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
+    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses.
+
+    Of these TooLarge for what has too many bytes.
+    """
     try:
         with keeping_cancellations():
             yield
@@ -68,6 +72,9 @@ def translated() -> Iterator[None]:
         # Only the reason says what the values of that error are.
         is_mechanism = isinstance(error, exceptions.AuthenticationError)
         why = error.reason % error.args if is_mechanism else str(error)
+        bytes_max = bytes_max_by(why)
+        if bytes_max is not None:
+            raise TooLarge(f"RabbitMQ refuses it: {why}", bytes_max) from error
         raise FailedPrecondition(
             "LOGIN" if login else "REFUSED", f"RabbitMQ refuses it: {why}"
         ) from error
@@ -171,6 +178,9 @@ class Connections:
 
     At a memory or disk alarm RabbitMQ reads no more from a connection that publishes. By the other
     one tasks and events are taken and acknowledged nonetheless, which may be what ends the alarm.
+
+    Attributes:
+        subscribed: The queues of events from which this backend takes some.
     """
 
     def __init__(self, settings: RabbitmqSettings) -> None:
@@ -179,6 +189,7 @@ class Connections:
         self.address = Address.of(settings.url)
         self.publishing = Connection(self.address)
         self.consuming = Connection(self.address)
+        self.subscribed: set[str] = set()
         self._declaring = asyncio.Lock()
         self._declared_s = -math.inf
 
@@ -222,13 +233,15 @@ class Connections:
                 await self.declare_all()
 
     async def declare_all(self) -> None:
-        """As the function of that name.
+        """As the function of that name, with the queues in which refused events wait.
 
         By the consuming connection: as a batch of publishes misses its exchange, aiormq goes on to
         write to the channel that the server has closed, which ends their connection.
         """
         channel = await self.consuming.open_channel()
         await declare_all(channel, self.settings)
+        for queue in self.subscribed:
+            await declare_retry(channel, queue, self.settings)
         await close_channel(channel)
 
     async def ping(self) -> None:
@@ -274,9 +287,11 @@ class Names:
         self.exchange = settings.exchange
         self.events = f"{settings.queue_prefix}.events"
         self.tasks = f"{settings.queue_prefix}.tasks"
-        self.retry = f"{self.tasks}.retry"
-        self.dead_exchange = f"{settings.exchange}.dead-letter"
+        self.retry = retry_of(self.tasks)
         self.dead = f"{settings.queue_prefix}.dead-letter"
+        # Instances may share the exchange of events, but no dead letters. Queues of others may be
+        # bound to an exchange of the name above: once it was `EXCHANGE.dead-letter`.
+        self.dead_exchange = f"{settings.queue_prefix}.dead-letters"
 
 
 async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> None:
@@ -285,24 +300,31 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     Raises InvalidArgument that names the key where the server has one with other properties.
     """
     names = Names(settings)
+    if names.exchange == names.dead_exchange:  # its queue would get every event
+        raise InvalidArgument("queue.rabbitmq.exchange", "is the exchange of dead letters")
     kind = aio_pika.ExchangeType(settings.exchange_type)
     exchange = channel.declare_exchange(names.exchange, kind, durable=settings.durable)
     await _declare(exchange, "exchange", "exchange_type")
-    dead_exchange = channel.declare_exchange(
-        names.dead_exchange, "fanout", durable=settings.durable
-    )
-    dead = await _declare(dead_exchange, "exchange")
+    fanout = channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable)
+    dead = await _declare(fanout, "queue_prefix")
     await _declare(declare_queue(channel, names.tasks, settings), "queue_prefix")
-    back = {
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": names.tasks,
-    }
+    await declare_retry(channel, names.tasks, settings)
+    queue = await _declare(declare_queue(channel, names.dead, settings), "queue_prefix")
+    await _declare(queue.bind(dead, names.dead), "queue_prefix")
+
+
+def retry_of(queue: str) -> str:
+    """The queue in which what failed in this one waits for its next attempt."""
+    return f"{queue}.retry"
+
+
+async def declare_retry(channel: AbstractChannel, queue: str, settings: RabbitmqSettings) -> None:
+    """Create that queue; its messages go back when they expire. Raises as `declare_all`."""
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
     if settings.durable:
         # Only with both of these a quorum queue keeps a message until its target has it.
         back |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    await _declare(declare_queue(channel, names.retry, settings, back), "queue_prefix")
-    queue = await _declare(declare_queue(channel, names.dead, settings), "queue_prefix")
-    await _declare(queue.bind(dead, names.dead), "queue_prefix")
+    await _declare(declare_queue(channel, retry_of(queue), settings, back), "queue_prefix")
 
 
 async def declare_queue(

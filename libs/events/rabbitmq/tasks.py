@@ -70,14 +70,15 @@ class Tasks:
 
     async def dequeue(self) -> WriteTask | None:
         if self._deliveries is None or self._deliveries.is_lost:
-            await self._start()
+            await self.start()
         assert self._deliveries is not None
         message = self._held.unreadable or await self._deliveries.next()
         if message is None:
             return None
         return await self._held.take(message, message.body, self._bury_unreadable)
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Consume the tasks, by a channel of its own; `dequeue` does it where that is needed."""
         lost, self._deliveries = self._deliveries, None
         if lost is not None:
             await close_channel(lost.channel)
@@ -135,8 +136,8 @@ class Tasks:
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
         headers = {"kind": kind, "error": error, "failed_at": format_timestamp(now_ms())}
         dead = message_of(body, self._settings, message_id=message_id, headers=headers)
-        exchange = self._names.dead_exchange
-        await self._connections.publish(exchange, self._names.dead, dead, is_kept=True)
+        names = self._names
+        await self._connections.publish(names.dead_exchange, names.dead, dead, is_kept=True)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.

@@ -14,6 +14,6 @@ key                                what
 Redis decides how durable that is: with `appendonly yes` and `appendfsync always` every answered
 write survives a power loss; by default the writes of the last second may be lost.
 
-In reading order: `connection` (errors and names), `transactions`, `gathered`, `streams`,
-`dead_letters`, `event_stream`, `delayed_tasks`, `stream_tasks`, `list_tasks`, `backend`.
+In reading order: `connection` (errors and names), `transactions`, `permissions`, `gathered`,
+`streams`, `dead_letters`, `event_stream`, `delayed_tasks`, `stream_tasks`, `list_tasks`, `backend`.
 """

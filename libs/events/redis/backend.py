@@ -17,7 +17,8 @@ from libs.events.redis.connection import (
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import TaskReading
 from libs.events.redis.event_stream import EventStream
-from libs.events.redis.list_tasks import ListTasks
+from libs.events.redis.list_tasks import ListTasks, forget_consumers, processing_keys
+from libs.events.redis.permissions import check_commands
 from libs.events.redis.stream_tasks import StreamTasks
 from libs.events.settings import RedisSettings
 from libs.events.tls_faults import find_tls_fault
@@ -42,7 +43,8 @@ class RedisBackend(QueueBackend):
         try:
             with translated():
                 await client.ping()
-                await self._check_keys(config.stream_prefix)
+                await check_commands(client, config, has_tasks=self._is_sole_consumer)
+                await self._check_keys(config)
                 await tasks.connect()
         except FailedPrecondition as error:
             key = "stream_prefix" if "WRONGTYPE" in error.message else "url"
@@ -51,8 +53,9 @@ class RedisBackend(QueueBackend):
             await self._check_tls()
             raise
 
-    async def _check_keys(self, prefix: str) -> None:
+    async def _check_keys(self, config: RedisSettings) -> None:
         """Raise InvalidArgument where a key is of another type than this backend makes it."""
+        prefix = config.stream_prefix
         kinds = {"events": b"stream", "dead-letter": b"stream"}
         kinds |= {"tasks:delayed": b"zset", "tasks:consumers": b"zset"}
         for name, kind in kinds.items():
@@ -62,6 +65,23 @@ class RedisBackend(QueueBackend):
                     "queue.redis.stream_prefix",
                     f"the key {prefix}:{name} is a {found.decode()}, not a {kind.decode()}",
                 )
+        await self._check_structure(f"{prefix}:tasks", config.task_structure)
+
+    async def _check_structure(self, key: str, wanted: str) -> None:
+        """Raise InvalidArgument where there are tasks, perhaps, in the other structure."""
+        other, keys = "streams", [key]
+        if wanted == "streams":
+            # What is in work is in no other key while nothing waits.
+            other, keys = "lists", [*await processing_keys(self._client, key), key]
+        for one in keys:
+            if f"{(await self._client.type(one)).decode()}s" == other:
+                raise InvalidArgument(
+                    "queue.redis.task_structure",
+                    f"the key {one} has tasks as {other}: let them be applied with {other}, then "
+                    f"remove it (DEL {one}), and start again with {wanted}",
+                )
+        if wanted == "streams" and self._is_sole_consumer:
+            await forget_consumers(self._client, key)
 
     async def _check_tls(self) -> None:
         pool = self._client.connection_pool

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from redis import asyncio as aioredis
 
-from libs.events.deliveries import Handler, read_event, run_handler
+from libs.events.deliveries import Handler, group_of, read_event, run_handler
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.streams import Delivery, Group, StreamAppends
@@ -56,7 +56,8 @@ class EventStream:
         self._client: Any = client
         self._settings = settings
         self._key = f"{settings.stream_prefix}:events"
-        self._group = Group(client, self._key, settings.consumer_group, consumer)
+        self._consumer = consumer
+        self._group = self._group_of(frozenset())
         self._dead = dead
         self._add = StreamAppends(client, self._key, ["type", "data"])
         self._transactions = Transactions(client)
@@ -69,8 +70,13 @@ class EventStream:
     async def publish(self, events: Sequence[Event]) -> None:
         await self._add.append([(event.type, encode_event(event)) for event in events])
 
+    def _group_of(self, types: frozenset[str]) -> Group:
+        name = group_of(self._settings.consumer_group, types)
+        return Group(self._client, self._key, name, self._consumer)
+
     async def start(self, types: frozenset[str]) -> None:
         """Create the group: it gets every event that is published from now on."""
+        self._group = self._group_of(types)
         await self._group.create("$")
 
     async def deliver(
@@ -185,7 +191,7 @@ class EventStream:
         await self._group.leave()
 
     async def _finish(self, entry_id: bytes) -> None:
-        await self._client.xack(self._key, self._settings.consumer_group, entry_id)
+        await self._group.acknowledge(entry_id)
         self._finished_count += 1
         if self._finished_count % TRIM_AFTER == 0:
             await self._trim()

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from typing import Any
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -80,6 +81,33 @@ return count
 """How many tasks wait, or are a consumer's."""
 
 
+async def processing_keys(client: Any, key: str) -> list[str]:
+    """The lists of what consumers have taken from this one; asks for no more where none has."""
+    return [_processing_of(key, name.decode()) for name in await _names(client, key)]
+
+
+async def forget_consumers(client: Any, key: str) -> None:
+    """Once none of their lists has tasks, and none takes any more."""
+    if names := await _names(client, key):
+        await client.zrem(_consumers_of(key), *names)
+
+
+async def _names(client: Any, key: str) -> list[bytes]:
+    consumers = _consumers_of(key)
+    if await client.type(consumers) != b"zset":
+        return []
+    names: list[bytes] = await client.zrange(consumers, 0, -1)
+    return names
+
+
+def _consumers_of(key: str) -> str:
+    return f"{key}:consumers"
+
+
+def _processing_of(key: str, consumer: str) -> str:
+    return f"{key}:processing:{consumer}"
+
+
 class ListTasks(DelayedTasks[bytes]):
     """The tasks of one consumer."""
 
@@ -95,8 +123,8 @@ class ListTasks(DelayedTasks[bytes]):
     ) -> None:
         super().__init__(client, settings, dead, reading)
         self._consumer = consumer
-        self._consumers = f"{self._key}:consumers"
-        self._processing = self._processing_of(consumer)
+        self._consumers = _consumers_of(self._key)
+        self._processing = _processing_of(self._key, consumer)
         self._undo = self._client.register_script(UNDO)
         self._sign = self._client.register_script(SIGN)
         self._take = self._client.register_script(TAKE)
@@ -164,8 +192,7 @@ class ListTasks(DelayedTasks[bytes]):
         return [("LREM", self._processing, 1, task) for task in deliveries]
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
-        names = await self._client.zrange(self._consumers, 0, -1)
-        for key in (*(self._processing_of(name.decode()) for name in names), self._key):
+        for key in (*await processing_keys(self._client, self._key), self._key):
             async for task in pages(partial(self._client.lrange, key)):
                 yield task
 
@@ -185,6 +212,3 @@ class ListTasks(DelayedTasks[bytes]):
         await self._reclaim(
             keys=[self._consumers, self._key], args=[spared, silent_ms, FORGET_CONSUMER_MS]
         )
-
-    def _processing_of(self, consumer: str) -> str:
-        return f"{self._key}:processing:{consumer}"

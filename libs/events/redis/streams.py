@@ -229,6 +229,10 @@ class Group:
         self._kept_at = time.monotonic()
         return kept
 
+    async def acknowledge(self, entry_id: bytes) -> None:
+        """Finish an entry, and leave it in the stream."""
+        await self._client.xack(self._key, self._group, entry_id)
+
     def finish_commands(self, *entry_ids: bytes, remove: bool) -> list[Command]:
         """Acknowledge entries, and remove them from the stream."""
         commands: list[Command] = [("XACK", self._key, self._group, *entry_ids)]

@@ -26,7 +26,11 @@ async def failures_count(client: slatemq.Client, message: slatemq.Received) -> i
 
 
 def count_failures(history: Sequence[slatemq.Attempt], counted: int) -> int:
-    """How many of the last `counted` attempts have failed; those before are of before a redrive."""
+    """How many of the last `counted` attempts have failed; those before are of before a redrive.
+
+    Brokers keep the newest attempts only, of long errors some thirty: older ones count as failed.
+    """
     attempts = [one.outcome for one in history if not one.outcome.startswith(_NOTE_PREFIX)]
     last = attempts[max(0, len(attempts) - counted) :]
-    return sum(outcome.startswith((_NACK_PREFIX, FAIL_PREFIX)) for outcome in last)
+    failed = sum(outcome.startswith((_NACK_PREFIX, FAIL_PREFIX)) for outcome in last)
+    return failed + counted - len(last)

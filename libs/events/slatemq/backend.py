@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+
 import slatemq
 from libs.events.backend import QueueBackend
 from libs.events.settings import SlatemqSettings
@@ -9,7 +12,15 @@ from libs.events.slatemq.events import Events
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.slatemq.queues import Queues, translated
 from libs.events.slatemq.tasks import Tasks
-from slatemq.errors import InvalidArgument, PermissionDenied, SlateMQError, Unauthenticated
+from slatemq.errors import (
+    DataLoss,
+    InvalidArgument,
+    PermissionDenied,
+    SlateMQError,
+    Unauthenticated,
+)
+
+log = logging.getLogger(__name__)
 
 CALL_S = 10.0
 
@@ -33,6 +44,7 @@ class SlatemqBackend(QueueBackend):
                     Tasks(self._queues, is_sole_consumer=self._is_sole_consumer),
                 )
                 await self._queues.ensure_queue(self._queues.tasks, TASKS_HEADER, ())
+                self.message_bytes_max = await _payload_bytes_max(client)
             except InvalidArgument as error:
                 raise InvalidArgument(*_key_and_problem(error)) from error
             except Unauthenticated as error:
@@ -45,6 +57,16 @@ class SlatemqBackend(QueueBackend):
 
     async def ping(self) -> None:
         await self._queues.client.get_queue(self._queues.tasks)
+
+
+async def _payload_bytes_max(client: slatemq.Client) -> float:
+    """The largest payload by the settings of the instance; an ingest may run with older ones."""
+    try:
+        instance = await client.get_instance()
+    except DataLoss as error:  # its processes go on with what they have read
+        log.warning("SlateMQ does not say how large a payload may be: %s", error)
+        return math.inf
+    return instance.settings["payload_bytes_max"]
 
 
 def _key_and_problem(error: InvalidArgument) -> tuple[str, str]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import slatemq
 from libs.events.deliveries import NOT_ACKNOWLEDGED, Handler, read_event, run_handler
 from libs.events.slatemq.attempts import failures_count
 from libs.events.slatemq.headers import EVENTS_HEADER
-from libs.events.slatemq.queues import PREFETCH, TYPE_HEADER, Queues, finish, release
+from libs.events.slatemq.queues import (
+    PREFETCH,
+    TYPE_HEADER,
+    Queues,
+    finish,
+    release,
+    undecrypted,
+)
 from libs.events.tasks import now_ms
-from slatemq.errors import NotFound, SlateMQError
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.events.envelope import Event, encode_event
+
+log = logging.getLogger(__name__)
 
 
 class Events:
@@ -32,7 +42,8 @@ class Events:
         )
 
     async def start(self, types: frozenset[str]) -> None:
-        """Create the queue of the group, or change the types that it gets."""
+        """Create the queue of the group."""
+        self._queues.events = self._queues.events_of(types)
         await self._queues.ensure_queue(self._queues.events, EVENTS_HEADER, types)
         self._seen_ms = now_ms()
 
@@ -57,7 +68,7 @@ class Events:
                     note_up()
                     self._seen_ms = now_ms()  # it may be deleted while the handler works
                     try:
-                        await self._deliver_one(message, types, handler)
+                        await self._deliver_one(message, handler)
                     except SlateMQError:
                         message.drop_lease()  # no call repeats it: it comes again after that
                         raise
@@ -66,28 +77,29 @@ class Events:
             await self._queues.create_again(events, EVENTS_HEADER, types, self._seen_ms)
             self._seen_ms = now_ms()
 
-    async def _deliver_one(
-        self, message: slatemq.Received, types: frozenset[str], handler: Handler
-    ) -> None:
+    async def _deliver_one(self, message: slatemq.Received, handler: Handler) -> None:
         if not await self._queues.takes(message, EVENTS_HEADER):
             return
-        event = read_event(self._queues.events, message.payload)
+        fault = undecrypted(message)
+        if isinstance(fault, FailedPrecondition):
+            log.warning("an event cannot be decrypted: %s", fault.message)
+            has_retries_left = await self._has_retries_left(message)
+            await self._queues.end_attempt(
+                message, fault.message, has_retries_left=has_retries_left
+            )
+            return
+        if fault is not None:
+            log.error("a damaged event goes to the dead letters: %s", fault.message)
+        event = fault.message if fault else read_event(self._queues.events, message.payload)
         if isinstance(event, str):
             await finish(message.fail(event))
-            return
-        if types and event.type not in types:  # of an earlier subscription
-            await finish(message.ack())
             return
         self._held[event.id] = message
         await run_handler(handler, event)
         has_retries_left = event.id not in self._held or await self._has_retries_left(message)
         if self._held.pop(event.id, None) is None:
             return
-        if not has_retries_left:
-            await finish(message.fail(NOT_ACKNOWLEDGED))
-        else:
-            delay_s = self._queues.settings.retry_delay_ms / 1000
-            await finish(message.nack(NOT_ACKNOWLEDGED, delay_s))
+        await self._queues.end_attempt(message, NOT_ACKNOWLEDGED, has_retries_left=has_retries_left)
 
     async def _has_retries_left(self, message: slatemq.Received) -> bool:
         """Its broker is asked only where so many attempts were made that all may have failed."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 import slatemq
 from libs.events.cancellations import keeping_cancellations
+from libs.events.deliveries import group_of
+from libs.events.refusals import TooLarge
 from libs.events.settings import SlatemqSettings
 from slatemq.errors import (
     AlreadyExists,
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
     SlateMQError,
@@ -41,8 +45,27 @@ def translated() -> Iterator[None]:
     try:
         with keeping_cancellations():
             yield
+    except InvalidArgument as error:
+        if not error.field.endswith(".payload"):
+            raise
+        # As in `messages[3].payload`: of a payload only the size is judged.
+        raise TooLarge(f"SlateMQ refuses it: {error}") from error
     except (DeadlineExceeded, ResourceExhausted, ConnectionError) as error:
         raise Unavailable(f"SlateMQ does not answer: {error}", reason="BACKEND_DOWN") from error
+
+
+def undecrypted(
+    message: slatemq.Received | slatemq.StoredMessage,
+) -> FailedPrecondition | DataLoss | None:
+    """Why its payload cannot be decrypted; None: it can.
+
+    FailedPrecondition: this process lacks its key, and may have it at another attempt.
+    """
+    try:
+        message.payload  # noqa: B018 - which is decrypted when it is read
+    except (FailedPrecondition, DataLoss) as error:
+        return error
+    return None
 
 
 class Queues:
@@ -50,7 +73,13 @@ class Queues:
         self.client = client
         self.settings = settings
         self.tasks = f"{settings.queue_prefix}.tasks"
-        self.events = f"{settings.queue_prefix}.events.{settings.consumer_group}"
+        self.events = self.events_of(frozenset())
+
+    def events_of(self, types: Set[str]) -> str:
+        """The queue of subscribers with these types."""
+        return group_of(
+            f"{self.settings.queue_prefix}.events.{self.settings.consumer_group}", types
+        )
 
     async def ensure_queue(
         self, queue_id: str, header: str, types: Collection[str], since_ms: int | None = None
@@ -89,6 +118,15 @@ class Queues:
             return True
         await finish(message.fail(f"its header {header} is not {self.settings.queue_prefix}"))
         return False
+
+    async def end_attempt(
+        self, message: slatemq.Received, why: str, *, has_retries_left: bool
+    ) -> None:
+        """Let a message come again after the retry delay, or make it a dead letter."""
+        if has_retries_left:
+            await finish(message.nack(why, self.settings.retry_delay_ms / 1000))
+        else:
+            await finish(message.fail(why))
 
 
 async def finish(finishing: Awaitable[object]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 
@@ -11,7 +12,7 @@ import msgspec
 import slatemq
 from libs.events.slatemq.attempts import FAIL_PREFIX, count_failures, failures_count
 from libs.events.slatemq.headers import TASKS_HEADER
-from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
+from libs.events.slatemq.queues import PREFETCH, Queues, finish, release, undecrypted
 from libs.events.slatemq.routed import Unrouted
 from libs.events.tasks import (
     FailedTask,
@@ -25,8 +26,17 @@ from libs.events.tasks import (
     now_ms,
     read_task,
 )
-from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.events.envelope import format_timestamp
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 RETENTION_S = (1 << 32) - 1
@@ -88,15 +98,23 @@ class Tasks:
         self._seen_ms = now_ms()
         if not await self._queues.takes(message, TASKS_HEADER):
             return None
-        task = read_task(message.payload)
-        if isinstance(task, str):
-            await finish(message.fail(task))
-            return None
         try:
             attempts = await failures_count(self._queues.client, message)
         except BaseException:
             self._consumer.requeue(message)
             raise
+        fault = undecrypted(message)
+        if isinstance(fault, FailedPrecondition):
+            log.warning("a task cannot be decrypted: %s", fault.message)
+            is_early = attempts < self._queues.settings.max_retries
+            await self._queues.end_attempt(message, fault.message, has_retries_left=is_early)
+            return None
+        if fault is not None:
+            log.error("a damaged task goes to the dead letters: %s", fault.message)
+        task = read_task(message.payload) if fault is None else fault.message
+        if isinstance(task, str):
+            await finish(message.fail(task))
+            return None
         task = msgspec.structs.replace(task, attempts=attempts)
         self._held.add(task.task_id, _Delivery(task, message))
         return task
@@ -184,13 +202,15 @@ class Tasks:
             self._queues.tasks, slatemq.EntryState.FAILED, view=slatemq.EntryView.FULL
         ):
             if entry.message is not None:
-                yield entry, self._failed_task(entry, entry.message.payload)
+                yield entry, self._failed_task(entry, entry.message)
 
-    def _failed_task(self, entry: slatemq.Entry, payload: bytes) -> FailedTask | UnreadableTask:
+    def _failed_task(
+        self, entry: slatemq.Entry, message: slatemq.StoredMessage
+    ) -> FailedTask | UnreadableTask:
         failed_at = format_timestamp(entry.finished_at_ms)
         try:
-            task = decode_task(payload)
-        except InvalidArgument as error:
+            task = decode_task(message.payload)
+        except (InvalidArgument, FailedPrecondition, DataLoss) as error:
             place = f"message {entry.message_id} of the queue {self._queues.tasks}"
             return UnreadableTask(place=place, error=cut_error(str(error)), failed_at=failed_at)
         return FailedTask(
@@ -210,7 +230,7 @@ class Tasks:
             async for entry in self._queues.client.list_entries(
                 self._queues.tasks, state, view=slatemq.EntryView.FULL
             ):
-                if entry.message is not None:
+                if entry.message is not None and not undecrypted(entry.message):
                     yield entry.message.payload
 
     async def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ import uvloop
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
+from libs.events.deliveries import group_of
 from libs.events.settings import RabbitmqSettings
 from libs.events.tasks import WriteTask
 from tests.integration.events.backends.kafka_server import kafka_server
@@ -75,14 +76,23 @@ class Rig:
         """The settings of the group `workers`."""
         return self.server.settings(self._prefix)
 
-    async def backend(self, group: str = "workers") -> QueueBackend:
-        """A connected backend in a consumer group."""
+    async def backend(self, group: str = "workers", types: Collection[str] = ()) -> QueueBackend:
+        """A connected backend in a consumer group, which may subscribe to these types."""
         settings = self.settings
         if group != "workers":
             settings = in_group(settings, f"{self._prefix}-{group}")
         if isinstance(self.server, PreparedServer):
+            own = group_of(settings.consumer_group, frozenset(types))
+            self.server.prepare(in_group(settings, own))
+        return await self._connected(open_backend(self.name), settings)
+
+    async def sole_consumer(self, settings: Any) -> QueueBackend:
+        """A connected backend of an ingest, which shares its tasks with no other consumer."""
+        if isinstance(self.server, PreparedServer):
             self.server.prepare(settings)
-        backend = open_backend(self.name)
+        return await self._connected(open_backend(self.name, is_sole_consumer=True), settings)
+
+    async def _connected(self, backend: QueueBackend, settings: Any) -> QueueBackend:
         await backend.connect(settings)
         self._closing.push_async_callback(backend.close)
         return backend

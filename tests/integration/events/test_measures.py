@@ -15,8 +15,9 @@ from libs.events.tasks import now_ms
 from libs.events.watch import BackendWatch, QueueHealth
 from libs.serving.http.server import Exposition
 from libs.serving.telemetry import configure
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import Event, make_task_id
+from slatemq.events.envelope import Event
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import a_task, created
@@ -93,7 +94,8 @@ async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer)
 
         # And three tasks: one is done, one fails until it is a dead letter, one waits
         for retries in (2, 0, 2):
-            await backend.enqueue_task(a_task(task_id=make_task_id(now_ms()), max_retries=retries))
+            task_id = TaskIds(0).make(now_ms())
+            await backend.enqueue_task(a_task(task_id=task_id, max_retries=retries))
         for _ in range(2):
             task = None
             while task is None:
@@ -140,7 +142,7 @@ async def test_a_killed_server_is_known_to_be_away_and_to_be_back(redis: RedisSe
     measures, clock = Measures(), [0.0]
     backend, watch = await connected(redis, measures, clock)
     try:
-        await backend.enqueue_task(a_task(task_id=make_task_id(now_ms())))
+        await backend.enqueue_task(a_task(task_id=TaskIds(0).make(now_ms())))
         health = await found(watch, clock)
         assert health == QueueHealth("redis", True, 1, 0)
 

@@ -101,8 +101,19 @@ class Admin:
         return SimpleNamespace(topic_errors=[(topic.name, 0) for topic in topics])
 
     async def describe_configs(self, resources: Sequence[Any]) -> Sequence[Any]:
-        """Nothing that differs from what is wanted."""
-        return ()
+        """What topics were created with."""
+        set_for = {topic.name: topic.topic_configs for topic in self._broker.created}
+        rows = [
+            (
+                0,
+                "",
+                2,
+                one.name,
+                [*{"cleanup.policy": "delete", **set_for.get(one.name, {})}.items()],
+            )
+            for one in resources
+        ]
+        return [SimpleNamespace(resources=rows)]
 
 
 class BrokerConnection(Connection):

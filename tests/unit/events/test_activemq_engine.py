@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from libs.events.refusals import TooLarge
 from libs.events.settings import ActivemqSettings
 from libs.events.tasks import WriteTask, encode_task
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import make_task_id
 from tests.integration.waiting import WAIT_SECONDS, eventually
 
 pytest.importorskip(
@@ -124,6 +125,15 @@ class RefusingPeer(Peer):
         link.session.close()
 
 
+class SmallPeer(Peer):
+    """Takes messages of few bytes, which it says where it takes any."""
+
+    def _handle(self, event: Any) -> None:
+        if event.type == proton.Event.LINK_REMOTE_OPEN:
+            event.link.max_message_size = len(BODY)
+        super()._handle(event)
+
+
 class StalledPeer(Peer):
     """Reads no more once a message has begun."""
 
@@ -203,6 +213,21 @@ async def test_a_message_whose_session_the_server_ends_is_to_be_sent_again(condi
             await connection.send("queue", message_of(b"{}", "id"))
 
 
+async def test_a_message_larger_than_the_server_takes_is_not_sent() -> None:
+    peer = SmallPeer()
+    async with connected(lambda: peer, Connection) as connection:
+        with pytest.raises(TooLarge), translated():
+            await connection.send("queue", message_of(BODY, "id"))
+    assert peer.received_bytes < len(BODY)
+
+
+async def test_a_message_whose_size_the_server_refuses_is_too_large() -> None:
+    peer = RefusingPeer("amqp:link:message-size-exceeded")
+    async with connected(lambda: peer, Connection) as connection:
+        with pytest.raises(TooLarge, match="not this one"), translated():
+            await connection.send("queue", message_of(b"{}", "id"))
+
+
 @pytest.mark.parametrize("end", ["abort", "close"])
 async def test_a_connection_ends_though_the_server_does_not_take_what_is_written(
     end: str, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +289,7 @@ async def test_a_count_reads_ids_up_to_a_limit_of_bytes_and_keeps_no_body(
 async def test_tasks_are_taken_while_the_server_has_no_room_for_another() -> None:
     # Given a task that waits, and a server that has no room for the next one
     waits, next_one = (
-        WriteTask(task_id=make_task_id(number), operation="Publish", created_at=AT, payload={})
+        WriteTask(task_id=TaskIds(0).make(number), operation="Publish", created_at=AT, payload={})
         for number in range(2)
     )
     peers: list[RoomlessPeer] = []

@@ -11,7 +11,7 @@ import pytest
 
 from libs.events.settings import ActivemqSettings
 from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_failed_task
-from slatemq.events.envelope import make_task_id
+from slatemq._admin.task_ids import TaskIds
 
 pytest.importorskip(
     "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
@@ -65,7 +65,7 @@ async def test_dead_letters_that_fail_again_at_once_are_retried_once(
     # Given as many dead letters as one look has, which fail whenever they are retried
     monkeypatch.setattr(activemq_tasks, "BROWSED_MAX", 3)
     server = FailingServer()
-    names = [make_task_id(number) for number in range(3)]
+    names = [TaskIds(0).make(number) for number in range(3)]
     for name in names:
         task = WriteTask(
             task_id=name, operation="Publish", created_at="2026-02-22T12:00:00.000Z", payload={}

@@ -125,7 +125,7 @@ class Arriving:
 
     def __init__(self, *bodies: bytes) -> None:
         self.is_lost = False
-        self._messages = [SimpleNamespace(body=body, message_id="1") for body in bodies]
+        self._messages = [SimpleNamespace(body=body, message_id="1", headers={}) for body in bodies]
 
     async def next(self) -> Any:
         message = self._messages.pop(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slatemq.errors import InvalidArgument, NotFound
+from slatemq.events import CLOUD_EVENT_CONTENT_TYPE, decode_cloud_event, encode_cloud_event
 from slatemq.events.catalogue import CATALOGUE, data_of, make_event
-from slatemq.events.cloud_events import decode_cloud_event, encode_cloud_event
 from slatemq.events.envelope import (
     Event,
     decode_event,
@@ -49,6 +51,24 @@ def test_the_example_has_these_bytes() -> None:
 
 def test_the_page_shows_the_catalogue_as_it_is() -> None:
     assert PAGE.read_text() == render(), "run: python -m tests.event_catalogue"
+
+
+def test_the_program_on_the_page_makes_a_cloud_event_and_reads_it() -> None:
+    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    program: dict[str, Any] = {}
+    exec(compile(blocks["python"], str(PAGE), "exec"), program)
+
+    encoded = program["to_cloud_event"](GOLDEN)
+
+    assert json.loads(encoded) == json.loads(blocks["json"])  # the last of the page
+    assert program["from_cloud_event"](encoded) == GOLDEN
+    assert f"`{CLOUD_EVENT_CONTENT_TYPE}`" in PAGE.read_text()
+
+
+def test_events_need_the_sdk_of_cloud_events_for_these_alone() -> None:
+    program = "import sys; sys.modules['cloudevents'] = None; import slatemq.events"
+
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_page_on_write_through_lists_all_that_slatemq_publishes_itself() -> None:
@@ -212,6 +232,26 @@ def test_a_source_is_percent_encoded_in_a_cloud_event(source: str, written: str)
     event = msgspec.structs.replace(EXAMPLE, source=source)
     encoded = encode_cloud_event(event)
     assert json.loads(encoded)["source"] == written
+    assert decode_cloud_event(encoded) == event
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a\nb\x00", "a%0Ab%00"),
+        ("50%25", "50%2525"),
+        ("\x85\ufdd0\U0001ffff", "%C2%85%EF%B7%90%F0%9F%BF%BF"),
+        ("ü 😀", "ü 😀"),
+    ],
+)
+def test_an_attribute_of_a_cloud_event_has_only_the_characters_of_one(
+    text: str, written: str
+) -> None:
+    event = msgspec.structs.replace(EXAMPLE, request_id=text, data={"bucket": "b", "key": text})
+    encoded = encode_cloud_event(event)
+    members = json.loads(encoded)
+    assert (members["requestid"], members["subject"]) == (written, f"b/{written}")
+    assert members["data"]["key"] == text
     assert decode_cloud_event(encoded) == event
 
 

@@ -10,13 +10,16 @@ import pytest
 from aiokafka import TopicPartition, errors
 from aiokafka.partitioner import DefaultPartitioner
 
+from libs.events.kafka.connection import translated
 from libs.events.kafka.events import FETCH_COUNT, RETRIED_MAX, Events, key_of
+from libs.events.refusals import TooLarge
 from libs.events.settings import KafkaSettings
 from libs.storage.records.metadata import decode_log_entry, encode_headers, encode_log_columns
+from slatemq.errors import InvalidArgument
 from slatemq.events.catalogue import CATALOGUE, ObjectCreated, make_event
 from slatemq.events.envelope import Event, encode_event
 from tests.integration.waiting import WAIT_SECONDS
-from tests.unit.events.kafka_in_memory import Broker, BrokerConnection
+from tests.unit.events.kafka_in_memory import RECORD_BYTES_MAX, Broker, BrokerConnection
 
 SETTINGS = KafkaSettings(topic_prefix="t", partitions=6, compacted=("object.created",))
 RETRIED = KafkaSettings(topic_prefix="t", partitions=1, max_retries=3, retry_delay_ms=3_600_000)
@@ -112,6 +115,29 @@ async def test_a_subscriber_of_all_types_gets_what_is_in_topics_of_events_alone(
     assert len(broker.topics["t.dead-letter.events"]) == 1
 
 
+NOT_OF_EVENTS = [
+    f"{ingest}{name}"
+    for ingest in ("", "ingest-0.")
+    for name in ("tasks", "tasks.retry", "dead-letter", "dead-letter.events")
+]
+
+
+@pytest.mark.parametrize("name", NOT_OF_EVENTS)
+async def test_a_type_whose_topic_has_tasks_or_dead_letters_is_refused(name: str) -> None:
+    broker = Broker()
+    events = Events(BrokerConnection(KafkaSettings(topic_prefix="t"), broker))
+    wrong = msgspec.structs.replace(created("photos"), type=name)
+
+    with pytest.raises(InvalidArgument) as refused:
+        await events.publish([created("photos"), wrong])
+    assert refused.value.field == "type"
+    with pytest.raises(InvalidArgument) as refused:
+        await events.start(frozenset([name]))
+    assert refused.value.field == "event_types"
+
+    assert (broker.topics, broker.consumers) == ({}, [])
+
+
 async def test_a_type_that_is_not_compacted_goes_by_its_key_alone() -> None:
     broker = Broker()
     settings = KafkaSettings(topic_prefix="t")
@@ -119,6 +145,42 @@ async def test_a_type_that_is_not_compacted_goes_by_its_key_alone() -> None:
     await events.publish([created("photos")])
     (record,) = broker.topics["t.object.created"]
     assert record.key == b"photos"
+
+
+async def test_an_event_of_too_many_bytes_is_refused_as_too_large() -> None:
+    broker = Broker()
+    settings = KafkaSettings(topic_prefix="t")
+    events = Events(BrokerConnection(settings, broker, topics=["t.object.created"]))
+    with pytest.raises(TooLarge), translated():
+        await events.publish([created("photos", "k" * RECORD_BYTES_MAX)])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "effect"),
+    [
+        ((), ("object.created",), "nothing is compacted"),
+        (("object.created",), (), "keep only the newest event of each"),
+        (("object.created",), ("object.created",), ""),
+        ((), (), ""),
+    ],
+)
+async def test_compacted_that_a_topic_was_not_created_with_is_warned_of(
+    before: tuple[str, ...], now: tuple[str, ...], effect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a topic that was created with a setting, and a process with this or another one
+    broker = Broker()
+    for compacted in (before, now):
+        assert not caplog.messages
+        settings = KafkaSettings(topic_prefix="t", compacted=compacted)
+        events = Events(BrokerConnection(settings, broker))
+        await events.publish([created("photos")])
+        await events.publish([created("photos")])
+
+    # Then the log has it once, with its effect, where it is another one
+    assert len(caplog.messages) == (1 if effect else 0)
+    assert all("t.object.created has cleanup.policy=" in line for line in caplog.messages)
+    assert all(effect in line for line in caplog.messages)
+    assert len(broker.topics["t.object.created"]) == 4
 
 
 async def test_a_removed_topic_is_created_with_our_settings_by_a_later_publish() -> None:

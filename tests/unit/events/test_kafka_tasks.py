@@ -266,6 +266,26 @@ async def test_what_was_sent_or_seen_counts_though_the_brokers_list_the_end_late
         assert await tasks.counts() == (2, 1)
 
 
+async def test_all_is_counted_after_a_restart_though_the_brokers_list_the_end_late() -> None:
+    # Given tasks of a process that has ended, two of them dead letters; one of each is listed
+    broker = Broker(listed_count=1)
+    async with tasks_of(broker) as tasks:
+        for number in range(5):
+            task_id = f"{TASK_ID[:-1]}{number}"
+            await tasks.enqueue(msgspec.structs.replace(task(), task_id=task_id))
+        for _ in range(2):
+            await tasks.fail((await dequeued(tasks)).task_id, "refused")
+
+    # When another one looks, then it counts all of them
+    async with tasks_of(broker) as tasks:
+        assert await tasks.counts() == (3, 2)
+
+        # And what others have added once it has read that
+        broker.add("t.dead-letter", broker.topics["t.dead-letter"][0].value)
+        assert len(await tasks.failed(10)) == 2
+        assert await tasks.counts() == (3, 3)
+
+
 async def test_topics_that_brokers_have_lost_are_created_again() -> None:
     # Given a backend whose topics of tasks are removed
     broker = Broker()

@@ -9,6 +9,7 @@ import pytest
 
 from slatemq.errors import InvalidArgument
 from slatemq.events.catalogue import data_of
+from slatemq.events.envelope import encode_event
 from slatemq.events.s3 import RECORDS_MAX, headers_of, read_notifications, read_subscription
 
 
@@ -75,8 +76,15 @@ def test_an_upload_becomes_object_created_with_its_key_decoded() -> None:
         ("s3:ObjectCreated:Put", "object.created"),
         ("ObjectRemoved:Delete", "object.deleted"),
         ("ObjectRemoved:DeleteMarkerCreated", "object.deleted"),
+        ("ObjectCreated", "object.created"),
+        ("s3:ObjectCreated:*", "object.created"),
+        ("ObjectRemoved", "object.deleted"),
         ("LifecycleExpiration:Delete", "object.deleted"),
+        ("s3:LifecycleDelMarkerExpiration:Delete", "object.deleted"),
         ("ObjectLifecycle:Expiration:Current", "object.deleted"),
+        ("ObjectLifecycle:Expiration:NonCurrent", "object.deleted"),
+        ("ObjectLifecycle:Expiration:Noncurrent", "object.deleted"),
+        ("ObjectLifecycle:Expiration:DeleteMarker", "object.deleted"),
         ("ObjectAcl:Put", "object.acl.updated"),
         ("s3:BucketCreated:*", "bucket.created"),
         ("s3:BucketRemoved:*", "bucket.deleted"),
@@ -97,6 +105,27 @@ def test_a_notification_that_is_sent_twice_has_the_same_id_and_others_have_other
     assert other.id != first.id
 
 
+def test_keys_that_are_no_text_are_those_of_two_objects() -> None:
+    first, second = record(), record()
+    first["s3"]["object"]["key"], second["s3"]["object"]["key"] = "a%FF", "a%FE"
+
+    one, other = read_notifications(document(first, second)).events
+
+    assert one.id != other.id
+
+
+@pytest.mark.parametrize("response", [{"x-amz-request-id": None}, {}])
+def test_a_request_without_an_id_has_none(response: dict[str, Any]) -> None:
+    (event,), _ = read_notifications(document(record(responseElements=response)))
+    assert event.request_id == ""
+
+
+def test_a_notification_of_ceph_without_a_time_is_taken() -> None:
+    sent = record("ObjectRemoved:Delete", eventSource="ceph:s3", eventTime="0.000000")
+    (event,), _ = read_notifications(document(sent))
+    assert (event.type, event.timestamp) == ("object.deleted", "1970-01-01T00:00:00.000Z")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -106,8 +135,6 @@ def test_a_notification_that_is_sent_twice_has_the_same_id_and_others_have_other
         "s3:ObjectCreated:PutRetention",
         "s3:ObjectCreated:PutLegalHold",
         "s3:ObjectRemoved:NoOP",
-        "ObjectLifecycle:Expiration:Noncurrent",
-        "ObjectLifecycle:Expiration:DeleteMarker",
         "ObjectLifecycle:Expiration:AbortMPU",
         "ObjectLifecycle:Expiration:AbortMultipartUpload",
         "ObjectLifecycle:Transition:Current",
@@ -316,6 +343,22 @@ def test_an_event_of_eventbridge_has_the_version_of_its_notification(
     assert event.data.get("version_id", "") == version_id
 
 
+def of_key(key: str) -> dict[str, Any]:
+    return record(s3={"bucket": {"name": "b"}, "object": {"key": key}})
+
+
+def bridged_of(key: str) -> bytes:
+    """A document of EventBridge."""
+    detail = {"bucket": {"name": "b"}, "object": {"key": key}}
+    document = {"detail-type": "Object Created", "time": "2026-02-22T12:00:00Z", "detail": detail}
+    return json.dumps(document).encode()
+
+
+def test_a_key_as_long_as_a_header_may_be_is_taken() -> None:
+    (event,), _ = read_notifications(document(of_key("%C3%BC" * 32_767 + "k")))
+    assert len(event.data["key"].encode()) == 65_535
+
+
 def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in record().items() if key != name}
 
@@ -337,6 +380,10 @@ def without(name: str) -> dict[str, Any]:
         (document(record(eventTime="9999-12-31T23:59:59-01:00")), "Records[0].eventTime"),
         (document(record(eventName=5)), "Records[0].eventName"),
         (document(record(s3={"bucket": {}})), "Records[0].s3.bucket"),
+        (document(record(), of_key("k" * 65_536)), "Records[1].s3.object.key"),
+        (document(of_key("%C3%BC" * 32_768)), "Records[0].s3.object.key"),
+        (document(record(s3={"bucket": {"name": "b" * 65_536}})), "Records[0].s3.bucket.name"),
+        (bridged_of("k" * 65_536), "detail.object.key"),
         (document(*[{}] * (RECORDS_MAX + 1)), "Records"),
         (b'{"detail-type": "Object Created", "detail": []}', "detail"),
     ],
@@ -345,3 +392,12 @@ def test_what_is_not_a_notification_is_refused_by_field(sent: bytes, field: str)
     with pytest.raises(InvalidArgument) as refused:
         read_notifications(sent)
     assert refused.value.field == field
+
+
+def test_an_event_that_is_larger_than_asked_for_is_refused_by_its_record() -> None:
+    sent = document(record("ObjectTagging:Put"), record(), record(eventSource="s" * 100))
+    sizes = [len(encode_event(event)) for event in read_notifications(sent).events]
+    assert len(read_notifications(sent, max(sizes)).events) == 2
+    with pytest.raises(InvalidArgument) as refused:
+        read_notifications(sent, max(sizes) - 1)
+    assert refused.value.field == "Records[2]"

@@ -141,6 +141,18 @@ def test_a_variable_changes_its_own_section_alone(tmp_path: Path, text: str) -> 
     assert (other.redis.max_retries, other.kafka.max_retries) == (4, 7)
 
 
+@pytest.mark.parametrize("text", ["10", "010", " 10 ", "+10"])
+def test_a_number_in_the_environment_is_decimal(text: str) -> None:
+    assert read_settings(None, {"SLATEMQ_QUEUE_REDIS_MAX_RETRIES": text}).redis.max_retries == 10
+
+
+@pytest.mark.parametrize("text", ["16:40", "0x10", "1e3", "true", ""])
+def test_another_form_of_a_number_in_the_environment_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="SLATEMQ_QUEUE_REDIS_MAX_RETRIES") as refused:
+        read_settings(None, {"SLATEMQ_QUEUE_REDIS_MAX_RETRIES": text})
+    assert refused.value.field == "queue.redis.max_retries"
+
+
 @pytest.mark.parametrize("text", ["2024", "true"])
 def test_a_name_in_the_environment_may_look_like_a_number_or_a_boolean(text: str) -> None:
     names = [key for key in keys() if key.endswith(("_prefix", "_group", ".exchange"))]
@@ -172,8 +184,33 @@ def test_each_key_has_a_variable_of_its_own() -> None:
         ("queue:\n  consistency: eventual\n", "queue.consistency", "write-through, sync, async"),
         ("queue:\n  redis:\n    max_retries: -1\n", "queue.redis.max_retries", "line 3"),
         ("queue:\n  redis:\n    max_retries: 1.5\n", "queue.redis.max_retries", "line 3"),
+        (
+            "queue:\n  slatemq:\n    retry_delay_ms: 43200001\n",
+            "queue.slatemq.retry_delay_ms",
+            "<= 43200000",
+        ),
         ("queue:\n  kafka:\n    brokers: []\n", "queue.kafka.brokers", "line 3"),
+        (
+            "queue:\n  kafka:\n    compacted: [queue.created, queue.updatd]\n",
+            "queue.kafka.compacted",
+            "line 3",
+        ),
+        (
+            "queue:\n  kafka:\n    compacted: [queue.updatd]\n",
+            "queue.kafka.compacted",
+            "did you mean queue.updated?",
+        ),
+        (
+            "queue:\n  kafka:\n    compacted: [queue.updated, janitor.run.finished]\n",
+            "queue.kafka.compacted",
+            "janitor.run.finished has no subject",
+        ),
         ("queue:\n  kafka:\n    acks: 2\n", "queue.kafka.acks", "all, 1, 0"),
+        (
+            "queue:\n  redis:\n    stream_prefix: |\n      shop\n",
+            "queue.redis.stream_prefix",
+            "line 3",
+        ),
         ("queue: on\n", "queue", "line 1"),
         ("queue:\n  on: true\n", "queue.on", "line 2"),
         ("queue:\n  yes: 1\n", "queue.yes", "in quotes"),

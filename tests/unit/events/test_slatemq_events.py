@@ -47,5 +47,5 @@ async def test_an_event_is_acknowledged_by_the_call_that_repeats_one_in_an_outag
             await events.acknowledge(event.id)
         await events.acknowledge(event.id)
 
-    await events._deliver_one(message, frozenset(), handle)
+    await events._deliver_one(message, handle)
     assert message.acks == [False, True]

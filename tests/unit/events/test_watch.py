@@ -1,4 +1,4 @@
-"""What a look at a backend finds that answers, and is slow to count."""
+"""What a look at a backend finds that answers: it is slow to count, or refuses calls."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.metrics import NoOpMeter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.events import watch
 from libs.events.backend import QueueBackend
 from libs.events.watch import BackendWatch, QueueHealth
-from slatemq.errors import Unavailable
+from slatemq.errors import FailedPrecondition, Unavailable
 
 
 class CountingBackend(QueueBackend):
@@ -24,7 +25,8 @@ class CountingBackend(QueueBackend):
     _translated = nullcontext
 
     async def open(self, config: Any) -> None:
-        self._compose(SimpleNamespace(), SimpleNamespace(counts=self._counts))
+        tasks = SimpleNamespace(counts=self._counts, dequeue=lambda: self.dequeue())
+        self._compose(SimpleNamespace(), tasks)
 
     async def disconnect(self) -> None: ...
 
@@ -35,6 +37,12 @@ class CountingBackend(QueueBackend):
         return 7, 1
 
     async def count(self) -> None: ...
+
+    async def dequeue(self) -> None: ...
+
+
+async def refuse() -> None:
+    raise FailedPrecondition("REFUSED", "no permission")
 
 
 def gauges(reader: InMemoryMetricReader) -> dict[str, int]:
@@ -82,3 +90,24 @@ async def test_a_backend_that_is_slow_to_count_is_connected_and_has_no_counts(
 
     monkeypatch.setattr(backend, "count", fail)
     assert await looks.health() == QueueHealth("redis", False)
+
+
+async def test_a_backend_that_refuses_a_call_is_unhealthy_and_still_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a backend that answers, and refuses to give tasks
+    backend = CountingBackend()
+    await backend.connect(None)
+    looks = BackendWatch(backend, "redis", NoOpMeter("slatemq"), iter(range(0, 100, 10)).__next__)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(backend, "dequeue", refuse)
+        with pytest.raises(Unavailable, match="no permission"):
+            await backend.dequeue_task()
+
+    # Then its health says so, and it takes publishes nonetheless, as far as anyone knows
+    assert await looks.health() == QueueHealth("redis", False, 7, 1)
+    assert looks.was_connected
+
+    # When it gives tasks again, then it is well
+    await backend.dequeue_task()
+    assert await looks.health() == QueueHealth("redis", True, 7, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +27,12 @@ class RedisServer(PortServer):
         task_structure: Literal["streams", "lists"],
         certificate: Certificate | None = None,
         asks_clients: bool = False,
+        options: Sequence[str] = (),
     ) -> None:
         """Nothing runs yet. With a certificate it speaks TLS alone.
 
         `asks_clients`: it takes clients alone whose certificate that one has signed.
+        `options`: more of its command line.
         """
         (self.port,) = free_ports(1)
         self._task_structure = task_structure
@@ -44,11 +48,17 @@ class RedisServer(PortServer):
             [
                 program("redis-server"),
                 *("--bind", "127.0.0.1", *ports, "--dir", str(folder)),
-                *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "always", *options),
             ],
             folder,
             {},
         )
+
+    def control(self, *command: str) -> str:
+        """What `redis-cli` prints."""
+        arguments = [program("redis-cli"), "-p", str(self.port), *command]
+        done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
 
     def settings(self, prefix: str) -> RedisSettings:
         """Settings of a backend on it."""

@@ -10,8 +10,8 @@ import pytest
 
 from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import make_task_id
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import a_task, persist
 from tests.integration.events.conftest import CLASSPATH, amqp10, next_task
@@ -33,7 +33,7 @@ async def test_what_waits_is_taken_while_the_server_has_no_room(
         settings = server.settings("small")
         backend = open_backend("activemq")
         await backend.connect(settings)
-        tasks = [a_task(task_id=make_task_id(n), payload={"body": BODY}) for n in range(1000)]
+        tasks = [a_task(task_id=TaskIds(0).make(n), payload={"body": BODY}) for n in range(1000)]
         count = 0
         while await has_room(backend.enqueue_task(tasks[count])):
             count += 1

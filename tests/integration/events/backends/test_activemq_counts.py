@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.events.activemq.tasks import COUNTED_BYTES_MAX
-from slatemq.events.envelope import make_task_id
+from slatemq._admin.task_ids import TaskIds
 from tests.integration.events.backends.test_conformance import a_task
 from tests.integration.events.conftest import SERVERS, Rig, next_task
 
@@ -21,7 +21,7 @@ BODY = "x" * 700_000
 async def test_a_count_ends_amid_a_backlog_of_large_tasks_and_takes_none_of_them(rig: Rig) -> None:
     # Given more tasks than a count reads
     producer, consumer = await rig.backend(), await rig.backend()
-    tasks = [a_task(task_id=make_task_id(n), payload={"body": BODY}) for n in range(40)]
+    tasks = [a_task(task_id=TaskIds(0).make(n), payload={"body": BODY}) for n in range(40)]
     for task in tasks:
         await producer.enqueue_task(task)
 

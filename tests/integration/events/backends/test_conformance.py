@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from libs.events.backend import BackendStats, QueueBackend
 from libs.events.backends import open_backend
 from libs.events.tasks import ERROR_BYTES_MAX, MOVED_MAX, FailedTask, UnreadableTask, WriteTask
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
-from slatemq.events.envelope import Event, format_timestamp, make_task_id
+from slatemq.events.envelope import Event, format_timestamp
 from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.conftest import EVENTUALLY_S, Rig, eventually, next_task
 
@@ -36,7 +37,7 @@ def deleted(key: str) -> Event:
 
 def a_task(**changes: Any) -> WriteTask:
     task = WriteTask(
-        task_id=make_task_id(1_771_761_600_000),
+        task_id=TaskIds(0).make(1_771_761_600_000),
         operation="Publish",
         created_at=format_timestamp(1_771_761_600_000),
         max_retries=2,
@@ -85,9 +86,10 @@ async def test_events_come_whole_and_in_order(rig: Rig) -> None:
 
 
 async def test_a_subscriber_gets_the_types_that_it_asked_for(rig: Rig) -> None:
-    publisher, consumer = await rig.backend(), await rig.backend()
+    types = ["object.deleted", "queue.created"]
+    publisher, consumer = await rig.backend(), await rig.backend(types=types)
     subscriber = Subscriber(consumer)
-    await consumer.subscribe(["object.deleted", "queue.created"], subscriber)
+    await consumer.subscribe(types, subscriber)
     queue = make_event(
         QueueCreated(queue="orders", filter="true", priority="", max_attempts=5, revision=1),
         source="broker-0",
@@ -194,6 +196,39 @@ async def test_consumers_of_one_group_share_and_another_group_gets_all(rig: Rig)
     assert len(alone.got) == len(events)
 
 
+async def test_subscribers_of_one_group_with_other_types_take_nothing_from_each_other(
+    rig: Rig,
+) -> None:
+    # Given subscribers of one group: two of one type, and others of another one, of both, of all
+    publisher = await rig.backend()
+    both = ["object.created", "object.deleted"]
+    subscribers: list[Subscriber] = []
+    for types in (both[:1], both[:1], both[1:], both, [*reversed(both)], []):
+        subscribers.append(Subscriber(await rig.backend(types=types)))
+        await subscribers[-1].backend.subscribe(types, subscribers[-1])
+
+    # When events of both types are published
+    events = [make(f"{n}") for n in range(10) for make in (created, deleted)]
+    await publisher.publish_batch(events)
+
+    # Then those with the same types share them, and each set of types has got all of its own
+    first, second, other, one_of_both, another_of_both, of_all = (one.got for one in subscribers)
+    wanted = {event.id: event.type for event in events}
+
+    def have_all() -> bool:
+        return [
+            {event.id for event in got} == {one for one, kind in wanted.items() if kind in types}
+            for got, types in (
+                ([*first, *second], both[:1]),
+                (other, both[1:]),
+                ([*one_of_both, *another_of_both], both),
+                (of_all, both),
+            )
+        ] == [True] * 4
+
+    await eventually(have_all)
+
+
 # --- Tasks --------------------------------------------------------------------------------------
 
 
@@ -218,7 +253,7 @@ async def test_tasks_are_shared_by_consumers_and_none_gets_one_that_another_has(
     # Given two consumers, whose group has formed
     producer, *consumers = [await rig.backend() for _ in range(3)]
     assert await asyncio.gather(*(one.dequeue_task() for one in consumers)) == [None, None]
-    tasks = [a_task(task_id=make_task_id(n)) for n in range(40)]
+    tasks = [a_task(task_id=TaskIds(0).make(n)) for n in range(40)]
     for task in tasks:
         await producer.enqueue_task(task)
     taken: list[list[str]] = [[], []]
@@ -288,12 +323,37 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     assert await producer.failed_tasks(10) == []
 
 
+async def test_prefixes_share_no_tasks_and_no_dead_letters(rig: Rig) -> None:
+    # Given two instances on one server, whose settings differ in the prefix alone
+    shop = rig.settings
+    (key,) = {"stream_prefix", "queue_prefix", "topic_prefix"} & set(shop.__struct_fields__)
+    bank = replace(shop, **{key: f"{getattr(shop, key)}-bank"})
+    backends = [await rig.sole_consumer(settings) for settings in (shop, bank)]
+    of_shop, of_bank = backends
+    assert [await backend.dequeue_task() for backend in backends] == [None, None]
+
+    # When a task of one fails for the last time
+    poison = a_task(max_retries=0)
+    await of_shop.enqueue_task(poison)
+    assert await next_task(of_shop) == poison
+    await of_shop.fail_task(poison.task_id, "no room")
+    await eventually_stats(of_shop, lambda stats: stats == BackendStats(0, 1))
+
+    # Then the other one has no dead letter, and retries none
+    assert await of_bank.stats() == BackendStats(0, 0)
+    assert await of_bank.failed_tasks(10) == []
+    assert await of_bank.retry_failed_tasks() == 0
+    assert await of_shop.retry_failed_tasks() == 1
+    assert await next_task(of_shop) == poison
+    assert await of_bank.dequeue_task() is None
+
+
 async def test_failed_tasks_move_back_in_pages_and_none_is_lost_where_that_breaks_off(
     rig: Rig,
 ) -> None:
     # Given more dead letters than move back together
     backend = await rig.backend()
-    tasks = [a_task(task_id=make_task_id(n), max_retries=0) for n in range(2 * MOVED_MAX + 1)]
+    tasks = [a_task(task_id=TaskIds(0).make(n), max_retries=0) for n in range(2 * MOVED_MAX + 1)]
     for task in tasks:
         await backend.enqueue_task(task)
     for _ in tasks:
@@ -346,7 +406,7 @@ async def test_a_task_whose_delivery_was_lost_has_not_failed_and_comes_again(rig
 
 async def test_a_task_whose_end_is_called_for_twice_at_a_time_ends_once(rig: Rig) -> None:
     producer, consumer = await rig.backend(), await rig.backend()
-    good, poison = a_task(), a_task(task_id=make_task_id(1), max_retries=0)
+    good, poison = a_task(), a_task(task_id=TaskIds(0).make(1), max_retries=0)
     for task in (good, poison):
         await producer.enqueue_task(task)
         assert await next_task(consumer) == task
@@ -398,7 +458,7 @@ async def test_tasks_that_are_not_finished_are_listed_as_far_as_the_backend_show
     # Given a task that is being applied, one that waits behind it, and what is no task
     producer, consumer = await rig.backend(), await rig.backend()
     times = (1_771_761_600_000, 1_771_761_600_001)
-    tasks = [a_task(task_id=make_task_id(at), created_at=format_timestamp(at)) for at in times]
+    tasks = [a_task(task_id=TaskIds(0).make(at), created_at=format_timestamp(at)) for at in times]
     await producer.enqueue_task(tasks[0])
     first = await next_task(consumer)
     await producer.enqueue_task(tasks[1])

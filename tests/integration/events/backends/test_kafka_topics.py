@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from libs.events.backends import open_backend
+from libs.events.deliveries import group_of
 from libs.events.kafka import connection
 from libs.events.settings import KafkaSettings
 from slatemq.events.envelope import Event, encode_event
@@ -92,9 +93,8 @@ async def test_an_event_is_committed_by_the_call_that_repeats_an_acknowledgement
 
         # Then the group has committed the event
         place = TopicPartition(f"slatemq.{event.type}", 0)
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=list(settings.brokers), group_id=settings.consumer_group
-        )
+        group = group_of(settings.consumer_group, {event.type})
+        consumer = AIOKafkaConsumer(bootstrap_servers=list(settings.brokers), group_id=group)
         async with consumer:
             consumer.assign([place])
             assert await consumer.committed(place) == 1

@@ -8,8 +8,8 @@ import pytest
 
 from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import make_task_id
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
@@ -38,7 +38,7 @@ async def test_what_waits_is_taken_during_an_alarm_and_what_failed_comes_again_o
 
     # Given tasks, the first of which will fail, and events, all published by this very backend
     subscriber = Subscriber(backend)
-    tasks = [a_task(task_id=make_task_id(n)) for n in range(TASKS)]
+    tasks = [a_task(task_id=TaskIds(0).make(n)) for n in range(TASKS)]
     for task in tasks:
         await backend.enqueue_task(task)
     poison = await next_task(backend)
@@ -47,7 +47,7 @@ async def test_what_waits_is_taken_during_an_alarm_and_what_failed_comes_again_o
 
     # When an alarm refuses publishes
     with rabbitmq.disk_alarm():
-        refused = a_task(task_id=make_task_id(TASKS))
+        refused = a_task(task_id=TaskIds(0).make(TASKS))
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await backend.enqueue_task(refused)

@@ -27,6 +27,7 @@ from tests.integration.events.backends.test_conformance import (
     persist,
 )
 from tests.integration.events.conftest import eventually, next_task
+from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # A real server.
 
@@ -102,10 +103,6 @@ class Proxy:
                 self.bytes_left = None
                 self.break_all()
         return data
-
-
-async def hang(*_: Any, **__: Any) -> None:
-    await asyncio.Event().wait()
 
 
 def break_amid_the_batch(proxy: Proxy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -15,8 +14,9 @@ from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import Event, make_task_id
+from slatemq.events.envelope import Event
 from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.backends.test_conformance import (
@@ -25,6 +25,7 @@ from tests.integration.events.backends.test_conformance import (
     eventually_stats,
 )
 from tests.integration.events.conftest import SERVERS, eventually, next_task
+from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # A real server.
 
@@ -58,7 +59,7 @@ async def test_tasks_that_fill_redis_are_drained_by_an_ingest_that_starts_then(
     used_bytes = (await client.info("memory"))["used_memory"]
     await client.config_set("maxmemory", used_bytes + (4 << 20))
     payload = {"body": "A" * 20_000}
-    sent = (a_task(task_id=make_task_id(number), payload=payload) for number in count())
+    sent = (a_task(task_id=TaskIds(0).make(number), payload=payload) for number in count())
     tasks: list[WriteTask] = []
 
     async def fill() -> None:
@@ -87,7 +88,7 @@ async def test_each_end_of_a_task_works_while_redis_stays_full(
     # Given a consumer with a task that left it to others, and a Redis that stays full
     first = open_backend("redis")
     await first.connect(settings)
-    left, failing = (a_task(task_id=make_task_id(number)) for number in range(2))
+    left, failing = (a_task(task_id=TaskIds(0).make(number)) for number in range(2))
     await first.enqueue_task(left)
     assert await next_task(first) == left
     await first.enqueue_task(failing)
@@ -125,10 +126,7 @@ async def test_a_subscriber_works_off_the_events_of_a_full_redis(
     for backend in (publisher, first):
         await backend.connect(settings)
 
-    async def wait(_: object) -> None:
-        await asyncio.Event().wait()
-
-    await first.subscribe([], wait)
+    await first.subscribe([], hang)
     poison, *good = [created(f"{number}") for number in range(3)]
     await publisher.publish_batch([poison, *good])
     await client.config_set("maxmemory", 1)
@@ -145,7 +143,7 @@ async def test_a_subscriber_works_off_the_events_of_a_full_redis(
             await subscriber.acknowledge(event.id)
             acknowledged.append(event.id)
 
-    await other.subscribe([], wait)
+    await other.subscribe([], hang)
     await subscriber.subscribe([], handle)
 
     # Then the good ones are finished, and the other one becomes a dead letter

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import slatemq
 from libs.events.backend import QueueBackend
@@ -17,12 +19,13 @@ from libs.events.slatemq import tasks as slatemq_tasks
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.events.slatemq.tasks import Tasks
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
+from slatemq._admin.task_ids import TaskIds
 from slatemq._commands import command_calls
 from slatemq._consume import commands
 from slatemq._consume.finishing import Finisher, Nack
+from slatemq.encryption import KEY_HEADER, new_key
 from slatemq.errors import Unavailable
-from slatemq.events.catalogue import QueueDeleted, make_event
-from slatemq.events.envelope import Event, encode_event, make_task_id
+from slatemq.events.envelope import Event, encode_event
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
@@ -68,6 +71,71 @@ async def test_a_task_or_an_event_is_taken_by_its_header_alone(rig: Rig) -> None
     assert taken == [task]
     await eventually(lambda: subscriber.got)
     assert subscriber.got == [event]
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_what_has_an_unknown_key_fails_as_often_as_anything_until_its_key_is_there(
+    rig: Rig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old, new = (f"{name} {new_key()}\n" for name in ("2025", "2026"))
+    for name, lines in {"old": old, "new": new, "both": new + old}.items():
+        file = tmp_path / name
+        file.write_text(lines)
+        file.chmod(0o600)
+
+    async def backend_with(name: str) -> QueueBackend:
+        monkeypatch.setenv("SLATEMQ_ENCRYPTION_KEYS", str(tmp_path / name))
+        return await rig.backend()
+
+    # Given a task and an event with a key that is gone, a damaged task, and others behind them
+    lost, good = a_task(), a_task()
+    prefix, group = rig.settings.queue_prefix, rig.settings.consumer_group
+    tasks, events = f"{prefix}.tasks", f"{prefix}.events.{group}"
+    before = await backend_with("old")
+    backend = await backend_with("new")
+    subscriber = Subscriber(backend)
+    await backend.subscribe([], subscriber)
+    await before.enqueue_task(lost)
+    await before.publish(created("lost"))
+    await before.close()
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        headers = {TASKS_HEADER: prefix, KEY_HEADER: "2026"}
+        await client.execute([slatemq.Push(tasks, b"damaged", headers)])
+    assert await backend.pending_tasks(10) == []
+    await backend.enqueue_task(good)
+    await backend.publish(created("good"))
+
+    # Then the others come, and these are dead letters
+    assert await next_task(backend) == good
+    await backend.complete_task(good.task_id)
+    await eventually(lambda: subscriber.got)
+    assert [event.data["key"] for event in subscriber.got] == ["good"]
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await backend.stats()).dead_letter_count < 3:
+            assert await backend.dequeue_task() is None
+    (damaged, dead) = await backend.failed_tasks(10)
+    assert isinstance(damaged, UnreadableTask)
+    assert isinstance(dead, UnreadableTask)
+    assert "no key '2025'" in dead.error
+    await backend.close()
+
+    # After all their attempts where the key may come, else at once; that alone is an error
+    async with slatemq.connect(rig.settings.endpoint) as client:
+        attempts_counts = [
+            [entry.attempts_count async for entry in client.list_entries(queue, "failed")]
+            for queue in (tasks, events)
+        ]
+    assert attempts_counts == [[1, 1 + rig.settings.max_retries], [1 + rig.settings.max_retries]]
+    (error,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert "damaged" in error.message
+
+    # And with its key the task is retried
+    whole = await backend_with("both")
+    assert await whole.retry_failed_tasks() == 1
+    assert await next_task(whole) == lost
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
@@ -159,6 +227,27 @@ async def test_leases_that_end_are_no_failures_of_a_task(rig: Rig) -> None:
         assert await next_task(backend) == task
         await lose_lease(backend, client, task)
         assert await next_task(backend) == task
+
+
+LONG_ERROR = "e" * 1_000
+LONG_RETRIES = 40
+"""Attempts with this error of which a broker keeps the last thirty or so."""
+
+
+@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
+async def test_a_task_ends_after_its_retries_however_long_its_errors_are(rig: Rig) -> None:
+    backend = open_backend("slatemq")
+    task = a_task(max_retries=LONG_RETRIES)
+    async with AsyncExitStack() as closing:
+        await backend.connect(replace(rig.settings, retry_delay_ms=0))
+        closing.push_async_callback(backend.close)
+        await backend.enqueue_task(task)
+        for attempts in range(LONG_RETRIES + 1):
+            assert (await next_task(backend)).attempts == attempts
+            assert await backend.fail_task(task.task_id, LONG_ERROR) is True
+        (dead,) = await backend.failed_tasks(10)
+    assert isinstance(dead, FailedTask)
+    assert dead.task.attempts == LONG_RETRIES + 1
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
@@ -294,41 +383,12 @@ async def test_a_queue_that_was_deleted_is_created_again_with_what_it_missed(rig
 
 
 @pytest.mark.parametrize("server", ["slatemq"], indirect=True)
-async def test_a_subscriber_gets_no_events_of_the_types_of_an_earlier_subscription(
-    rig: Rig,
-) -> None:
-    # Given events of two types that wait for a group
-    earlier = await rig.backend()
-    await earlier.subscribe([], Subscriber(earlier))
-    await earlier.close()
-    publisher = await rig.backend()
-    wanted = make_event(
-        QueueDeleted(queue="orders"), source="broker-0", request_id="", at_ms=1_771_761_600_000
-    )
-    await publisher.publish_batch([created("other"), wanted])
-
-    # When it subscribes to one of them, then that comes alone, and none is left
-    backend = await rig.backend()
-    subscriber = Subscriber(backend)
-    await backend.subscribe([wanted.type], subscriber)
-    await eventually(lambda: subscriber.got)
-    async with slatemq.connect(rig.settings.endpoint) as client:
-        queue = f"{rig.settings.queue_prefix}.events.{rig.settings.consumer_group}"
-        async with asyncio.timeout(WAIT_SECONDS):
-            counts = (await client.get_queue(queue)).counts
-            while counts.available_count + counts.in_flight_count:
-                await asyncio.sleep(0.05)
-                counts = (await client.get_queue(queue)).counts
-    assert subscriber.got == [wanted]
-
-
-@pytest.mark.parametrize("server", ["slatemq"], indirect=True)
 async def test_dead_letters_are_retried_as_they_are_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given five dead letters, of which two are read at a time
     backend = await rig.backend()
-    tasks = [a_task(task_id=make_task_id(number), max_retries=0) for number in range(5)]
+    tasks = [a_task(task_id=TaskIds(0).make(number), max_retries=0) for number in range(5)]
     for task in tasks:
         await backend.enqueue_task(task)
     for _ in tasks:

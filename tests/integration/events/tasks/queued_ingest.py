@@ -13,6 +13,8 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from libs.events.backend import QueueBackend
+from libs.events.backends import open_backend
 from libs.events.settings import Consistency, QueueSettings
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
@@ -182,23 +184,31 @@ async def enqueue(
     max_retries: int | None = None,
 ) -> None:
     """Put a task into the backend beside the ingest; None: with the retries of the settings."""
-    backend = TaskBackend(settings, 0, Telemetry().meter)
-    await backend.connect()
-    await backend.enqueue(
-        WriteTask(
-            task_id=task_id,
-            operation="Publish",
-            created_at="2026-02-22T12:00:00.000Z",
-            max_retries=backend.max_retries if max_retries is None else max_retries,
-            payload=payload,
+    if max_retries is None:
+        max_retries = names_of_shard(settings).max_retries
+    async with beside(settings) as backend:
+        await backend.enqueue_task(
+            WriteTask(
+                task_id=task_id,
+                operation="Publish",
+                created_at="2026-02-22T12:00:00.000Z",
+                max_retries=max_retries,
+                payload=payload,
+            )
         )
-    )
-    await backend.close()
 
 
-def names_of_shard(settings: QueueSettings) -> Any:
-    """The section of the backend, with the names that the ingest of shard 0 has there."""
-    section = getattr(settings, settings.backend)
-    names = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
-    own = {name: f"{getattr(section, name)}.ingest-0" for name in names if hasattr(section, name)}
-    return msgspec.structs.replace(section, **own)
+@asynccontextmanager
+async def beside(settings: QueueSettings, shard: int = 0) -> AsyncIterator[QueueBackend]:
+    """The backend with the names of an ingest, whose tasks it leaves to that one."""
+    backend = open_backend(settings.backend)
+    try:
+        await backend.connect(names_of_shard(settings, shard))
+        yield backend
+    finally:
+        await backend.close()
+
+
+def names_of_shard(settings: QueueSettings, shard: int = 0) -> Any:
+    """The section of the backend, with the names that the ingest of a shard has there."""
+    return TaskBackend(settings, shard, Telemetry().meter).section

@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import os
+import time
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from redis import asyncio as aioredis
 
-from libs.events.tasks import WriteTask
+from libs.events.backend import BackendStats, QueueBackend
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from libs.storage.objects.task_folders import body_name
-from services.ingest.tasks import servicer
+from services.ingest.tasks import consumer, servicer
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS
 from services.ingest.tasks.consumer import TaskConsumer
@@ -40,6 +42,7 @@ from tests.integration.events.tasks.queued_ingest import (
     queued,
 )
 from tests.integration.ingest.server import message, serving
+from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
 
@@ -83,9 +86,6 @@ async def test_a_task_has_the_request_or_names_its_object_and_says_how_long_it_i
         ingest_pb2.PublishRequest(runs=[message(LARGE)]),
     ]
     bodies = [request.SerializeToString() for request in requests]
-
-    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
-        await asyncio.Event().wait()
 
     # Given publishes that no consumer applies
     monkeypatch.setattr(TaskConsumer, "_begin", hang)
@@ -241,7 +241,8 @@ async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
         # It is told of once it has happened
         while "removed 1 bodies" not in caplog.text:
             await asyncio.sleep(0.01)
-    assert "tasks/ingest-0 has 2 bodies of publishes that another backend has" in caplog.text
+    assert "tasks/ingest-0 has 2 bodies of publishes accepted with another backend" in caplog.text
+    assert "unless that was this backend by another name" in caplog.text
 
     # And where none is left, none is told of
     caplog.clear()
@@ -253,6 +254,28 @@ async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
 
         await eventually(is_reported)
     assert "removed" not in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+async def test_an_answered_publish_keeps_its_delay_though_a_lower_one_is_allowed_meanwhile(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend)
+
+    # Given a publish that was answered and not applied
+    run = ingest_pb2.PublishRun(payloads=[b"delayed"], delay_ms=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskConsumer, "_begin", hang)
+        async with queued(settings, tmp_path.as_uri(), max_message_delay_ms=5) as ingest:
+            task_id = (await ingest.enqueue(run)).task_id
+
+    # When the instance allows no such delay any more, then it is stored with it
+    async with queued(settings, tmp_path.as_uri(), max_message_delay_ms=4) as ingest:
+        await ingest.applied(task_id)
+        assert [one.delay_ms for one in await ingest.log()] == [5]
+        # And another one is refused
+        with pytest.raises(InvalidArgument):
+            await ingest.enqueue(run)
 
 
 async def test_a_backend_that_refuses_commands_is_waited_for(
@@ -268,7 +291,7 @@ async def test_a_backend_that_refuses_commands_is_waited_for(
         await client.set(key, "no tasks")
 
         async def is_refused() -> bool:
-            return "redis fails" in caplog.text
+            return "Redis refuses calls" in caplog.text
 
         await eventually(is_refused)
         # When that is repaired, then the ingest goes on
@@ -317,6 +340,64 @@ async def test_a_task_that_waits_for_another_attempt_is_listed_with_its_error(
             await ingest.pending(1_001)
 
 
+@pytest.mark.parametrize("has_restarted", [False, True])
+async def test_a_task_that_waits_for_another_attempt_is_pending_however_old_it_is(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch, has_restarted: bool
+) -> None:
+    monkeypatch.setattr(servicer, "WAIT_S_MAX", 0.3)
+    settings, root = queue_settings(*backend, retry_delay_ms=10 * 60_000), open_root("memory:///")
+    old_ms = int(time.time() * 1000) - KEPT_MS - 60_000
+    waiting, unknown = TaskIds(0).make(old_ms), TaskIds(0).make(old_ms)
+    async with queued(settings, root) as ingest:
+        # Given a task of a week ago that has failed, and waits
+        await enqueue(settings, waiting, {"content_length": 4, "data_ref": "any"}, max_retries=3)
+        while not (await ingest.task(waiting)).error:
+            await asyncio.sleep(0.01)
+        if not has_restarted:
+            # When all that was accepted before newer tasks has come, then it is pending,
+            monkeypatch.setattr(consumer, "SETTLE_MS", -KEPT_MS)
+            await ingest.applied(await ingest.send_task(b"newer"))
+            # though another one of its age is not
+            await eventually(partial(_is_forgotten, ingest, unknown))
+            await check_pending(ingest, waiting)
+    if has_restarted:
+        # When nothing is known of what came before, then it is pending, too
+        async with queued(settings, root) as ingest:
+            await ingest.applied(await ingest.send_task(b"newer"))
+            await check_pending(ingest, waiting)
+
+
+async def test_a_task_with_an_outcome_is_known_while_the_backend_is_down_however_old_it_is(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend)
+    old = TaskIds(0).make(int(time.time() * 1000) - KEPT_MS - 60_000)
+    async with queued(settings) as ingest:
+        await enqueue(settings, old, {"content_length": 4, "data_ref": "any"}, max_retries=0)
+        failed = await ingest.wait(old)
+
+        async def down(_: QueueBackend) -> BackendStats:
+            raise Unavailable("the backend went down", reason="BACKEND_DOWN")
+
+        monkeypatch.setattr(QueueBackend, "stats", down)
+        assert await ingest.task(old) == failed
+        assert failed.state == FAILED
+
+
+async def check_pending(ingest: QueuedIngest, task_id: str) -> None:
+    """A task is pending for a call that asks, and for one that waits."""
+    assert (await ingest.task(task_id)).state == PENDING
+    assert (await ingest.wait(task_id)).state == PENDING
+
+
+async def _is_forgotten(ingest: QueuedIngest, task_id: str) -> bool:
+    try:
+        await ingest.task(task_id)
+    except NotFound:
+        return True
+    return False
+
+
 async def _lists(ingest: QueuedIngest, task_ids: list[str]) -> bool:
     return [one.task_id for one in await ingest.pending()] == task_ids
 
@@ -330,8 +411,7 @@ async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
         assert (await ingest.task(waiting)).state == PENDING
         monkeypatch.setattr(servicer, "WAIT_S_MAX", 0.3)
         assert (await ingest.wait(waiting)).state == PENDING
-        with pytest.raises(NotFound):
-            await ingest.task(TaskIds(0).make(now_ms - KEPT_MS - 60_000))
+        await eventually(partial(_is_forgotten, ingest, TaskIds(0).make(now_ms - KEPT_MS - 60_000)))
         with pytest.raises(InvalidArgument) as elsewhere:
             await ingest.task(TaskIds(7).make(now_ms))
         assert elsewhere.value.metadata["shard"] == "7"
@@ -342,6 +422,7 @@ async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
 async def test_waits_for_tasks_end_and_leave_room_for_other_calls(
     backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(servicer, "WAITING_MAX", 1)
     async with queued(queue_settings(*backend)) as ingest:
         applied = await ingest.send_task(b"x")
         task = await ingest.wait(applied)
@@ -352,7 +433,6 @@ async def test_waits_for_tasks_end_and_leave_room_for_other_calls(
         assert (await ingest.tasks.WaitTask(absent)).task.state == PENDING
 
         monkeypatch.setattr(servicer, "WAIT_S_MAX", 3600)
-        monkeypatch.setattr(servicer, "WAITING_MAX", 1)
         waiting = asyncio.create_task(_code_of(ingest.tasks.WaitTask(absent)))
         refused = asyncio.create_task(_code_of(ingest.tasks.WaitTask(absent)))
         # One of them waits, whichever came first.

@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 
 from libs.events.backends import open_backend
-from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from libs.storage.objects.task_folders import body_name
@@ -29,6 +29,7 @@ from tests.integration.events.conftest import SERVERS, next_task, served
 from tests.integration.events.tasks.queued_ingest import (
     BACK,
     LARGE,
+    beside,
     body_path,
     enqueue,
     eventually,
@@ -56,6 +57,7 @@ from tests.integration.events.tasks.test_task_consumer import consuming
 from tests.integration.events.tasks.test_task_dead_letters import (
     test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried,
 )
+from tests.integration.waiting import hang
 from tests.manual_clock import ManualClock
 
 # The same tests, with the backends of this file.
@@ -113,17 +115,13 @@ async def test_what_is_not_a_task_is_reported_and_hinders_no_other(
         assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
         assert await ingest.retry() == 1
         await eventually(are_dead)
-        waiting = TaskBackend(settings, 0, Telemetry().meter)
-        await waiting.connect()
-        try:
+        async with beside(settings) as waiting:
             # A task is settled behind its dead letter
 
             async def nothing_waits() -> bool:
-                return (await waiting.connected.stats()).pending_tasks == 0
+                return (await waiting.stats()).pending_tasks == 0
 
             await eventually(nothing_waits)
-        finally:
-            await waiting.close()
 
 
 @pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
@@ -158,16 +156,14 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
     await tasks.connect()
     # Given a consumer that has declared all that is needed
     assert await tasks.connected.dequeue_task() is None
-    prefix, exchange = (
-        f"{name}.ingest-0" for name in (settings.rabbitmq.queue_prefix, settings.rabbitmq.exchange)
-    )
+    dead_letters = f"{settings.rabbitmq.queue_prefix}.ingest-0.dead-letter"
     async with await aio_pika.connect(settings.rabbitmq.url) as connection:
         channel = await connection.channel()
         # When what is no task comes, and no queue takes dead letters, then it is not finished
         task_id = new_task_id()
         await enqueue_raw(names_of_shard(settings), b"not JSON")
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": "any"})
-        await channel.queue_delete(f"{prefix}.dead-letter")
+        await channel.queue_delete(dead_letters)
         with pytest.raises(Unavailable):
             await next_task(tasks.connected)
         # And comes next, in front of the task
@@ -175,8 +171,8 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
         assert (await next_task(tasks.connected)).task_id == task_id
 
         # When there is no exchange for them, then the task is not finished
-        await channel.exchange_delete(f"{exchange}.dead-letter")
-        with pytest.raises(FailedPrecondition):
+        await channel.exchange_delete(f"{dead_letters}s")
+        with pytest.raises(Unavailable):
             await tasks.connected.fail_task(task_id, "refused")
         await tasks.connected.fail_task(task_id, "refused")
 
@@ -259,9 +255,6 @@ async def test_the_body_of_an_answered_publish_stays_though_the_backend_shows_no
 ) -> None:
     settings, root = queue_settings(*backend), tmp_path.as_uri()
     objects = open_root(root).objects
-
-    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
-        await asyncio.Event().wait()
 
     # Given an answered publish with a large body, whose ingest has ended before it came to it
     with monkeypatch.context() as patched:

@@ -22,8 +22,9 @@ from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
 from libs.events.redis.streams import Group
 from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_task
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import encode_event, make_task_id
+from slatemq.events.envelope import encode_event
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, Server, running
 from tests.integration.events.backends.test_conformance import a_task, created
@@ -158,7 +159,7 @@ async def test_a_task_stays_with_its_consumer_however_long_that_works_on_it(
     working, killed, other = backends = [RedisBackend() for _ in range(3)]
     for backend in backends:
         await backend.connect(server.settings("works"))
-    held, left = (a_task(task_id=make_task_id(number)) for number in range(2))
+    held, left = (a_task(task_id=TaskIds(0).make(number)) for number in range(2))
     await working.enqueue_task(held)
     assert await dequeued(working) == held
     await working.enqueue_task(left)
@@ -313,7 +314,7 @@ async def test_tasks_whose_move_was_never_heard_of_come_again_in_order(tmp_path:
         backend = open_backend("redis")
         settings = server.settings("moved")
         await backend.connect(settings)
-        held, *lost = [a_task(task_id=make_task_id(number)) for number in range(4)]
+        held, *lost = [a_task(task_id=TaskIds(0).make(number)) for number in range(4)]
         await backend.enqueue_task(held)
         assert await dequeued(backend) == held
         # Given tasks that the server has moved for this consumer, whose answer was lost
@@ -336,7 +337,7 @@ async def test_tasks_of_a_read_whose_answer_is_lost_come_before_newer_ones(
 ) -> None:
     backend = open_backend("redis", is_sole_consumer=True)
     await backend.connect(server.settings("lost"))
-    tasks = [a_task(task_id=make_task_id(number)) for number in range(5)]
+    tasks = [a_task(task_id=TaskIds(0).make(number)) for number in range(5)]
     await backend.enqueue_task(tasks[0])
     assert await dequeued(backend) == tasks[0]
     read_response = AbstractConnection.read_response
@@ -411,7 +412,7 @@ async def test_a_consumer_of_lists_is_forgotten_long_after_its_tasks_went_back(
         await backend.connect(settings)
         async with aioredis.Redis.from_url(settings.url) as client:
             # Given tasks of three consumers, which fell silent one after the other
-            tasks = [a_task(task_id=make_task_id(number)) for number in range(3)]
+            tasks = [a_task(task_id=TaskIds(0).make(number)) for number in range(3)]
             key, now_s = "forgets:tasks", (await client.time())[0]
             silent_s = {"first": 7200, "second": 60, "third": 40}
             for task, (name, seconds) in zip(tasks, silent_s.items(), strict=True):
@@ -434,7 +435,7 @@ async def test_what_comes_at_once_is_sent_together_and_a_lost_connection_is_repo
     await backend.connect(settings)
     async with aioredis.Redis.from_url(settings.url) as client:
         # When a hundred tasks come at once
-        tasks = [a_task(task_id=make_task_id(number)) for number in range(100)]
+        tasks = [a_task(task_id=TaskIds(0).make(number)) for number in range(100)]
         await asyncio.gather(*(backend.enqueue_task(task) for task in tasks))
 
         # Then few connections were opened, and they are there in their order
@@ -463,7 +464,7 @@ async def test_tasks_that_come_while_a_sole_consumer_rests_are_read_together(
     settings = server.settings("rests")
     for backend in (producer, consumer):
         await backend.connect(settings)
-    tasks = [a_task(task_id=make_task_id(number)) for number in range(30)]
+    tasks = [a_task(task_id=TaskIds(0).make(number)) for number in range(30)]
 
     # Given a task that was read at once, when others come one after the other
     await producer.enqueue_task(tasks[0])
@@ -500,7 +501,7 @@ async def test_a_sole_consumer_reads_few_tasks_at_once_where_they_are_large(
     large = {"body": "A" * (200 << 10)}
     for number in range(150):
         payload = large if number >= SOLE_READ_COUNT else {}
-        await backend.enqueue_task(a_task(task_id=make_task_id(number), payload=payload))
+        await backend.enqueue_task(a_task(task_id=TaskIds(0).make(number), payload=payload))
     # Given a read of small ones, one of as many large ones, and the next one
     while (await backend.stats()).pending_tasks > 150 - 2 * SOLE_READ_COUNT:
         await backend.complete_task((await dequeued(backend)).task_id)

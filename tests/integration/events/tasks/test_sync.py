@@ -17,6 +17,7 @@ from libs.events.settings import Consistency
 from libs.events.tasks import WriteTask
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
+from libs.serving.process.exits import EXIT_STORE_DOWN
 from libs.serving.process.healthprobe import probe
 from libs.serving.process.store_watch import HUNG_MS
 from libs.storage.database.roots import open_root
@@ -44,6 +45,7 @@ from tests.integration.events.tasks.queued_ingest import (
 )
 from tests.integration.ingest.server import message, process
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
+from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # Real servers, and a store that is down for a while.
 
@@ -98,9 +100,6 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
     order: list[str] = []
     enqueue = TaskBackend.enqueue
 
-    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
-        await asyncio.Event().wait()
-
     async def enqueue_noted(tasks: TaskBackend, task: WriteTask) -> None:
         await enqueue(tasks, task)
         order.append("enqueued")
@@ -124,9 +123,6 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
 async def test_the_clients_publish_is_answered_with_its_task_before_its_own_time_is_over(
     backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
-
     # Given an ingest that does not come to its tasks, and a client that does not wait for long
     monkeypatch.setattr(TaskConsumer, "_begin", hang)
     async with queued(queue_settings(*backend, "sync")) as ingest:
@@ -143,9 +139,6 @@ async def test_the_clients_publish_is_answered_with_its_task_before_its_own_time
 async def test_a_publish_on_a_stream_is_answered_with_its_task_however_long_its_producer_waits(
     backend: tuple[str, Server], timeout_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
-
     monkeypatch.setattr(TaskConsumer, "_begin", hang)
     monkeypatch.setattr(queued_rpc, "STREAM_WAIT_S", 0.2)
     async with queued(queue_settings(*backend, "sync")) as ingest:
@@ -162,9 +155,6 @@ async def test_a_publish_on_a_stream_is_answered_with_its_task_however_long_its_
 async def test_a_sync_publish_reads_no_record_of_its_task(
     backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
-
     # Given a store that answers no read of a task's record
     monkeypatch.setattr(TaskOutcomes, "find", hang)
     async with queued(queue_settings(*backend, "sync")) as ingest:
@@ -277,6 +267,61 @@ async def test_a_store_that_is_down_costs_latency_and_no_task(
             if before.task_id:
                 await ingest.applied(before.task_id)
             assert sorted(await ingest.stored()) == sorted([b"before", *names])
+
+
+@pytest.mark.s3
+async def test_an_ingest_whose_store_refuses_accepts_tasks_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, make = SERVERS["redis"]
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "server").mkdir()
+    with (
+        moto() as port,
+        faulty_store(port) as store,
+        running(make(tmp_path / "server")) as server,
+    ):
+        flags = ("--config", str(write_config(tmp_path, queue_settings(backend, server, "async"))))
+        root, ready = root_url(store.port, "refuses"), tmp_path / "ready"
+        async with process(root, ready, *flags) as (refused, address):
+            async with open_channel(address) as channel:
+                ingest = QueuedIngest(channel)
+                await until_connected(ingest)
+                tasks = [await ingest.send_task(b"before")]
+
+                # When the store refuses all, so that its database is lost
+                store.set(Fault(Outcome.REFUSE))
+                tasks += await publish_in_time(ingest, [b"first"], "async")
+
+                async def is_said() -> bool:
+                    return (
+                        "publishes are accepted as tasks" in ready.with_suffix(".log").read_text()
+                    )
+
+                await eventually(is_said)
+
+                # Then publishes are answered all the same, and no other call is
+                tasks += await publish_in_time(ingest, [b"second"], "async")
+                assert await asyncio.to_thread(probe, address) == ""
+                with pytest.raises(Unavailable):
+                    await ingest.enqueue(message(LARGE))
+
+                # And clients learn where it is
+                topology = topology_pb2_grpc.TopologyServiceStub(channel)
+                found = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=5)
+                assert [one.shard for one in found.ingests] == [0]
+
+            # When the store is back, then the process ends, and the next one applies all
+            store.set()
+            assert await refused.wait() == EXIT_STORE_DOWN
+        async with process(root, ready, *flags) as (_, address), open_channel(address) as channel:
+            ingest = QueuedIngest(channel)
+            for task_id in tasks:
+                task = await ingest.wait(task_id)
+                assert (task.state, task.attempts_count) == (task_pb2.TASK_STATE_APPLIED, 0)
+            assert sorted(await ingest.stored()) == [b"before", b"first", b"second"]
 
 
 async def publish_in_time(

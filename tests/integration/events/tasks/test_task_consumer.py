@@ -16,6 +16,7 @@ from libs.events.settings import QueueSettings
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.tasks import UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.blobs import UPLOAD_AGE_MS_MAX
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import Unstorable
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
@@ -24,11 +25,10 @@ from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks import consumer
 from services.ingest.tasks.backend import TaskBackend
-from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.bodies import TaskBodies, within_task
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
-from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
@@ -99,13 +99,12 @@ class Consuming:
         request = PublishRequest(runs=[PublishRun(payloads=[payload])])
         body = b"poison" if payload == b"poison" else request.SerializeToString()
         task_id = TaskIds(0).make(self.shard.clock.now_ms())
-        bodies = TaskBodies(open_root("memory:///").objects, 0, "none")
         task = WriteTask(
             task_id=task_id,
             operation="Publish",
             created_at="2026-02-22T12:00:00.000Z",
             max_retries=self.backend.max_retries,
-            payload=await bodies.put(task_id, body),
+            payload=within_task(body),
         )
         for _ in range(count):
             await self.backend.enqueue(task)

@@ -20,7 +20,6 @@ from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.config import IngestConfig
-from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import Unavailable
 from slatemq.v1 import task_pb2
@@ -29,6 +28,7 @@ from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
     BACK,
     QueuedIngest,
+    beside,
     body_path,
     enqueue,
     eventually,
@@ -114,16 +114,24 @@ async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
 async def test_a_task_that_is_lost_before_its_last_attempt_fails_is_pending_until_it_is_applied(
     backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached = asyncio.Queue[QueueBackend]()
-    gate = asyncio.Event()
-    fail_task = QueueBackend.fail_task
+    reached, ended = asyncio.Queue[QueueBackend](), asyncio.Queue[bool]()
+    gate, may_dequeue = asyncio.Event(), asyncio.Event()
+    fail_task, dequeue_task = QueueBackend.fail_task, QueueBackend.dequeue_task
 
     async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> bool:
         await reached.put(measured)
         await gate.wait()
-        return await fail_task(measured, task_id, error)
+        has_ended = await fail_task(measured, task_id, error)
+        await ended.put(has_ended)
+        return has_ended
+
+    async def dequeue_when_allowed(measured: QueueBackend) -> WriteTask | None:
+        await may_dequeue.wait()
+        return await dequeue_task(measured)
 
     monkeypatch.setattr(QueueBackend, "fail_task", fail_behind_gate)
+    monkeypatch.setattr(QueueBackend, "dequeue_task", dequeue_when_allowed)
+    may_dequeue.set()
     root, settings = tmp_path.as_uri(), queue_settings(*backend, max_retries=0)
     async with queued(settings, root) as ingest:
         # Given a caller that waits for a task, whose last attempt fails
@@ -133,9 +141,12 @@ async def test_a_task_that_is_lost_before_its_last_attempt_fails_is_pending_unti
 
         # When the connection is lost before the backend knows of that, and the cause is removed
         await put_bodies(root, task_id)
+        may_dequeue.clear()  # a delivery that came before the failure would fail in its place
         await connected.close()
         await connected.connect(names_of_shard(settings))
         gate.set()
+        assert not await ended.get()
+        may_dequeue.set()
 
         # Then its caller does not learn of a failure: it comes again, and is applied
         assert (await waiting).state == task_pb2.TASK_STATE_APPLIED
@@ -359,10 +370,8 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
         assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
         dead_letters = [fields for _, fields in await client.xrange(dead)]
         assert [one[b"data"] for one in dead_letters[:2]] == [b"not JSON", long]
-        waiting = TaskBackend(settings, 0, Telemetry().meter)
-        await waiting.connect()
-        assert (await waiting.connected.stats()).pending_tasks == 0
-        await waiting.close()
+        async with beside(settings) as waiting:
+            assert (await waiting.stats()).pending_tasks == 0
 
 
 async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(

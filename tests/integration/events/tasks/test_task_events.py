@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.integration.events.backends.servers import running
 from tests.integration.events.conftest import eventually
 from tests.integration.events.tasks.queued_ingest import LARGE, QueuedIngest, queue_settings, queued
 from tests.integration.ingest.server import message
+from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # A real server.
 
@@ -84,7 +84,7 @@ async def test_what_was_applied_before_a_restart_has_its_events_after_it(
     async with recorded(settings) as got:
         # Given an ingest that ends before it has published an event
         with monkeypatch.context() as patching:
-            patching.setattr("libs.events.relay.Relay._publish", never)
+            patching.setattr("libs.events.relay.Relay._publish", hang)
             async with queued(settings, root) as ingest:
                 ids = await ingest.applied(await ingest.send_task(b"x"))
         assert got == []
@@ -94,7 +94,3 @@ async def test_what_was_applied_before_a_restart_has_its_events_after_it(
             ids += await ingest.applied(await ingest.send_task(b"y"))
             await eventually(lambda: len(got) >= 2)
         assert [int(event.data["message_id"]) for event in got] == ids
-
-
-async def never(*_: object) -> None:
-    await asyncio.Event().wait()

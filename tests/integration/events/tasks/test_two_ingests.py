@@ -14,8 +14,6 @@ import pytest
 
 from libs.events.settings import QueueSettings
 from libs.serving.peers.channels import open_channel
-from libs.serving.telemetry import Telemetry
-from services.ingest.tasks.backend import TaskBackend
 from slatemq.errors import SlateMQError
 from slatemq.v1 import task_pb2
 from tests.faults.shard_processes import Member
@@ -24,6 +22,7 @@ from tests.integration.events.backends.servers import Server
 from tests.integration.events.conftest import SERVERS, served
 from tests.integration.events.tasks.queued_ingest import (
     QueuedIngest,
+    beside,
     eventually,
     queue_settings,
     until_connected,
@@ -160,8 +159,5 @@ async def test_two_ingests_of_one_group_apply_all_tasks_once_though_one_is_kille
 
 async def tasks_wait(settings: QueueSettings) -> bool:
     """Whether the backend has tasks of the second ingest."""
-    backend = TaskBackend(settings, 1, Telemetry().meter)
-    await backend.connect()
-    stats = await backend.connected.stats()
-    await backend.close()
-    return stats.pending_tasks > 0
+    async with beside(settings, shard=1) as backend:
+        return (await backend.stats()).pending_tasks > 0
