@@ -83,13 +83,15 @@ class BrokerConfig(CommitConfig):
         minimum=0,
     )
     waiting_claims_max: int = setting(
-        "Claims and streams that may be open at the same time.",
+        "Claims and streams that may be open at the same time. A principal has half of them at "
+        "most.",
         default=10_000,
         minimum=1,
     )
     concurrent_calls_max: int = setting(
-        "Calls in flight at the same time; over it callers get RESOURCE_EXHAUSTED. Well above "
-        "waiting_claims_max, or waiting claims keep out the calls that would end their waiting.",
+        "Calls in flight at the same time; over it callers get RESOURCE_EXHAUSTED. A principal has "
+        "half of them at most. Well above waiting_claims_max, or waiting claims keep out the calls "
+        "that would end their waiting.",
         default=15_000,
         minimum=1,
     )

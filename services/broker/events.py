@@ -14,7 +14,7 @@ from libs.serving.events.outbox import EventOutbox, Happening, OutboxEvents, cur
 from libs.serving.events.relay import ProcessRelay
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.slate import Database
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Purge
 from services.broker.core.queue import Queue
@@ -116,7 +116,7 @@ class RecordedEvents(ShardEvents):
                 ]
             )
 
-    def take_rows(self) -> Sequence[Row]:
+    def take_rows(self) -> Sequence[RowChange]:
         return self._outbox.take_rows()
 
     def _record_settings(
@@ -163,7 +163,7 @@ class BrokerRelay(ProcessRelay):
     async def record_changes(self, owner: ShardOwner, database: Database) -> None:
         """Record what the shard does from now on. Raises the errors of libs.storage."""
         events = await OutboxEvents.open(
-            self._name, database, owner.durable, owner.delete_rows, from_end=not self.keeps
+            self._name, database, owner.durable, owner.write_rows, from_end=not self.keeps
         )
         owner.shard.events = RecordedEvents(events.outbox, self._own_headers)
         self._owner, self._events = owner, events

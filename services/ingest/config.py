@@ -44,8 +44,9 @@ class IngestConfig(CommitConfig):
     )
     uncommitted_bytes_max: int = setting(
         "Bytes accepted and not yet durable, blobs on their way included; over it publishes get "
-        "RESOURCE_EXHAUSTED. With async and sync the publishes over 512 KiB, which wait for the "
-        "store, and the others, which wait for the queue backend, have this much each.",
+        "RESOURCE_EXHAUSTED. With async and sync the publishes over 512 KiB, or over what the "
+        "queue backend takes, which wait for the store, and the others, which wait for the "
+        "backend, have this much each.",
         default=128 * MIB,
         minimum=1,
     )

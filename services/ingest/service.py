@@ -20,6 +20,7 @@ from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
@@ -31,6 +32,7 @@ from services.ingest.tasks.servicer import TaskServicer
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from libs.events.watch import QueueHealth
     from services.ingest.events.relay import IngestRelay
     from services.ingest.events.s3_events import S3Events
     from services.ingest.tasks.queued import Tasks
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 QUEUED: Final = ("async", "sync")
 """The consistencies of event queues with which publishes are tasks."""
+
+STORE_LOOK_S: Final = 2.0
+"""How often to see whether a store that refused answers again."""
 
 
 class IngestProcess(Service[IngestConfig]):
@@ -65,7 +70,10 @@ class IngestProcess(Service[IngestConfig]):
             # as anything else in the log.
             relays = import_module("services.ingest.events.relay")
             self._relay = relays.IngestRelay(
-                config, config.queue, telemetry, beside_tasks=self._tasks is not None
+                config,
+                config.queue,
+                telemetry,
+                task_refusal=None if self._tasks is None else self._tasks.refusal,
             )
         self._looking: asyncio.Task[None] | None = None
         self._s3_events = self._s3_events_of(config)
@@ -81,15 +89,23 @@ class IngestProcess(Service[IngestConfig]):
         except InvalidArgument as error:
             problem = f"--s3-events-token-file: {error.description}"
             raise FatalError.usage(problem) from error
-        s3_events: S3Events = module.S3Events(self.directory, self.channels, token)
+        s3_events: S3Events = module.S3Events(
+            self.directory, self.channels, token, config.instance.payload_bytes_max
+        )
         return s3_events
 
     @property
     def http_parts(self) -> HttpParts:
         """A path on the HTTP port for the notifications of S3 stores, where it has a token."""
         posts = [self._s3_events.post] if self._s3_events is not None else []
-        queue = self._tasks or self._relay
-        return HttpParts(posts, queue.health if queue is not None else None)
+        return HttpParts(posts, self._queue_health if self._relay is not None else None)
+
+    async def _queue_health(self) -> QueueHealth:
+        assert self._relay is not None, "asked for with a queue"
+        if self._tasks is None:
+            return await self._relay.health()
+        health = await self._tasks.health()
+        return replace(health, connected=health.connected and not self._relay.refusal)
 
     @property
     def note(self) -> str:
@@ -173,6 +189,8 @@ class IngestProcess(Service[IngestConfig]):
             self.announcement.serves_without_store = self._tasks.serves_without_store
         await self.announcement.announce()
         if self._tasks is not None:
+            # Clients learn from it where all are, also once the store does not say it any more.
+            await self.directory.prepare()
             await self._tasks.begin(shard)
         else:
             # Beside the start: it serves meanwhile.
@@ -192,7 +210,37 @@ class IngestProcess(Service[IngestConfig]):
         assert shard is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
         ends = [shard.wait_lost(), self._removal.wait(shard.drainage.removed)]
-        return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
+        try:
+            return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
+        except StoreUnavailable as error:
+            # With a standby it ends, since this one alone may have lost the store.
+            if (
+                self._tasks is not None
+                and self._tasks.serves_without_store()
+                and not self._config.standby
+            ):
+                await self._accept_until_back(error)
+            raise
+
+    async def _accept_until_back(self, error: StoreUnavailable) -> None:
+        """Let publishes go on while the store refuses: the backend takes them.
+
+        What they become is applied by the next start. It needs the store, so this process ends when
+        that answers.
+        """
+        log.error("publishes are accepted as tasks, all else waits for the store: %s", error)
+        assert self._shard is not None, "called after start"
+        self._shard.drain()
+        while True:
+            await asyncio.sleep(STORE_LOOK_S)
+            try:
+                await self.probe_store()
+            except StoreUnavailable as still:
+                log.debug("the store is not back: %s", still)
+            except StorageError:
+                return  # The next start says it.
+            else:
+                return
 
     async def drain(self) -> None:
         """End the streams; publishes in flight complete."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.serving import telemetry
-from libs.serving.limits import HEADER_TEXT_BYTES_MAX, RETENTION_S_MAX
+from libs.serving.limits import HEADER_TEXT_BYTES_MAX, REQUEST_ID_BYTES_MAX, RETENTION_S_MAX
 from libs.serving.requests.headers import check_delay_ms, encoded_headers
 from libs.storage.layout.ids import MAX_SHARD, shard_of
 from libs.storage.records.metadata import encode_headers
@@ -28,9 +28,6 @@ from slatemq.v1.ingest_pb2 import (
 
 MESSAGES_MAX: Final = 10_000
 """Messages in a batch, and IDs in a request for payloads: some milliseconds of the event loop."""
-
-REQUEST_ID_BYTES_MAX: Final = 128
-"""A UUID has 36; every request ID is stored for ten minutes."""
 
 DEDUPE_KEY_BYTES_MAX: Final = 255
 

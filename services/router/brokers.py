@@ -381,10 +381,10 @@ class BrokerLink:
 
     @asynccontextmanager
     async def _without_calls(self) -> AsyncIterator[None]:
-        """Hold all calls back for a replay over which the broker may end, and is lost then.
+        """Hold all other calls back during a replay that may end the broker.
 
-        None are held back once it is lost, whenever the replay has its answer. Raises PeerFailed if
-        it is down.
+        Once the broker is lost they are held back no longer, even before the replay has its answer.
+        Raises PeerFailed if it is down.
         """
         async with (holds := self._holds_calls):
             try:

@@ -215,7 +215,7 @@ class Route:
             self.catch_up(rules)
 
     def catch_up(self, rules: BrokerRules) -> None:
-        """Have the next piece, if there is one, catch up with these rules."""
+        """Have the queues that changed judge the next piece, if there is one, again."""
         piece = self.next_piece
         if piece is not None:
             piece.catch_up(rules)

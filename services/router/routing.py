@@ -25,10 +25,6 @@ from services.router.entries import LogEntry
 log = logging.getLogger(__name__)
 
 
-NO_DELAY = -1
-"""Stands for the delay of a message that has none of its own; 0 is one."""
-
-
 class QueueRule(NamedTuple):
     """One queue as far as routing goes: its expressions, or that it is gone, or why it is left out.
 

@@ -139,7 +139,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._now_ms = now_ms
         self._drafts_count = 0
 
-    async def Explain(  # noqa: N802 - the RPC's name
+    async def Explain(
         self, request: router_pb2.ExplainRequest, context: Any
     ) -> router_pb2.ExplainResponse:
         """Judge a message. Raises InvalidArgument, NotFound, ResourceExhausted, Unavailable."""
@@ -181,7 +181,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if not judging.cancelled():
             judging.exception()  # Where the call was cancelled, nothing else asks for it.
 
-    async def GetRoutingStatus(  # noqa: N802 - the RPC's name
+    async def GetRoutingStatus(
         self, request: router_pb2.GetRoutingStatusRequest, context: Any
     ) -> router_pb2.GetRoutingStatusResponse:
         """How far each log is routed. Raises Unavailable before any log or broker is known."""

@@ -1,7 +1,7 @@
 """The processes of an instance in a simulated world, each on a machine of its own.
 
 A process runs the code that `python -m services.…` runs behind its settings: it joins the
-instance, serves by `run_service`, and is started again after it ended, unless it was fenced.
+instance, serves by `RunningService`, and is started again after it ended, unless it was fenced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN
 from libs.serving.process.instance import StatedSetting, join_instance
-from libs.serving.server import run_service
+from libs.serving.server import RunningService, Signals
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
@@ -165,7 +165,7 @@ class Cluster:
         )
         telemetry = Telemetry()
         process.service = build(config, telemetry, root)
-        cause = await run_service(process.service, config, telemetry)
+        cause = await RunningService(process.service, config, telemetry).run(Signals())
         self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
         is_of_store = cause.code == EXIT_FAILED and cause.message.startswith(STORE_FAILURES)
         if cause.code not in (EXIT_FENCED, EXIT_STORE_DOWN) and not is_of_store:

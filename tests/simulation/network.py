@@ -15,15 +15,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 import grpc.aio
 
 from tests.simulation.loop import MACHINE, Machine, WorldLoop
-
-if TYPE_CHECKING:
-    from tests.simulation.servers import ServedCall, Server
 
 Metadata = tuple[tuple[str, Any], ...]
 
@@ -42,6 +39,23 @@ BROKEN: Final = "Socket closed"
 PING_TIMEOUT: Final = "ping timeout"
 
 _State = grpc.ChannelConnectivity
+
+
+class Listener(Protocol):
+    """A server, as the network sees it."""
+
+    machine: Machine
+    is_listening: bool
+
+    def accept(self, call: Call) -> None:
+        """A call has arrived."""
+
+
+class Cancellable(Protocol):
+    """The server's side of a call, as the network sees it."""
+
+    def cancel(self) -> None:
+        """The client has gone."""
 
 
 @dataclass
@@ -69,7 +83,7 @@ class Network:
         self.loop = loop
         self.faults = LinkFaults()
         self.chance = random.Random(f"{seed}/network")
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, Listener] = {}
         self._cuts: dict[Way, None] = {}
         self._slow: dict[Way, None] = {}
         self._calls: dict[Call, None] = {}
@@ -249,7 +263,7 @@ class Call:
         self._begun: asyncio.Future[bool] = loop.create_future()
         self.requests: Pipe | None = None
         self.responses: Pipe | None = None
-        self.served: ServedCall | None = None
+        self.served: Cancellable | None = None
         self._timer: asyncio.TimerHandle | None = None
         if timeout is not None:
             self._timer = loop.call_later(max(0.0, timeout), self._run_out)
@@ -279,7 +293,7 @@ class Call:
         loop.at(arrival, loop.world, self._reach, server)
         self._begun.set_result(True)
 
-    def _reach(self, server: Server) -> None:
+    def _reach(self, server: Listener) -> None:
         """The head of the call arrives at the server."""
         if self.network.is_cut(self.client.name, self.host.name):
             self.network.loop.call_later(0.05, self._reach, server)
@@ -515,7 +529,7 @@ class Channel:
         self._connecting: asyncio.Task[str] | None = None
         self._is_closed = False
 
-    def server(self) -> Server | None:
+    def server(self) -> Listener | None:
         return self.network.servers.get(self._address)
 
     async def connected(self) -> str:

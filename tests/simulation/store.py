@@ -38,13 +38,14 @@ from sortedcontainers import SortedDict
 
 from libs.storage.database import slate, snapshots
 from libs.storage.database.addresses import Address
-from libs.storage.database.binding import PublicCalls, Row
+from libs.storage.database.binding import PublicCalls
 from libs.storage.database.formats import settle_format
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
 from libs.storage.database.snapshots import NEVER_PUT
 from libs.storage.errors import StoreUnavailable
+from libs.storage.layout.primitives import Row
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects
 from tests.simulation.loop import MACHINE, WorldLoop

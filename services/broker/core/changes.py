@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from services.broker.core.commands import Purge
 
 if TYPE_CHECKING:
@@ -52,6 +52,6 @@ class ShardEvents:
     def collect(self, queues: Iterable[Queue]) -> None:
         """Looks for new dead letters of these queues, before their list is written or emptied."""
 
-    def take_rows(self) -> Sequence[Row]:
+    def take_rows(self) -> Sequence[RowChange]:
         """The rows of what happened since the last commit."""
         return ()

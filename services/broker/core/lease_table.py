@@ -534,7 +534,7 @@ class LeaseTable:
     def expire(self, leases: Sequence[Lease], now_ms: int) -> list[LeaseOwner]:
         """Ends those of the leases that still run; returns their queues. May raise Needs.
 
-        A lease ends here and nowhere else: as long as this is not called, an ack is accepted.
+        The clock ends a lease only here: as long as this is not called, an ack is accepted.
         """
         planned = [
             _Return(lease, EXPIRED_LEASE, _later(now_ms, _backoff_ms(lease)))

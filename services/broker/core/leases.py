@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from libs.storage.layout.buckets import BucketKind, bucket_number
 from libs.storage.layout.keys import active_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.queues import (
     AvailableMessage,
     InFlightMessage,
@@ -488,7 +488,7 @@ class InFlight:
         yield from self.empty()
         self._buckets, self._changed, self._open = {}, {}, {}
 
-    def drain(self) -> Iterator[Row]:
+    def drain(self) -> Iterator[RowChange]:
         """The rows of the buckets that changed since the last drain."""
         for order, bucket in self._changed.items():
             key = active_key(self._queue_id, bucket_number(0, BucketKind.IN_FLIGHT, order))

@@ -12,11 +12,12 @@ from typing import Final
 from libs.storage.layout.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.layout.keys import active_key, config_key, done_key, failed_key, queue_state_key
 from libs.storage.layout.own_keys import FORGOTTEN_REVISION_KEY
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.configs import encode_config
 from libs.storage.records.queues import encode_active, encode_done, encode_failed
 from libs.storage.records.states import QueueStateRecord, encode_forgotten_revision
 from services.broker.core.lists.storable import storable
-from services.broker.core.queue import Queue, Row
+from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting.orders import free_epoch
 
@@ -42,13 +43,13 @@ _EMPTY: Final = QueueStateRecord(
 
 def forget_surplus(
     deleted: dict[str, QueueStateRecord], forgotten_revision: int
-) -> tuple[int, list[Row]]:
+) -> tuple[int, list[RowChange]]:
     """Forgets the queues deleted first, beyond those kept, if no other row of them is left.
 
     Returns the revision up to which deletions are forgotten, and the rows to write.
     """
     oldest = list(islice(deleted.items(), max(len(deleted) - DELETED_KEPT, 0)))
-    rows: list[Row] = []
+    rows: list[RowChange] = []
     for queue_id, state in oldest:
         if not state.garbage_epochs:
             del deleted[queue_id]
@@ -90,13 +91,13 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     )
 
 
-def config_row(queue_id: str, settings: QueueSettings) -> Row:
+def config_row(queue_id: str, settings: QueueSettings) -> RowChange:
     """The record of a queue's settings; raises InvalidArgument (UNSTORABLE) if they do not fit."""
     record = storable(f"config of queue {queue_id!r}", encode_config, settings.record())
     return config_key(queue_id), record
 
 
-def creation_rows(queue: Queue) -> tuple[Row, ...]:
+def creation_rows(queue: Queue) -> tuple[RowChange, ...]:
     """The RFC's workflow: the config and three empty records, in one batch."""
     return (
         config_row(queue.queue_id, queue.settings),

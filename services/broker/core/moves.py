@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import move_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.move_records import MoveRecord, MoveStage, encode_move
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import Queue
@@ -153,7 +153,7 @@ class Moves:
     def has_changes(self) -> bool:
         return bool(self._changed)
 
-    def drain(self) -> list[Row]:
+    def drain(self) -> list[RowChange]:
         changed, self._changed = self._changed, {}
         return [(move_key(queue_id), value) for queue_id, value in changed.items()]
 

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.layout.keys import done_key, failed_key, queue_state_key
 from libs.storage.layout.own_keys import archived_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.archived_records import ArchivedMessage, encode_archived
 from libs.storage.records.queues import (
     AvailableMessage,
@@ -53,7 +53,7 @@ from services.broker.core.waiting.scan import (
     Selector,
 )
 
-__all__ = ["Choice", "NeedsLane", "Notes", "Queue", "Row", "Selector"]
+__all__ = ["Choice", "NeedsLane", "Notes", "Queue", "Selector"]
 
 NEVER: Final = 1 << 63
 """A revision that is not reached."""
@@ -191,22 +191,9 @@ class Queue:
         return claimed
 
     def _walk(self, selector: Selector, now_ms: int, capacity: int) -> list[Segment]:
-        fail_exhausted = partial(self._fail_exhausted, now_ms=now_ms)
-        expiry = ExpiryPolicy(
-            now_ms, self.settings.max_attempts, self.waiting.note_over, fail_exhausted
-        )
+        fail = partial(self._add_failed, reason=ATTEMPTS_USED_UP, now_ms=now_ms)
+        expiry = ExpiryPolicy(now_ms, self.settings.max_attempts, self.waiting.note_over, fail)
         return self.waiting.walk(selector, expiry, now_ms, capacity)
-
-    def _fail_exhausted(self, item: AvailableMessage, now_ms: int) -> None:
-        failed = FailedMessage(
-            item.message_id,
-            now_ms,
-            item.attempts,
-            item.priority,
-            item.retention_deadline_ms,
-            ATTEMPTS_USED_UP,
-        )
-        self._add_failed(failed)
 
     # --- Leases end ---------------------------------------------------------
 
@@ -244,19 +231,15 @@ class Queue:
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""
         self.leases.remove((lease,))
-        failed = FailedMessage(
-            lease.message_id,
-            now_ms,
-            lease.attempts,
-            lease.priority,
-            lease.retention_deadline_ms,
-            reason,
-        )
-        self._add_failed(failed)
+        self._add_failed(lease, reason, now_ms)
 
-    def _add_failed(self, message: FailedMessage) -> None:
+    def _add_failed(self, one: Lease | AvailableMessage, reason: str, now_ms: int) -> None:
         self.dead_letters_count += 1
-        self.failed.add((message,))
+        deadline_ms = one.retention_deadline_ms
+        failed = FailedMessage(
+            one.message_id, now_ms, one.attempts, one.priority, deadline_ms, reason
+        )
+        self.failed.add((failed,))
 
     def release(self, leases: Sequence[Lease]) -> None:
         """Undoes claims that no consumer has seen.
@@ -302,7 +285,7 @@ class Queue:
 
     # --- Records ------------------------------------------------------------
 
-    def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
+    def drain(self, now_ms: int, generation: int, rows: list[RowChange]) -> list[Beyond]:
         """Adds what changed since the last drain; what lanes may let go of when that is durable."""
         beyond = self.waiting.drain(now_ms, generation, rows)
         # A commit may have ten thousand queues, of which most got messages, and nothing else.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeGuard
 
 from libs.storage.layout.own_keys import redrive_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, encode_redrive
 from services.broker.core.lists.storable import storable
@@ -123,7 +123,7 @@ class Redrives:
     def has_changes(self) -> bool:
         return bool(self._changed)
 
-    def drain(self) -> Iterator[Row]:
+    def drain(self) -> Iterator[RowChange]:
         changed, self._changed = self._changed, {}
         for number, value in changed.items():
             yield redrive_key(number), value
@@ -161,7 +161,7 @@ def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]
 
 def moved(
     queue: Queue, record: RedriveRecord, step: RedriveStep, enter: Enter, now_ms: int
-) -> tuple[RedriveRecord, set[int], list[Row]]:
+) -> tuple[RedriveRecord, set[int], list[RowChange]]:
     """Applies a step; returns the redrive after it, the places removed, and the rows to write.
 
     A message past its retention stays where it is. One that goes into another queue is done here,
@@ -176,7 +176,7 @@ def moved(
         if not queue.waiting.is_over(item, now_ms) and enter(item):
             taken.add(place)
     left = [one for place, one in enumerate(step.messages) if place not in taken]
-    rows: list[Row] = []
+    rows: list[RowChange] = []
     if taken:
         rows.append(queue.failed.rewrite(step.order, left, len(taken)))
         if record.target_queue_id != queue.queue_id:

@@ -17,6 +17,7 @@ from libs.storage.layout.own_keys import (
     finished_leases_key,
     routing_cursor_key,
 )
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.move_records import MoveRecord
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from libs.storage.records.states import (
@@ -45,7 +46,7 @@ from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
 from services.broker.core.moves import Moves, moving
 from services.broker.core.owned_queues import OwnedQueues
-from services.broker.core.queue import NEVER, Notes, Queue, Row
+from services.broker.core.queue import NEVER, Notes, Queue
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting import lane_budget
@@ -153,7 +154,7 @@ class Shard:
         # Queues whose live routing began since the start, with the revisions, which ascend.
         self._starting_in_the_past: dict[str, int] = {}
         self._changed_cursors: set[int] = set()
-        self._rows: list[Row] = []  # of commands that are rare enough to encode at once
+        self._rows: list[RowChange] = []  # of commands that are rare enough to encode at once
         self.lanes = lane_budget.LaneBudget(lane_budget.BYTES_MAX)
         self._written = DrainedChanges(1)
         self._undurable: deque[DrainedChanges] = deque()
@@ -199,12 +200,12 @@ class Shard:
     def update_queue(self, queue: Queue, settings: QueueSettings) -> None:
         self._take_settings(queue, *self._config_of(queue, settings))
 
-    def _config_of(self, queue: Queue, settings: QueueSettings) -> tuple[QueueSettings, Row]:
+    def _config_of(self, queue: Queue, settings: QueueSettings) -> tuple[QueueSettings, RowChange]:
         """The settings at the next revision, and their row; changes nothing."""
         settings = settings.changed(revision=self.revision + 1)
         return settings, config_row(queue.queue_id, settings)
 
-    def _take_settings(self, queue: Queue, settings: QueueSettings, row: Row) -> None:
+    def _take_settings(self, queue: Queue, settings: QueueSettings, row: RowChange) -> None:
         self._next_revision()
         before, queue.settings = queue.settings, settings
         self.owned.remove(before)
@@ -362,15 +363,11 @@ class Shard:
     def check_stays(self) -> None:
         """Raises Unavailable while the shard is being removed."""
         if self.is_leaving:
-            raise Unavailable("the broker shard is being removed", reason="SHARD_DRAINING")
+            raise Unavailable("the broker shard is being removed", reason="SHARD_LEAVING")
 
-    def write_rows(self, rows: Iterable[Row]) -> None:
-        """Writes rows that have no counterpart in memory; those without a value are deleted."""
+    def write_rows(self, rows: Iterable[RowChange]) -> None:
+        """Writes rows with the next commit; those without a value are deleted."""
         self._rows += rows
-
-    def delete_rows(self, keys: Sequence[bytes]) -> None:
-        """Deletes rows that have no counterpart in memory."""
-        self.write_rows((key, None) for key in keys)
 
     def swept(self, queue_id: str, epoch: int) -> None:
         """Notes that the rows of a deleted incarnation are gone."""
@@ -519,10 +516,6 @@ class Shard:
     def _forget(self, queue: Queue, message_id: int) -> None:
         self._rows += ((key, None) for key in self.attempts.forget(queue, message_id))
 
-    def put(self, key: bytes, value: bytes | None) -> None:
-        """Writes a record, or (None) deletes it, with the next commit: for rare commands."""
-        self._rows.append((key, value))
-
     # --- Commits ------------------------------------------------------------
 
     @property
@@ -533,7 +526,7 @@ class Shard:
             return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
 
-    def drain(self, now_ms: int) -> list[Row]:
+    def drain(self, now_ms: int) -> list[RowChange]:
         """The rows of everything that changed since the last drain."""
         self.drain_early(list(self.notes.to_commit), now_ms)
         rows, self._rows = self._rows, []

@@ -290,8 +290,7 @@ class RedriveRunner:
                 taken[step.order] = set()
                 continue
             record, taken[step.order], rows = moved(queue, record, step, enter, now_ms)
-            for row in rows:
-                shard.put(*row)
+            shard.write_rows(rows)
         shard.redrives.put(number, record)
         shard.redrives.note_removed(queue.queue_id, taken, by=number)
         ids = (step.messages[at].message_id for step in steps for at in sorted(taken[step.order]))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from libs.access.current import require_pushes
+from libs.serving.limits import REQUEST_ID_BYTES_MAX
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.records.states import FINGERPRINT_BYTES
 from services.broker.core.batches.settle import (
@@ -23,12 +24,7 @@ from services.broker.core.queue import Queue
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.responses import consumer_id
 from services.broker.entries.handles import Handle, parse_handle
-from services.broker.outbox.pusher import (
-    REQUEST_ID_BYTES_MAX,
-    PushBatch,
-    PushLimits,
-    check_together,
-)
+from services.broker.outbox.pusher import PushBatch, PushLimits, check_together
 from services.broker.requests.limits import REASON_BYTES_MAX, within_bytes
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import entry_pb2

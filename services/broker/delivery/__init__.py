@@ -11,7 +11,8 @@ In reading order; a file imports only files above it:
 `late_fetches`  Fetches that go on while their lines claim what other ingests have
 `in_flight_limit` Bounds the messages in flight of all queues together: each lease takes memory
                 until it ends
-`dispatcher`    Brings waiting claims and messages together: as many as fit, whose payloads are here
+`selection`     What is selected for a claim: as many messages as fit, whose payloads are here
+`dispatcher`    Brings waiting claims and messages together
 `introductions` Before a log's first message comes to a broker shard, its ingest raises its purge
                 epoch
 `lease_keeper`  Extends the leases of what streams delivered, as long as their consumers are heard

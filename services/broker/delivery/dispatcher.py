@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from contextvars import Context
 from functools import partial
 from itertools import islice
-from operator import itemgetter
 
 from libs.serving.requests.budget import AnswerBudget
+from libs.serving.requests.shares import Shares
 from libs.storage.layout.ids import shard_of
-from libs.storage.records.queues import AvailableMessage
 from services.broker.core.moves import moving
 from services.broker.core.queue import NeedsLane, Queue
-from services.broker.core.waiting.scan import Choice, Needs, Passing, Selector
+from services.broker.core.waiting.scan import Needs, Passing
 from services.broker.delivery.in_flight_limit import InFlightLimit
 from services.broker.delivery.ingest_health import IngestHealth
 from services.broker.delivery.late_fetches import LateFetches
@@ -37,6 +36,7 @@ from services.broker.delivery.message_cache import (
     PrefetchWindows,
     size_of,
 )
+from services.broker.delivery.selection import ClaimSelector, IdSelector
 from services.broker.delivery.waiters import (
     LOOK_AHEAD,
     TURN,
@@ -46,7 +46,7 @@ from services.broker.delivery.waiters import (
     paused,
 )
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import SlateMQError, Unavailable
 from slatemq.v1.ingest_pb2 import StoredRun
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,6 @@ class Dispatcher:
         self._budget = budget
         self._owner = owner
         self._payloads = payloads
-        self._waiters_max = waiters_max
         self._waiter_lines: dict[Queue, WaiterLine] = {}
         self._windows = PrefetchWindows()
         self._ingests = IngestHealth(payloads, self._ingest_back)
@@ -92,26 +91,18 @@ class Dispatcher:
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
         """Open streams, in line or not, with their queues."""
-        self.places_count = 0
-        """Claims and streams that hold a place."""
+        self.places = Shares(
+            "waiting_claims_max",
+            waiters_max,
+            "claims and streams open",
+            ("TOO_MANY_WAITING_CLAIMS", f"{waiters_max} claims are waiting"),
+        )
+        """Each claim or stream holds one for as long as it is open."""
         self.record_wait: Callable[[float], None] | None = None
         """Called with the seconds that a claim or stream has waited for the messages it gets."""
         owner.on_change = self._changed
 
     # --- Waiters ------------------------------------------------------------
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for one claim or stream, for as long as it is open; or ResourceExhausted."""
-        if self.places_count >= self._waiters_max:
-            raise ResourceExhausted(
-                f"{self._waiters_max} claims are waiting", reason="TOO_MANY_WAITING_CLAIMS"
-            )
-        self.places_count += 1
-        try:
-            yield
-        finally:
-            self.places_count -= 1
 
     def add(self, queue: Queue, waiter: Waiter) -> None:
         """Puts a waiter in line until it wants no more or is removed.
@@ -330,14 +321,16 @@ class Dispatcher:
 
         def fail_all(ids: set[int], reason: str, now_ms: int) -> None:
             if self._owner.owns(queue):
-                choosing = _ByIds(ids, self._passing_of(waiter_line))
+                choosing = IdSelector(ids, self._passing_of(waiter_line))
                 leases = self._owner.shard.leases
                 claimed = leases.claim(queue, choosing, 0, "", now_ms)
                 leases.fail(claimed.leases(), reason, now_ms)
 
         for reason in dict.fromkeys(gone.values()):
             ids = {one for one, why in gone.items() if why == reason}
-            log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
+            log.error(
+                "%d messages of queue %s become dead letters: %s", len(ids), queue.queue_id, reason
+            )
             await self._owner.run(partial(fail_all, ids, reason))
 
     async def _claim_in_turns(
@@ -658,108 +651,3 @@ def _take(fetches: Iterable[Fetch], held: dict[int, CachedMessage]) -> FetchResu
         held.update(fetch.held)
         fetched.add(fetch.result)
     return fetched
-
-
-class ClaimSelector(Selector):
-    """Selects the messages of one claim batch: as many as fit, whose payloads are here."""
-
-    def __init__(
-        self,
-        count: int,
-        payload_bytes: int,
-        answer_bytes: int,
-        held: Mapping[int, CachedMessage],
-        find: Callable[[int], CachedMessage | None],
-        kept_back: Mapping[int, int],
-        can_give: Callable[[int], bool],
-        passing: Passing | None = None,
-        *,
-        one_fits: bool = True,
-    ) -> None:
-        """Take at most `count` messages, and payload bytes, but for one message if `one_fits`.
-
-        `answer_bytes` is how much fits into the answer, headers and all.
-        Messages are in `held` or where `find` looks; of the others those that their ingest can give
-        are waited for, the rest and what is kept back passed over.
-        """
-        self.chosen: list[CachedMessage] = []
-        self.skipped_count = 0
-        self.passing = passing
-        self._count = count
-        self._payload_bytes_left = payload_bytes
-        self._answer_bytes = self._bytes_left = answer_bytes
-        self._one_fits = one_fits
-        self._held = held
-        self._find = find
-        self._kept_back = kept_back
-        self._can_give = can_give
-
-    @property
-    def size_bytes(self) -> int:
-        """About what the chosen messages take in an answer."""
-        return self._answer_bytes - self._bytes_left
-
-    def capacity(self) -> int:
-        return self._count - len(self.chosen)
-
-    def offer(self, items: Sequence[AvailableMessage]) -> bool:
-        if self._kept_back:
-            return False
-        ids = list(map(_MESSAGE_ID, items))
-        try:
-            held = list(map(self._held.__getitem__, ids))
-        except KeyError:
-            held = list(filter(None, map(self._find, ids)))
-            if len(held) < len(ids):
-                return False
-        payload_bytes = sum(map(len, map(_PAYLOAD, held)))
-        size = payload_bytes + sum(map(len, map(_COMMON, held))) + len(held) * _ID_BYTES
-        if payload_bytes > self._payload_bytes_left or size > self._bytes_left:
-            return False
-        self._payload_bytes_left -= payload_bytes
-        self._bytes_left -= size
-        self.chosen += held
-        return True
-
-    def choose(self, item: AvailableMessage) -> Choice:
-        if len(self.chosen) >= self._count:
-            return Choice.STOP
-        if item.message_id in self._kept_back:
-            return self._skip()
-        one = self._held.get(item.message_id) or self._find(item.message_id)
-        if one is None:
-            return Choice.STOP if self._can_give(item.message_id) else self._skip()
-        payload, common = one
-        size = len(payload) + len(common) + _ID_BYTES
-        is_first = self._one_fits and not self.chosen
-        if not is_first and (len(payload) > self._payload_bytes_left or size > self._bytes_left):
-            return Choice.STOP
-        self._payload_bytes_left -= len(payload)
-        self._bytes_left -= size
-        self.chosen.append(one)
-        return Choice.TAKE
-
-    def _skip(self) -> Choice:
-        self.skipped_count += 1
-        return Choice.SKIP
-
-
-_MESSAGE_ID = itemgetter(0)
-_PAYLOAD, _COMMON = itemgetter(0), itemgetter(1)
-
-_ID_BYTES = 16
-"""What a message has in an answer beside its payload and what it shares with others."""
-
-
-class _ByIds(Selector):
-    def __init__(self, ids: set[int], passing: Passing) -> None:
-        self.passing = passing
-        self._left = set(ids)
-
-    def choose(self, item: AvailableMessage) -> Choice:
-        if not self._left:
-            return Choice.STOP
-        if item.message_id not in self._left:
-            return Choice.SKIP
-        self._left.discard(item.message_id)
-        return Choice.TAKE

@@ -206,6 +206,10 @@ class Ingests:
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
 
+    async def find_again(self) -> None:
+        """Ask the present owners of all shards from now on. Raises StoreUnavailable."""
+        await self._channels.find_again()
+
     async def raise_purge_epoch(self, shard: int) -> None:
         """Let an ingest refuse purges that were decided before. Raises Unavailable."""
         if await self._is_removed(shard):

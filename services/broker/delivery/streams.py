@@ -45,7 +45,7 @@ class Streams:
         self, requests: Requests
     ) -> AsyncGenerator[consumer_pb2.ConsumeResponse, None]:
         """One stream, from its first request to its end."""
-        with self._delivery.place():
+        with self._delivery.places.place(caller_quota()):
             start = await self._start_of(requests)
             queue_id = checked_id(start.queue_id, "start.queue_id")
             asked_ms = lease_ms_of("start.lease_ms", start.lease_ms)

@@ -157,13 +157,13 @@ class OneClaim(Waiter):
             self.done.set()
 
     def await_ingests(self, shards: array[int]) -> None:
-        """See Waiter. Ends the claim on a change, if its consumer wants that."""
+        """Ends the claim on a change, if its consumer wants that."""
         super().await_ingests(shards)
         if self._ends_early and self.patient:
             self.done.set()
 
     def failed(self, error: SlateMQError | None) -> None:
-        """See Waiter. A claim that has messages ends without the error."""
+        """A claim that has messages ends without the error."""
         if not self.batches:
             self.error = error
         self.done.set()
@@ -255,13 +255,13 @@ class Stream(Waiter):
             self._bytes_left += sign * sum(len(payload) for payload, _ in held)
 
     def failed(self, error: SlateMQError | None) -> None:
-        """See Waiter. The stream ends when the claimed messages are sent."""
+        """The stream ends when the claimed messages are sent."""
         self._ended = True
         self.error = self.error or error
         self._wake.set()
 
     def await_ingests(self, shards: array[int]) -> None:
-        """See Waiter. A change is sent without waiting for messages."""
+        """A change is sent without waiting for messages."""
         super().await_ingests(shards)
         self._wake.set()
 

@@ -17,17 +17,18 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from libs.access.current import caller_name, require
-from libs.storage.database.binding import Row
+from libs.access.current import caller_name, caller_quota, require
+from libs.serving.requests.shares import Shares
 from libs.storage.database.slate import Database
 from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.buckets import MAX_ORDER, last_order, order_of, split_order
-from libs.storage.layout.own_keys import delayed_range, parse_delayed_key
+from libs.storage.layout.own_keys import MINUTE_MS, delayed_range, parse_delayed_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
 from services.broker.core.queue import Queue
 from services.broker.entries.conversion import WITH_MESSAGE, EntryReader, View, delayed_entry
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import entry_pb2
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ PAGE_MESSAGES: Final = 1000
 
 PAGE_ROWS: Final = 100
 """Rows in one read: of a thousand messages each, they have 3 MB."""
-
-MINUTE_MS: Final = 60_000
 
 LOOK_S: Final = 1.0
 """How often to look whether a minute is over."""
@@ -94,9 +93,14 @@ class DelayedWatches:
         self._owner = owner
         self._database = database
         self._reader = reader
-        self._streams_max = streams_max
         self._heartbeat_s = heartbeat_s
         self._streams: dict[_Stream, None] = {}
+        self._shares = Shares(
+            "delayed_watches",
+            streams_max,
+            "watches of delayed messages open",
+            ("TOO_MANY_STREAMS", "too many open streams"),
+        )
         self._closed = False
         owner.commits.on_durable(self._durable)
 
@@ -125,30 +129,29 @@ class DelayedWatches:
         """
         queue = await self._owner.find(queue_id)
         begin = decode_position(queue_id, position) if position else _beginning(queue)
-        if len(self._streams) >= self._streams_max:
-            raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         stream, principal = _Stream(queue, begin), caller_name()
-        self._streams[stream] = None
-        sent_s, loop = -math.inf, asyncio.get_running_loop()
-        try:
-            while True:
-                stream.wake.clear()
-                await self._check(stream)
-                page = await self._page(queue, stream.position)
-                answers, end, held_bytes = await self._filled(queue, page, view, principal)
-                stream.position = end
-                try:
-                    if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
-                        sent_s = loop.time()
-                        yield answers.pop()
-                finally:
-                    self._reader.release(held_bytes, principal)
-                if page.is_last and end == page.end:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout_at(sent_s + self._heartbeat_s):
-                            await stream.wake.wait()
-        finally:
-            self._streams.pop(stream, None)
+        with self._shares.place(caller_quota()):
+            self._streams[stream] = None
+            sent_s, loop = -math.inf, asyncio.get_running_loop()
+            try:
+                while True:
+                    stream.wake.clear()
+                    await self._check(stream)
+                    page = await self._page(queue, stream.position)
+                    answers, end, held_bytes = await self._filled(queue, page, view, principal)
+                    stream.position = end
+                    try:
+                        if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
+                            sent_s = loop.time()
+                            yield answers.pop()
+                    finally:
+                        self._reader.release(held_bytes, principal)
+                    if page.is_last and end == page.end:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout_at(sent_s + self._heartbeat_s):
+                                await stream.wake.wait()
+            finally:
+                self._streams.pop(stream, None)
 
     async def _check(self, stream: _Stream) -> None:
         if self._closed:
@@ -343,12 +346,10 @@ class DelayedCleaner:
 
         def remove(_: int) -> None:
             # What was deleted or purged meanwhile is the sweeper's.
-            self._owner.shard.delete_rows(
-                [
-                    key
-                    for queue, epoch, key in over
-                    if self._owner.owns(queue) and queue.waiting.epoch == epoch
-                ]
+            self._owner.shard.write_rows(
+                (key, None)
+                for queue, epoch, key in over
+                if self._owner.owns(queue) and queue.waiting.epoch == epoch
             )
 
         if over:

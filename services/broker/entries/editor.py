@@ -137,8 +137,16 @@ class MessageEditor:
 
         Waits until all up to it is assigned here: from then on no copy of it is taken that comes
         with an assignment. Raises Unavailable where that takes long. A shard without queues, which
-        may read a log of days, takes none from now on.
+        may read a log of days, takes none from now on. Nor is it read any more from a process that
+        no longer owns its shard, and may not know that yet.
         """
+        try:
+            await self._ingests.find_again()
+        except StorageError as error:
+            raise Unavailable(
+                f"message {message_id} is replaced, and may be delivered as it was, retry: {error}",
+                reason="BROKER_DOWN",
+            ) from error
         self._payloads.forget(message_id)
         if self._owner.shard.queues:
             await self._assigned(message_id)
@@ -178,7 +186,7 @@ class Invalidator:
         """Calls every other broker; raises Unavailable where one does not answer."""
         try:
             # The latest topology: a broker that started since may have cached the message.
-            brokers = (await self._directory.read(max_age_ms=0)).brokers
+            brokers = (await self._directory.read_now()).brokers
         except StorageError as error:
             raise Unavailable(f"the topology cannot be read: {error}") from error
         others = [shard for shard in brokers if shard != self._shard]

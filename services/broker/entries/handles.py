@@ -63,7 +63,7 @@ def parse_handle(text: str, shard: int) -> Handle:
         return handle
     found = _PLACE.fullmatch(place)
     if found is None:
-        raise InvalidArgument(FIELD, f"{place[:64]!r} is not a place of an entry")
+        raise _no_place(place)
     if found["partition"]:
         handle = handle._replace(partition=int(found["partition"]))
     return _placed(handle, found, shard)
@@ -83,7 +83,12 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
             return handle._replace(mark="a", waiting=Place(priority, kind, order))
     elif int(found["row"], 16) <= MAX_ORDER:
         return handle._replace(mark=found["list"], number=int(found["row"], 16))
-    raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
+    raise _no_place(found[0])
+
+
+def _no_place(text: str) -> InvalidArgument:
+    problem = f"ends with {text[:64]!r}, which is not a place of an entry: copy it from a listing"
+    return InvalidArgument(FIELD, problem)
 
 
 def waiting_handle(queue: LeaseOwner, message_id: int, place: Place) -> str:

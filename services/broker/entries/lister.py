@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.serving.requests.guard import encoded
+from libs.serving.requests.paging import bad_page_token, checked_page_size
 from libs.storage.layout.buckets import BucketKind, order_in_time
 from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
@@ -33,8 +34,6 @@ from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import entry_pb2, queue_pb2
 
-PAGE_SIZE = 100
-PAGE_SIZE_MAX = 1000
 TOKEN_CHARS_MAX = 1000
 
 State: TypeAlias = queue_pb2.EntryState.ValueType
@@ -158,7 +157,7 @@ def _checked(request: entry_pb2.ListEntriesRequest) -> int:
         if value and not finished:
             raise InvalidArgument(name, "is for done, failed and archived entries only")
         not_negative(name, value)
-    return min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
+    return checked_page_size(request.page_size)
 
 
 _FINISHED = (
@@ -179,28 +178,20 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
     if not request.page_token:
         return None
     if len(request.page_token) > TOKEN_CHARS_MAX:
-        raise _bad_token()
+        raise bad_page_token()
     try:
         fields = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
         queue_id, state, newest_first, *numbers = fields
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
-        raise _bad_token() from error
+        raise bad_page_token() from error
     asked = [request.queue_id, request.state, request.newest_first]
     waiting = request.state in _WAITING
     known = [queue_id, state, newest_first] == asked and {int} >= set(map(type, numbers))
     if not known or len(numbers) != (4 if waiting else 2) or min(numbers) < 0:
-        raise _bad_token()
+        raise bad_page_token()
     if waiting and (numbers[0] > 255 or numbers[2] not in (BucketKind.READY, BucketKind.TIMED)):
-        raise _bad_token()
+        raise bad_page_token()
     order = order_in_time(numbers[2], numbers[1]) if waiting else numbers[1]
     if max(numbers[0], order, *numbers[2:]) >= 1 << 64:
-        raise _bad_token()
+        raise bad_page_token()
     return tuple(numbers)
-
-
-def _bad_token() -> InvalidArgument:
-    return InvalidArgument(
-        "page_token",
-        "is not one that this listing gave: begin with an empty one",
-        reason="INVALID_PAGE_TOKEN",
-    )

@@ -148,7 +148,7 @@ class WaitingReader:
             if queue.waiting.lane(priority, kind) is lane:
                 return BucketRun(lane.merged(rows, first, through), through, len(rows))
 
-    async def chunks(self, queue: Queue, first_ms: int = 0) -> AsyncIterator[EntryBatch]:
+    async def chunks(self, queue: Queue, first_ms: int) -> AsyncIterator[EntryBatch]:
         """All entries of a queue that came or fall due at `first_ms` or later, lane by lane.
 
         Ends early when the queue is purged meanwhile.

@@ -143,7 +143,7 @@ class Departures:
             or any(one.garbage.last for one in lists)
         ):
             raise Unavailable(
-                f"earlier purges of {queue_id!r} are still being swept away",
+                f"rows of an earlier purge of queue {queue_id!r} are still being deleted",
                 reason="QUEUE_BEING_REMOVED",
             )
         if not shard.settle(queue):

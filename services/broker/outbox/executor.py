@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from libs.serving import telemetry
-from libs.serving.limits import RETENTION_S_MAX
+from libs.serving.limits import REQUEST_ID_BYTES_MAX, RETENTION_S_MAX
 from libs.serving.requests.headers import check_delay_ms, encoded_headers
+from libs.storage.layout.own_keys import MINUTE_MS
 from libs.storage.records.execution_records import NOT_SET, OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from libs.storage.records.states import FINGERPRINT_BYTES
@@ -29,16 +30,9 @@ from services.broker.core.batches.execute import (
     plan,
     repeated,
 )
-from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
+from services.broker.core.lists.executed import WINDOW_MINUTES
 from services.broker.core.settings import MAX_LEASE_MS
-from services.broker.outbox.pusher import (
-    REQUEST_ID_BYTES_MAX,
-    PushBatch,
-    Pusher,
-    PushLimits,
-    check_together,
-    row_bytes,
-)
+from services.broker.outbox.pusher import PushBatch, Pusher, PushLimits, check_together, row_bytes
 from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
 from services.broker.requests.tokens import denied_queues, parse_token

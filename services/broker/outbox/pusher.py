@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from libs.storage.database.blobs import FOLDER, Blobs
+from libs.storage.database.blobs import FOLDER, UPLOAD_AGE_MS_MAX, Blobs
 from libs.storage.errors import StorageError, first_raised
 from libs.storage.records.execution_records import NOT_SET, OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
@@ -19,10 +19,6 @@ from slatemq.errors import InvalidArgument, Unavailable
 UPLOADS_AT_ONCE: Final = 8
 """Payloads of one command that are uploaded at the same time, and copied for it."""
 
-UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
-"""The janitor may remove an object without a record after a day. A command that would refer to one
-older than this is refused."""
-
 
 PUSHES_BYTES_MAX = 64 << 20
 """Payloads and headers of the pushes of one call, unless one alone has more: as much as a claim may
@@ -30,9 +26,6 @@ return."""
 
 _SOME_URI: Final = PayloadUri(f"{FOLDER}/00/{'0' * 62}")
 """As long as that of any payload."""
-
-REQUEST_ID_BYTES_MAX = 128
-"""A UUID has 36."""
 
 
 @dataclass(frozen=True, slots=True)

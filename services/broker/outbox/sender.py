@@ -249,7 +249,7 @@ class _Line:
         now = self._outbox.counter(self._ingest_shard)
         if last_number > now.last_number + now.offset:
             raise NumbersDiffer(
-                f"ingest has row {last_number}, the last one made is "
+                f"the ingest has stored row {last_number}, but this broker has numbered only up to "
                 f"{now.last_number + now.offset}",
                 last_number,
             )

@@ -74,7 +74,7 @@ class IngestPushes:
     _chosen: int | None = field(default=None, init=False)
 
     async def choose(self) -> int:
-        """See OutboxTarget. The choice holds until its ingest is drained."""
+        """The choice holds until its ingest is drained."""
         shards = (self._directory.last() or await self._directory.read()).open_ingests
         chosen = self._chosen
         if chosen is None or chosen not in shards:
@@ -86,7 +86,7 @@ class IngestPushes:
         return chosen
 
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
-        """See OutboxTarget. What fits into a record is never too large."""
+        """What fits into a record is never too large."""
         topology = self._directory.last()
         payload_bytes_max = topology.payload_bytes_max(ingest_shard) if topology else None
         return max(payload_bytes_max, INLINE_PAYLOAD_MAX_BYTES) if payload_bytes_max else None

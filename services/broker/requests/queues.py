@@ -319,7 +319,9 @@ def _replay(ranges: Sequence[ReplayRange]) -> queue_pb2.Replay:
 def purges_of(states: Sequence[EntryState]) -> set[Purge]:
     """What a purge of these states empties; InvalidArgument for one that there is not."""
     if len(states) > len(_PURGES):
-        raise InvalidArgument("states", f"has {len(states)} items, but there are {len(_PURGES)}")
+        raise InvalidArgument(
+            "states", f"has {len(states)} items, but only {len(_PURGES)} states exist"
+        )
     for index, state in enumerate(states):
         if state not in _PURGES:
             known = ", ".join(queue_pb2.EntryState.Name(one) for one in _PURGES)

@@ -32,7 +32,7 @@ class ArchivedServicer(archived_pb2_grpc.ArchivedServiceServicer):
         self._owner = mover.owner
         self._archiver = archiver
 
-    async def RedriveArchived(  # noqa: N802 - the RPC's name
+    async def RedriveArchived(
         self, request: archived_pb2.RedriveArchivedRequest, context: Any
     ) -> archived_pb2.RedriveArchivedResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -55,7 +55,7 @@ class ArchivedServicer(archived_pb2_grpc.ArchivedServiceServicer):
             expired_rows=_rows(outcomes, Outcome.EXPIRED),
         )
 
-    async def DropArchived(  # noqa: N802 - the RPC's name
+    async def DropArchived(
         self, request: archived_pb2.DropArchivedRequest, context: Any
     ) -> archived_pb2.DropArchivedResponse:
         queue_id = checked_id(request.queue_id, "queue_id")

@@ -21,7 +21,7 @@ class ArrivalServicer(move_pb2_grpc.ArrivalServiceServicer):
     _shard: int
     _arrivals: Arrivals
 
-    async def CheckArrival(  # noqa: N802 - the RPC's name
+    async def CheckArrival(
         self, request: move_pb2.CheckArrivalRequest, context: Any
     ) -> move_pb2.CheckArrivalResponse:
         self._check_meant(request.to_broker_shard)
@@ -37,7 +37,7 @@ class ArrivalServicer(move_pb2_grpc.ArrivalServiceServicer):
         await self._arrivals.check(queue_id, cursors, request.format)
         return move_pb2.CheckArrivalResponse()
 
-    async def ReceiveRows(  # noqa: N802 - the RPC's name
+    async def ReceiveRows(
         self, request: move_pb2.ReceiveRowsRequest, context: Any
     ) -> move_pb2.ReceiveRowsResponse:
         self._check_meant(request.to_broker_shard)
@@ -60,7 +60,7 @@ class ArrivalServicer(move_pb2_grpc.ArrivalServiceServicer):
         )
         return move_pb2.ReceiveRowsResponse()
 
-    async def Arrive(  # noqa: N802 - the RPC's name
+    async def Arrive(
         self, request: move_pb2.ArriveRequest, context: Any
     ) -> move_pb2.ArriveResponse:
         self._check_meant(request.to_broker_shard)

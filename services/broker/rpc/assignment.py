@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.serving.requests.paging import bad_page_token
 from libs.storage.layout.buckets import MAX_PRIORITY
 from libs.storage.layout.ids import (
     FIRST_SEQUENCE,
@@ -32,7 +33,7 @@ from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 from slatemq.v1.ingest_pb2 import StoredRun
 
-HAND_OVER_S = 2.0
+FETCH_S = 2.0
 """How long an assignment waits for the payloads of messages with waiting claims; then it goes on
 without them, and the claims fetch them."""
 
@@ -55,7 +56,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     _starts: ReplayStarts
     _incarnation: int = field(default_factory=lambda: 1 + secrets.randbelow((1 << 64) - 1))
 
-    async def GetRoutingState(  # noqa: N802 - the RPC's name
+    async def GetRoutingState(
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
     ) -> assignment_pb2.GetRoutingStateResponse:
         not_negative("known_revision", request.known_revision)
@@ -77,7 +78,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
             answer.cursors.add(ingest_shard=log, sequence=sequence)
         return answer
 
-    async def Assign(  # noqa: N802 - the RPC's name
+    async def Assign(
         self, request: assignment_pb2.AssignRequest, context: Any
     ) -> assignment_pb2.AssignResponse:
         owner = self._owner
@@ -128,7 +129,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         seen_revision = sent.seen_revision if sent.seen_by == self._incarnation else 0
         return is_outdated(piece, owner.durable_configs, owner.durable_revision, seen_revision)
 
-    async def Backfill(  # noqa: N802 - the RPC's name
+    async def Backfill(
         self, request: assignment_pb2.BackfillRequest, context: Any
     ) -> assignment_pb2.BackfillResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -152,7 +153,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         await self._owner.durable()
         return answer
 
-    async def QuarantineQueue(  # noqa: N802 - the RPC's name
+    async def QuarantineQueue(
         self, request: assignment_pb2.QuarantineQueueRequest, context: Any
     ) -> assignment_pb2.QuarantineQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -246,7 +247,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         ]
         if fetches:
             try:
-                async with asyncio.timeout(HAND_OVER_S):
+                async with asyncio.timeout(FETCH_S):
                     await asyncio.gather(*fetches)
             except TimeoutError:
                 return  # The claims fetch for themselves.
@@ -280,8 +281,7 @@ def _page_after(token: str) -> tuple[int, int, str] | None:
         return None
     found = re.fullmatch("([0-9a-f]{1,15})/([0-9a-f]{1,15})/(.*)", token)
     if not found or not QUEUE_ID.fullmatch(found[3]):
-        what = "is not one that GetRoutingState gave"
-        raise InvalidArgument("page_token", what, reason="INVALID_PAGE_TOKEN")
+        raise bad_page_token()
     return int(found[1], 16), int(found[2], 16), found[3]
 
 

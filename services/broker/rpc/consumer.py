@@ -90,7 +90,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
     # --- Claims -------------------------------------------------------------
 
-    async def Claim(  # noqa: N802 - the RPC's name
+    async def Claim(
         self, request: consumer_pb2.ClaimRequest, context: Any
     ) -> consumer_pb2.ClaimResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -121,7 +121,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, queue: Queue, claim: OneClaim, wait_ms: int, name: tuple[str, str]
     ) -> bytes:
         try:
-            with self._delivery.place():
+            with self._delivery.places.place(claim.quota):
                 await self._wait(queue, claim, wait_ms, name)
             await self._owner.durable()
             if claim.error is not None:
@@ -171,7 +171,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             if self._waits.get(name) is wait:
                 del self._waits[name]
 
-    async def StopClaim(  # noqa: N802 - the RPC's name
+    async def StopClaim(
         self, request: consumer_pb2.StopClaimRequest, context: Any
     ) -> consumer_pb2.StopClaimResponse:
         claim_id = within_bytes("claim_id", request.claim_id, CLAIM_ID_BYTES_MAX)
@@ -182,7 +182,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             wait.reschedule(asyncio.get_running_loop().time())
         return consumer_pb2.StopClaimResponse()
 
-    async def Consume(  # noqa: N802 - the RPC's name
+    async def Consume(
         self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any
     ) -> AsyncIterator[consumer_pb2.ConsumeResponse]:
         async with aclosing(self._streams.consume(request_iterator)) as answers:
@@ -192,9 +192,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
     # --- Finishing ----------------------------------------------------------
 
-    async def Ack(  # noqa: N802 - the RPC's name
-        self, request: consumer_pb2.AckRequest, context: Any
-    ) -> consumer_pb2.AckResponse:
+    async def Ack(self, request: consumer_pb2.AckRequest, context: Any) -> consumer_pb2.AckResponse:
         # Each run has a token at least: millions of them are refused without a look at each.
         _check_count("lease_tokens", len(request.lease_tokens) + len(request.runs))
         for index, run in enumerate(request.runs):
@@ -214,7 +212,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             return encoded(consumer_pb2.AckResponse, _OK_RESULT * len(results))
         return consumer_pb2.AckResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
 
-    async def Nack(  # noqa: N802 - the RPC's name
+    async def Nack(
         self, request: consumer_pb2.NackRequest, context: Any
     ) -> consumer_pb2.NackResponse:
         _check_count("items", len(request.items))
@@ -239,7 +237,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         await self._confirm(done)
         return consumer_pb2.NackResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
 
-    async def ExtendLease(  # noqa: N802 - the RPC's name
+    async def ExtendLease(
         self, request: consumer_pb2.ExtendLeaseRequest, context: Any
     ) -> consumer_pb2.ExtendLeaseResponse:
         lease_ms = lease_ms_of("lease_ms", request.lease_ms)
@@ -287,7 +285,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             size_bytes = 0
         return done
 
-    async def Execute(  # noqa: N802 - the RPC's name
+    async def Execute(
         self, request: consumer_pb2.ExecuteRequest, context: Any
     ) -> consumer_pb2.ExecuteResponse:
         for command in request.commands:

@@ -54,12 +54,12 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     _reader: EntryReader
     _ingests: Ingests
 
-    async def ListEntries(  # noqa: N802 - the RPC's name
+    async def ListEntries(
         self, request: entry_pb2.ListEntriesRequest, context: Any
     ) -> entry_pb2.ListEntriesResponse:
         return await self._lister.page(request, context)
 
-    async def GetEntry(  # noqa: N802 - the RPC's name
+    async def GetEntry(
         self, request: entry_pb2.GetEntryRequest, context: Any
     ) -> entry_pb2.GetEntryResponse:
         view = checked_view(request.view)
@@ -89,7 +89,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
     # --- One entry changes --------------------------------------------------
 
-    async def CancelEntry(  # noqa: N802 - the RPC's name
+    async def CancelEntry(
         self, request: entry_pb2.CancelEntryRequest, context: Any
     ) -> entry_pb2.CancelEntryResponse:
         handle = parse_handle(request.handle, self._shard)
@@ -105,7 +105,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         await self._owner.durable()
         return entry_pb2.CancelEntryResponse()
 
-    async def RescheduleEntry(  # noqa: N802 - the RPC's name
+    async def RescheduleEntry(
         self, request: entry_pb2.RescheduleEntryRequest, context: Any
     ) -> entry_pb2.RescheduleEntryResponse:
         handle = parse_handle(request.handle, self._shard)
@@ -157,7 +157,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
     # --- One message in all queues ------------------------------------------
 
-    async def FindMessage(  # noqa: N802 - the RPC's name
+    async def FindMessage(
         self, request: entry_pb2.FindMessageRequest, context: Any
     ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
         if not 0 < request.message_id <= MAX_MESSAGE_ID:
@@ -264,7 +264,7 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     _watches: DelayedWatches
     _entries: EntryServicer
 
-    async def EditMessage(  # noqa: N802 - the RPC's name
+    async def EditMessage(
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
         wanted = replacement(request)
@@ -279,7 +279,7 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
         etag = await self._editor.edit(wanted, find, current_caller.get())
         return entry_pb2.EditMessageResponse(etag=etag)
 
-    async def ForgetMessage(  # noqa: N802 - the RPC's name
+    async def ForgetMessage(
         self, request: entry_pb2.ForgetMessageRequest, context: Any
     ) -> entry_pb2.ForgetMessageResponse:
         if not 1 <= request.message_id <= MAX_MESSAGE_ID:
@@ -287,7 +287,7 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
         await self._editor.forget(request.message_id)
         return entry_pb2.ForgetMessageResponse()
 
-    async def WatchDelayed(  # noqa: N802 - the RPC's name
+    async def WatchDelayed(
         self, request: entry_pb2.WatchDelayedRequest, context: Any
     ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
         queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)

@@ -37,7 +37,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     _target: OutboxTarget
     _sender: OutboxSender
 
-    async def GetOutbox(  # noqa: N802 - the RPC's name
+    async def GetOutbox(
         self, request: outbox_pb2.GetOutboxRequest, context: Any
     ) -> outbox_pb2.GetOutboxResponse:
         outbox = self._owner.shard.outbox
@@ -57,7 +57,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.durable()
         return answer
 
-    async def GetRefusedPush(  # noqa: N802 - the RPC's name
+    async def GetRefusedPush(
         self, request: outbox_pb2.GetRefusedPushRequest, context: Any
     ) -> outbox_pb2.GetRefusedPushResponse:
         place = await self._place(request.push_id)
@@ -70,7 +70,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             headers=record.headers,
         )
 
-    async def RetryRefusedPush(  # noqa: N802 - the RPC's name
+    async def RetryRefusedPush(
         self, request: outbox_pb2.RetryRefusedPushRequest, context: Any
     ) -> outbox_pb2.RetryRefusedPushResponse:
         place = await self._place(request.push_id)
@@ -88,7 +88,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._run(retry)
         return outbox_pb2.RetryRefusedPushResponse()
 
-    async def DiscardRefusedPush(  # noqa: N802 - the RPC's name
+    async def DiscardRefusedPush(
         self, request: outbox_pb2.DiscardRefusedPushRequest, context: Any
     ) -> outbox_pb2.DiscardRefusedPushResponse:
         place = await self._place(request.push_id)
@@ -96,7 +96,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._run(lambda _: self._forget(request.push_id, place))
         return outbox_pb2.DiscardRefusedPushResponse()
 
-    async def ResumeOutbox(  # noqa: N802 - the RPC's name
+    async def ResumeOutbox(
         self, request: outbox_pb2.ResumeOutboxRequest, context: Any
     ) -> outbox_pb2.ResumeOutboxResponse:
         if not 0 <= request.ingest_shard <= MAX_SHARD:
@@ -132,7 +132,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         try:
             return await self._blobs.get(record.payload.uri)
         except (ObjectNotFound, DamagedObject, ForeignUri) as error:
-            raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
+            raise CorruptRecord("refused push", f"its payload cannot be read: {error}") from error
 
     async def _place(self, push_id: str) -> PushKey:
         """Its place; raises NotFound once it is proven that there is none."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from libs.access.current import (
     ALL_QUEUES,
     caller_name,
+    caller_quota,
     current_caller,
     hold_to,
     may,
@@ -19,6 +20,8 @@ from libs.access.current import (
     require_some,
 )
 from libs.filters import DEFAULT_FILTER, check, values_of
+from libs.serving.requests.paging import bad_page_token, checked_page_size
+from libs.serving.requests.shares import Shares
 from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
 from services.broker.core.lists.replays import ranges_from
@@ -27,7 +30,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiters import paused
-from services.broker.requests.limits import inspectable, not_negative, within
+from services.broker.requests.limits import inspectable, within
 from services.broker.requests.queues import (
     BEING_CREATED,
     SETTINGS,
@@ -56,13 +59,10 @@ from slatemq.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
-    ResourceExhausted,
     Unavailable,
 )
 from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc, queue_pb2, queue_pb2_grpc
 
-PAGE_SIZE = 100
-PAGE_SIZE_MAX = 1000
 LISTED_PARTS = 1000
 """Parts of queues (priorities, ranges of replays) listed in one step, and those of one queue more:
 under 10 ms, in which nothing else runs."""
@@ -96,6 +96,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._max_delay_ms = config.instance.max_message_delay_ms
         self._pace = ChangePace(config.queue_changes_per_s)
         self._watchers: dict[asyncio.Event, None] = {}
+        self._watches = Shares(
+            "queue_watches",
+            WATCHERS_MAX,
+            "watches of queues open",
+            ("TOO_MANY_STREAMS", "too many open streams"),
+            for_services=True,
+        )
         self.draining = False
         self._owner = owner
         self._names = names
@@ -104,7 +111,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._starts = starts
         owner.on_revision.append(self._wake_watchers)
 
-    async def CreateQueue(  # noqa: N802 - the RPC's name
+    async def CreateQueue(
         self, request: queue_pb2.CreateQueueRequest, context: Any
     ) -> queue_pb2.CreateQueueResponse:
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
@@ -168,16 +175,16 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             await self._owner.durable()
         return queue_pb2.CreateQueueResponse(queue=answer)
 
-    async def GetQueue(  # noqa: N802 - the RPC's name
+    async def GetQueue(
         self, request: queue_pb2.GetQueueRequest, context: Any
     ) -> queue_pb2.GetQueueResponse:
         queue = await self._owner.find(checked_id(request.queue_id, "queue_id"))
         return queue_pb2.GetQueueResponse(queue=await self._durable(queue))
 
-    async def ListQueues(  # noqa: N802 - the RPC's name
+    async def ListQueues(
         self, request: queue_pb2.ListQueuesRequest, context: Any
     ) -> queue_pb2.ListQueuesResponse:
-        size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
+        size = checked_page_size(request.page_size)
         after = _after(request.page_token)
         departing = self._owner.shard.moves.departing(self._owner.clock.now_ms())
         following = sorted(
@@ -208,7 +215,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         await self._owner.durable()
         return answer
 
-    async def UpdateQueue(  # noqa: N802 - the RPC's name
+    async def UpdateQueue(
         self, request: queue_pb2.UpdateQueueRequest, context: Any
     ) -> queue_pb2.UpdateQueueResponse:
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
@@ -249,7 +256,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue = await self._owner.run(update, request.ByteSize())
         return queue_pb2.UpdateQueueResponse(queue=await self._durable(queue))
 
-    async def DeleteQueue(  # noqa: N802 - the RPC's name
+    async def DeleteQueue(
         self, request: queue_pb2.DeleteQueueRequest, context: Any
     ) -> queue_pb2.DeleteQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -268,14 +275,14 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         await self._names.free(queue_id)
         return queue_pb2.DeleteQueueResponse()
 
-    async def PauseQueue(  # noqa: N802 - the RPC's name
+    async def PauseQueue(
         self, request: queue_pb2.PauseQueueRequest, context: Any
     ) -> queue_pb2.PauseQueueResponse:
         queue = await self._set_paused(request.queue_id, paused=True)
         self._delivery.refuse_waiters(queue, paused(queue))
         return queue_pb2.PauseQueueResponse(queue=await self._durable(queue))
 
-    async def ResumeQueue(  # noqa: N802 - the RPC's name
+    async def ResumeQueue(
         self, request: queue_pb2.ResumeQueueRequest, context: Any
     ) -> queue_pb2.ResumeQueueResponse:
         queue = await self._set_paused(request.queue_id, paused=False)
@@ -294,7 +301,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
         return await self._owner.run(change)
 
-    async def LiftQuarantine(  # noqa: N802 - the RPC's name
+    async def LiftQuarantine(
         self, request: queue_pb2.LiftQuarantineRequest, context: Any
     ) -> queue_pb2.LiftQuarantineResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -316,7 +323,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue = await self._owner.run(lift)
         return queue_pb2.LiftQuarantineResponse(queue=await self._durable(queue))
 
-    async def PurgeQueue(  # noqa: N802 - the RPC's name
+    async def PurgeQueue(
         self, request: queue_pb2.PurgeQueueRequest, context: Any
     ) -> queue_pb2.PurgeQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -326,7 +333,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             queue = self._owner.staying(queue_id)
             if Purge.AVAILABLE in kinds and not queue.can_purge_available:
                 raise Unavailable(
-                    f"earlier purges of {queue_id!r} are still being swept away",
+                    f"rows of an earlier purge of queue {queue_id!r} are still being deleted",
                     reason="QUEUE_BEING_REMOVED",
                 )
             self._owner.shard.events.collect((queue,))
@@ -339,7 +346,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         await self._owner.durable()
         return queue_pb2.PurgeQueueResponse(purged_count=count)
 
-    async def LocateQueue(  # noqa: N802 - the RPC's name
+    async def LocateQueue(
         self, request: queue_pb2.LocateQueueRequest, context: Any
     ) -> queue_pb2.LocateQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -349,38 +356,37 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             raise NotFound("queue", queue_id)
         return queue_pb2.LocateQueueResponse(broker_shards=shards)
 
-    async def GetShardLoad(  # noqa: N802 - the RPC's name
+    async def GetShardLoad(
         self, request: queue_pb2.GetShardLoadRequest, context: Any
     ) -> queue_pb2.GetShardLoadResponse:
         return queue_pb2.GetShardLoadResponse(
             broker_shard=self._shard, load=self._load.load(), draining=self._drain.is_draining
         )
 
-    async def WatchQueues(  # noqa: N802 - the RPC's name
+    async def WatchQueues(
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
         durable = self._owner.durable_revision
         after = within("after_revision", request.after_revision, 0, durable)
-        if len(self._watchers) >= WATCHERS_MAX:
-            raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         wake = asyncio.Event()
-        self._watchers[wake] = None
-        try:
-            first = True
-            while True:
-                wake.clear()
-                until = self._owner.durable_revision
-                if first or until > after:
-                    # Also behind a caller who was too slow with what came before.
-                    self._owner.durable_configs.check_remembered(after, "after_revision")
-                    for page in self._pages(after):
-                        yield page
-                    first, after = False, until
-                if self.draining:
-                    raise Unavailable("the broker is stopping", reason="DRAINING")
-                await wake.wait()
-        finally:
-            self._watchers.pop(wake, None)
+        with self._watches.place(caller_quota()):
+            self._watchers[wake] = None
+            try:
+                first = True
+                while True:
+                    wake.clear()
+                    until = self._owner.durable_revision
+                    if first or until > after:
+                        # Also behind a caller who was too slow with what came before.
+                        self._owner.durable_configs.check_remembered(after, "after_revision")
+                        for page in self._pages(after):
+                            yield page
+                        first, after = False, until
+                    if self.draining:
+                        raise Unavailable("the broker is stopping", reason="DRAINING")
+                    await wake.wait()
+            finally:
+                self._watchers.pop(wake, None)
 
     def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
         """What changed after a revision and the caller may see, in answers that can be sent."""
@@ -480,9 +486,7 @@ def _after(token: str) -> str:
             raise ValueError("not a page token of this service")
         return last_id.decode()
     except ValueError:
-        raise InvalidArgument(
-            "page_token", "is not a token that ListQueues gave", reason="INVALID_PAGE_TOKEN"
-        ) from None
+        raise bad_page_token() from None
 
 
 @dataclass(eq=False)
@@ -491,7 +495,7 @@ class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
 
     _names: UniqueNames
 
-    async def GetNameUse(  # noqa: N802 - the RPC's name
+    async def GetNameUse(
         self, request: queue_name_pb2.GetNameUseRequest, context: Any
     ) -> queue_name_pb2.GetNameUseResponse:
         return await self._names.use(checked_id(request.queue_id, "queue_id"))

@@ -9,22 +9,21 @@ from typing import Any, Final
 from libs.access.current import caller_name, hold_to, may, may_some, require
 from libs.access.verbs import Verb
 from libs.filters import SOURCE_BYTES_MAX
+from libs.serving.limits import REQUEST_ID_BYTES_MAX
 from libs.serving.requests.expressions import checking_expression
+from libs.serving.requests.paging import bad_page_token, checked_page_size
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner, dead_letter_filter
 from services.broker.dead_letters.settler import DeadLetterSettler
-from services.broker.requests.limits import not_negative, within_bytes
+from services.broker.requests.limits import within_bytes
 from services.broker.requests.queues import checked_id
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 RATE_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
-REQUEST_ID_BYTES_MAX: Final = 128
-PAGE_SIZE: Final = 100
-PAGE_SIZE_MAX: Final = 1000
 
 _ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 
@@ -39,7 +38,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         self._runner = runner
         self._settler = settler
 
-    async def StartRedrive(  # noqa: N802 - the RPC's name
+    async def StartRedrive(
         self, request: entry_pb2.StartRedriveRequest, context: Any
     ) -> entry_pb2.StartRedriveResponse:
         queue_id, target_id = await self._checked(request)
@@ -108,18 +107,18 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             hold_to("filter_cost", chosen.checked.cost)
         return queue_id, target_id
 
-    async def GetRedrive(  # noqa: N802 - the RPC's name
+    async def GetRedrive(
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
         redrive = self._redrive(await self._number(request.redrive_id, "inspect"))
         await self._owner.durable()
         return entry_pb2.GetRedriveResponse(redrive=redrive)
 
-    async def ListRedrives(  # noqa: N802 - the RPC's name
+    async def ListRedrives(
         self, request: entry_pb2.ListRedrivesRequest, context: Any
     ) -> entry_pb2.ListRedrivesResponse:
         queue_id = checked_id(request.queue_id, "queue_id") if request.queue_id else ""
-        size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
+        size = checked_page_size(request.page_size)
         below = self._page_number(request.page_token)
         numbers = [
             number
@@ -141,25 +140,23 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             return None
         found = _ID.fullmatch(token)
         if found is None or int(found[1], 16) != self._shard:
-            raise InvalidArgument(
-                "page_token", "was not returned by ListRedrives", reason="INVALID_PAGE_TOKEN"
-            )
+            raise bad_page_token()
         return int(found[2], 16)
 
-    async def CancelRedrive(  # noqa: N802 - the RPC's name
+    async def CancelRedrive(
         self, request: entry_pb2.CancelRedriveRequest, context: Any
     ) -> entry_pb2.CancelRedriveResponse:
         redrive = await self._set(request.redrive_id, RedriveState.CANCELLED)
         return entry_pb2.CancelRedriveResponse(redrive=redrive)
 
-    async def ResumeRedrive(  # noqa: N802 - the RPC's name
+    async def ResumeRedrive(
         self, request: entry_pb2.ResumeRedriveRequest, context: Any
     ) -> entry_pb2.ResumeRedriveResponse:
         redrive = await self._set(request.redrive_id, RedriveState.RUNNING)
         self._runner.wake()
         return entry_pb2.ResumeRedriveResponse(redrive=redrive)
 
-    async def SettleDeadLetters(  # noqa: N802 - the RPC's name
+    async def SettleDeadLetters(
         self, request: entry_pb2.SettleDeadLettersRequest, context: Any
     ) -> entry_pb2.SettleDeadLettersResponse:
         await self._settler.settle(request)

@@ -44,7 +44,7 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
         self._remover = remover
         self._archiver = archiver
 
-    async def RemoveEntries(  # noqa: N802 - the RPC's name
+    async def RemoveEntries(
         self, request: removal_pb2.RemoveEntriesRequest, context: Any
     ) -> removal_pb2.RemoveEntriesResponse:
         queue_id = checked_id(request.queue_id, "queue_id")

@@ -27,7 +27,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     _objects: Objects
     _departures: Departures
 
-    async def GetShard(  # noqa: N802 - the RPC's name
+    async def GetShard(
         self, request: shard_pb2.GetShardRequest, context: Any
     ) -> shard_pb2.GetShardResponse:
         return shard_pb2.GetShardResponse(
@@ -35,13 +35,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             removed_broker_shards=await RemovedShards(self._objects).numbers("broker"),
         )
 
-    async def DrainShard(  # noqa: N802 - the RPC's name
+    async def DrainShard(
         self, request: shard_pb2.DrainShardRequest, context: Any
     ) -> shard_pb2.DrainShardResponse:
         await (self._drain.cancel() if request.cancel else self._drain.begin())
         return shard_pb2.DrainShardResponse(shard=await self._describe())
 
-    async def RemoveShard(  # noqa: N802 - the RPC's name
+    async def RemoveShard(
         self, request: shard_pb2.RemoveShardRequest, context: Any
     ) -> shard_pb2.RemoveShardResponse:
         if request.database != (own := f"broker/{self._shard}"):
@@ -49,7 +49,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         await self._drain.remove()
         return shard_pb2.RemoveShardResponse()
 
-    async def MoveQueue(  # noqa: N802 - the RPC's name
+    async def MoveQueue(
         self, request: shard_pb2.MoveQueueRequest, context: Any
     ) -> shard_pb2.MoveQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -57,7 +57,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         progress = await self._departures.begin(queue_id, target)
         return shard_pb2.MoveQueueResponse(move=self._move(queue_id, progress))
 
-    async def ListMoves(  # noqa: N802 - the RPC's name
+    async def ListMoves(
         self, request: shard_pb2.ListMovesRequest, context: Any
     ) -> shard_pb2.ListMovesResponse:
         moves = [self._move(*one) for one in self._departures.progress().items()]

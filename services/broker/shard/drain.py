@@ -42,7 +42,7 @@ class Drain(ShardDrain):
             if draining != self.is_draining:
                 shard.draining_since_ms = now_ms if draining else None
                 value = encode_draining(now_ms) if draining else None
-                shard.put(DRAINING_KEY, value)
+                shard.write_rows([(DRAINING_KEY, value)])
 
         await self._owner.run(change)
         await self._owner.durable()
@@ -70,6 +70,6 @@ class Drain(ShardDrain):
     async def _leave(self) -> None:
         def leave(now_ms: int) -> None:
             self._is_certain = True
-            self._owner.shard.put(LEAVING_KEY, encode_leaving(now_ms))
+            self._owner.shard.write_rows([(LEAVING_KEY, encode_leaving(now_ms))])
 
         await self._owner.run(leave)

@@ -37,6 +37,7 @@ from libs.storage.layout.own_keys import (
     DRAINING_KEY,
     FORGOTTEN_REVISION_KEY,
     LEAVING_KEY,
+    MINUTE_MS,
     executed_range,
     finished_leases_range,
     move_range,
@@ -76,7 +77,7 @@ from libs.storage.records.states import (
 )
 from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import Attempts, attempts_at
-from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
+from services.broker.core.lists.executed import WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
 from services.broker.core.lists.replays import Replays
 from services.broker.core.queue import NeedsLane, Notes, Queue

@@ -85,12 +85,14 @@ class LostTime:
         before_s, before_ms = self._ran_at or (now_s, now_ms)
         self._ran_at = now_s, now_ms
         if now_s - before_s > STANDSTILL_S:
-            log.warning("stood still for %.1f s: leases go on", now_s - before_s)
+            log.warning(
+                "the process did not run for %.1f s: its leases are extended", now_s - before_s
+            )
             self._note(before_ms, now_ms)
         step_ms = self._clock.stepped_ms - self._stepped_ms
         if step_ms:
             self._stepped_ms += step_ms
-            log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
+            log.warning("the clock stepped by %.1f s: leases are extended", step_ms / 1000)
             self._note(now_ms - step_ms - STEP_SPARE_MS, now_ms)
         return self._lost is not None
 

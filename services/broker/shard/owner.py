@@ -21,7 +21,7 @@ from libs.storage.database.pace import Pace
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.leases import Lease
@@ -204,14 +204,10 @@ class ShardOwner:
         served, self.shard.notes.to_serve = self.shard.notes.to_serve, {}
         self.on_change(served)
 
-    def write_rows(self, rows: Iterable[Row]) -> None:
-        """Writes rows as `Shard.write_rows` does, with the next commit."""
+    def write_rows(self, rows: Iterable[RowChange]) -> None:
+        """As `Shard.write_rows`, without a command."""
         self.shard.write_rows(rows)
         self._note_changes(0)
-
-    def delete_rows(self, keys: Sequence[bytes]) -> None:
-        """Deletes rows that have no counterpart in memory, with the next commit."""
-        self.write_rows((key, None) for key in keys)
 
     async def durable(self) -> None:
         """Waits for the newest commit that may hold anything seen so far."""
@@ -384,7 +380,7 @@ class ShardOwner:
             try:
                 await self.look_at_due()
             except StoreUnavailable as error:
-                log.warning("delayed messages cannot be looked at now: %s", error)
+                log.warning("cannot check delayed messages now: %s", error)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look_at_due(self) -> None:

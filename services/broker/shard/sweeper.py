@@ -126,7 +126,7 @@ class Sweeper:
     def _epoch_swept(self, queue_id: str, epoch: int) -> None:
         shard = self._owner.shard
         if queue_id not in shard.queues:  # a new one has written its own
-            shard.delete_rows([key_of(queue_id, 0) for key_of in _EMPTY_RECORDS])
+            shard.write_rows((key_of(queue_id, 0), None) for key_of in _EMPTY_RECORDS)
         shard.swept(queue_id, epoch)
 
     async def _sweep_purged(self, queue: Queue) -> None:
@@ -162,7 +162,7 @@ class Sweeper:
         """Deletes all rows of a span; returns how many."""
         removed = 0
         while keys := await self._keys(span):
-            self._owner.delete_rows(keys)
+            self._owner.write_rows((key, None) for key in keys)
             await self._owner.durable()
             removed += len(keys)
             span = KeyRange(keys[-1] + b"\x00", span.end)

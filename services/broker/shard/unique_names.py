@@ -162,7 +162,8 @@ class UniqueNames:
                 request = GetNameUseRequest(queue_id=queue_id)
                 answer = await stub.GetNameUse(request, timeout=ASK_DEADLINE_S)
                 if answer.broker_shard != shard:
-                    raise PeerFailed(f"broker {answer.broker_shard} answers at its address")
+                    other = answer.broker_shard
+                    raise PeerFailed(f"broker {other} answers at the address of broker {shard}")
         except PeerFailed as error:
             if await self._channels.is_removed("broker", shard):
                 return GetNameUseResponse(use=NameUse.NAME_USE_NONE, broker_shard=shard)

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from libs.storage.errors import StorageError
 from libs.storage.layout.keys import log_key, payload_keys
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.payload_packs import pack_key
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog
@@ -58,10 +59,6 @@ class Turns:
             task.exception()  # its caller may have gone
 
 
-Record = tuple[bytes, bytes | None]
-"""A key and its value; None removes it."""
-
-
 class Change(NamedTuple):
     """What is to be written together; None removes.
 
@@ -89,8 +86,8 @@ class Changes:
     async def make(
         self,
         change: Change,
-        also: Sequence[Record] = (),
-        events: Callable[[], Sequence[Record]] = tuple,
+        also: Sequence[RowChange] = (),
+        events: Callable[[], Sequence[RowChange]] = tuple,
     ) -> None:
         """Write a change, and other records with it; durable on return.
 

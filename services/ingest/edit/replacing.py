@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from libs.storage.database.blobs import UPLOAD_AGE_MS_MAX
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, DamagedObject, encoding
 from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.records.payload_packs import decode_pack, pack_key, pack_of, rest_of_pack
 from libs.storage.records.payloads import (
@@ -29,13 +31,12 @@ from libs.storage.records.payloads import (
     encode_inline,
     encode_uri,
 )
-from services.ingest.edit.changes import Change, Changes, Record, Turns
+from services.ingest.edit.changes import Change, Changes, Turns
 from services.ingest.read.entries import entry_before
 from services.ingest.read.etags import Etag, etag_of
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
-from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
 from slatemq._secrets import KEY_HEADER
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
@@ -60,7 +61,7 @@ class Replacement:
     headers_etag: str = ""
 
 
-OnEdited = Callable[[int, str, int], Sequence[Record]]
+OnEdited = Callable[[int, str, int], Sequence[RowChange]]
 """Makes the rows of an edit's event, from the message ID, queue ID and payload bytes."""
 
 
@@ -197,7 +198,7 @@ class Replacer:
             read = self._reader.blob_reads.read
             return await read(payload, message.payload_bytes) == wanted.payload
         except (CorruptRecord, DamagedObject) as error:
-            log.error("message %d, which an edit did not fit, is damaged: %s", message_id, error)
+            log.error("message %d is damaged, so its edit is refused: %s", message_id, error)
             return False
 
 

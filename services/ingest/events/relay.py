@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
@@ -12,8 +12,8 @@ from libs.events.settings import QueueSettings
 from libs.serving.events.outbox import Happening, OutboxEvents, current_request
 from libs.serving.events.relay import ProcessRelay
 from libs.serving.telemetry import Telemetry
+from libs.storage.layout.primitives import RowChange
 from services.ingest.config import IngestConfig
-from services.ingest.edit.changes import Record
 from services.ingest.edit.purge_rules import Unannounced
 from services.ingest.events.published_events import PublishedEvents
 from services.ingest.shard import Shard
@@ -145,9 +145,9 @@ class IngestRelay(ProcessRelay):
         settings: QueueSettings,
         telemetry: Telemetry,
         *,
-        beside_tasks: bool = False,
+        task_refusal: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__(settings, telemetry, beside_tasks=beside_tasks)
+        super().__init__(settings, telemetry, task_refusal=task_refusal)
         self._config = config
         self._backend_name = settings.backend
         self._shard: Shard
@@ -177,11 +177,11 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
         name,
         shard.database,
         publisher.commits.durable,
-        lambda keys: publisher.put([(key, None) for key in keys]),
+        publisher.put,
         from_end=from_end,
     )
 
-    def record(message_id: int, queue_id: str, payload_bytes: int) -> Sequence[Record]:
+    def record(message_id: int, queue_id: str, payload_bytes: int) -> Sequence[RowChange]:
         data = MessageEdited(message_id=message_id, queue=queue_id, size=payload_bytes)
         return rows_of(events, shard, Happening(shard.clock.now_ms(), data), current_request())
 
@@ -191,7 +191,7 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
 
 def rows_of(
     events: OutboxEvents, shard: Shard, happening: Happening, request_id: str
-) -> Sequence[Record]:
+) -> Sequence[RowChange]:
     """The rows of an event that comes behind those of all messages up to now."""
     events.outbox.record([happening], request_id, after=shard.log.end.last_message_id)
     return events.outbox.take_rows()

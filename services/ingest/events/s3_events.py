@@ -92,9 +92,9 @@ def token_of(text: str, file: str) -> Callable[[], str]:
     return lambda: newest.value
 
 
-def _read(body: bytes) -> tuple[Notifications, list[OutgoingMessage]]:
-    """What a document says, and the messages to publish."""
-    notifications = read_notifications(body)
+def _read(body: bytes, event_bytes_max: int) -> tuple[Notifications, list[OutgoingMessage]]:
+    """What a document says, and the messages to publish: no ingest refuses one of them alone."""
+    notifications = read_notifications(body, event_bytes_max)
     return notifications, [message_of(event) for event in notifications.events]
 
 
@@ -107,12 +107,17 @@ class S3Events:
     """
 
     def __init__(
-        self, directory: TopologyDirectory, channels: Channels, token: Callable[[], str]
+        self,
+        directory: TopologyDirectory,
+        channels: Channels,
+        token: Callable[[], str],
+        payload_bytes_max: int,
     ) -> None:
         """Publish by these channels what comes with the token."""
         self._directory = directory
         self._channels = channels
         self._token = token
+        self._payload_bytes_max = payload_bytes_max
         self._reading = asyncio.Lock()
         self.held_bytes = 0
         self.post = HttpPost(S3_EVENTS_PATH, BODY_BYTES_MAX, self._answer, self._check)
@@ -122,7 +127,11 @@ class S3Events:
         read = _READERS.get(scheme.lower())
         token = self._token().encode()
         is_right = read is not None and hmac.compare_digest(read(text.strip()), token)
-        return None if is_right else _REFUSED
+        if is_right:
+            return None
+        if text:  # clients that wait to be challenged send none at first
+            log.warning("a document came to %s with a wrong token", S3_EVENTS_PATH)
+        return _REFUSED
 
     async def _answer(self, body: bytes) -> HttpReply:
         self.held_bytes += len(body)
@@ -134,7 +143,7 @@ class S3Events:
     async def _answer_to(self, body: bytes) -> HttpReply:
         # Thousands of records take long: in a thread, and one document at a time.
         async with self._reading:
-            notifications, messages = await asyncio.to_thread(_read, body)
+            notifications, messages = await asyncio.to_thread(_read, body, self._payload_bytes_max)
         subscription = None if notifications.events else read_subscription(body)
         if subscription is not None:
             # This process opens no address that a request names, and a log shows none with a token.

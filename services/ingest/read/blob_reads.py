@@ -86,7 +86,7 @@ class BlobReads:
         except ObjectNotFound:
             return None
         except StoreUnavailable as error:
-            log.info("a payload is read with more patience: %s", error)
+            log.info("reading a payload again with a longer timeout: %s", error)
         last = StoreUnavailable(f"reading {uri}")
         for silence_s in SILENCE_S:
             try:

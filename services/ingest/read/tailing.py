@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from libs.access.principals import PLACE_RETRY_MS
 from libs.storage.database.log_positions import position_before
 from libs.storage.database.slate import Database
 from libs.storage.errors import StorageError
@@ -246,7 +247,9 @@ class MetadataLog:
             raise InvalidArgument("after_sequence", f"must be within 0..{end}, the end of the log")
         if self.streams_count >= self._streams_max:
             raise ResourceExhausted(
-                f"{self._streams_max} streams are open", reason="TOO_MANY_STREAMS"
+                f"{self._streams_max} streams are open",
+                reason="TOO_MANY_STREAMS",
+                retry_after_ms=PLACE_RETRY_MS,
             )
         self.streams_count += 1
         try:

@@ -113,10 +113,10 @@ class _Stream:
         *,
         publishes_all: bool,
     ) -> None:
-        """`accept` checks a request; `publish` stores one in any case, or all of them.
+        """`accept` checks a request, and the publisher enqueues it if it is plain.
 
-        `publish` gets the `timeout_ms` of the request, too; `count` the number of messages of those
-        that it does not store.
+        `publish` stores one that was not enqueued, by its `timeout_ms`; with `publishes_all`, every
+        one. `count` gets the number of messages that were enqueued and stored.
         """
         self.error: BaseException | None = None
         self._publisher = publisher
@@ -350,12 +350,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """Bytes not stored yet, and of responses; the cache has a bound of its own."""
         return self._shard.publisher.commits.uncommitted_bytes + self._answers.used_bytes
 
-    async def Publish(  # noqa: N802 - the RPC's name
+    async def Publish(
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         return await self._publish(self._accept(request))
 
-    async def PublishStream(  # noqa: N802 - the RPC's name
+    async def PublishStream(
         self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
     ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
         if self._is_draining:
@@ -446,7 +446,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             attributes={**SPAN, conventions.MESSAGING_BATCH_MESSAGE_COUNT: count},
         )
 
-    async def BatchGetMessages(  # noqa: N802 - the RPC's name
+    async def BatchGetMessages(
         self, request: ingest_pb2.BatchGetMessagesRequest, context: Any
     ) -> ingest_pb2.BatchGetMessagesResponse:
         # IDs count up: a caller that guesses them would see the messages of all queues.
@@ -478,7 +478,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         await shard.confirm_missing(result.missing_ids, end.last_message_id)
         return result.encode()
 
-    async def TailLog(  # noqa: N802 - the RPC's name
+    async def TailLog(
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
         shard = self._shard
@@ -527,9 +527,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             del update, entries
             yield Update([(part.sequence, part.value)], end)
 
-    async def Push(  # noqa: N802 - the RPC's name
-        self, request: ingest_pb2.PushRequest, context: Any
-    ) -> ingest_pb2.PushResponse:
+    async def Push(self, request: ingest_pb2.PushRequest, context: Any) -> ingest_pb2.PushResponse:
         pushed = wire.accept_push(request, self._rules)
         shard = self._shard
         try:
@@ -539,7 +537,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             raise
         return ingest_pb2.PushResponse(last_number=last_number)
 
-    async def ReplaceMessage(  # noqa: N802 - the RPC's name
+    async def ReplaceMessage(
         self, request: ingest_pb2.ReplaceMessageRequest, context: Any
     ) -> ingest_pb2.ReplaceMessageResponse:
         replacement = wire.to_replacement(
@@ -557,7 +555,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             raise
         return ingest_pb2.ReplaceMessageResponse(etag=etag)
 
-    async def GetMessageMetadata(  # noqa: N802 - the RPC's name
+    async def GetMessageMetadata(
         self, request: ingest_pb2.GetMessageMetadataRequest, context: Any
     ) -> ingest_pb2.GetMessageMetadataResponse:
         message_id, shard = request.message_id, self._shard
@@ -573,7 +571,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             headers_etag=headers_etag(found.headers),
         )
 
-    async def GetLogStatus(  # noqa: N802 - the RPC's name
+    async def GetLogStatus(
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:
         shard = self._shard
@@ -588,7 +586,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             ],
         )
 
-    async def FindLogPosition(  # noqa: N802 - the RPC's name
+    async def FindLogPosition(
         self, request: ingest_pb2.FindLogPositionRequest, context: Any
     ) -> ingest_pb2.FindLogPositionResponse:
         if request.received_at_ms < 0:
@@ -598,7 +596,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         await shard.prove_ownership()
         return ingest_pb2.FindLogPositionResponse(after_sequence=position)
 
-    async def RaisePurgeEpoch(  # noqa: N802 - the RPC's name
+    async def RaisePurgeEpoch(
         self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
     ) -> ingest_pb2.RaisePurgeEpochResponse:
         raised = await self._shard.purge_epoch.raise_by_one()

@@ -21,7 +21,7 @@ class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
         self._shard = shard
         self._purger = purger
 
-    async def PurgeMessages(  # noqa: N802 - the RPC's name
+    async def PurgeMessages(
         self, request: purge_pb2.PurgeMessagesRequest, context: Any
     ) -> purge_pb2.PurgeMessagesResponse:
         wanted = _to_purge(request, self._shard)

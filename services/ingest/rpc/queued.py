@@ -17,7 +17,6 @@ from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, published
 from services.ingest.shard import Shard
-from services.ingest.tasks.bodies import travels_in_task
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import seconds_to_wait, wait_within
 from services.ingest.write.request_ids import Answered, answered_of
@@ -96,7 +95,7 @@ class QueuedServicer(IngestServicer):
         unanswered_bytes = self._small.size_bytes + self._large.size_bytes
         return super().held_bytes + unanswered_bytes + self._tasks.held_bytes
 
-    async def Publish(  # noqa: N802 - the RPC's name
+    async def Publish(
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         accepted = self._accept(request)
@@ -127,7 +126,7 @@ class QueuedServicer(IngestServicer):
             return await self._publish(accepted)
         count = len(accepted.payloads)
         body = accepted.request.SerializeToString()
-        unanswered = self._small if travels_in_task(body) else self._large
+        unanswered = self._small if self._tasks.travels_in_task(body) else self._large
         with unanswered.counted(accepted.size_bytes), self._publish_span(count, accepted):
             answer = await self._publish_task(accepted, body, wait_s)
         self._count_sent(count)

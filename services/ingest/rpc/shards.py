@@ -35,7 +35,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
     _announce: Callable[[], Awaitable[None]]
     _has_tasks: bool
 
-    async def GetIngestShard(  # noqa: N802 - the RPC's name
+    async def GetIngestShard(
         self, request: shard_pb2.GetIngestShardRequest, context: Any
     ) -> shard_pb2.GetIngestShardResponse:
         return shard_pb2.GetIngestShardResponse(
@@ -43,7 +43,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
             removed_ingest_shards=await RemovedShards(self._objects).numbers("ingest"),
         )
 
-    async def DrainIngestShard(  # noqa: N802 - the RPC's name
+    async def DrainIngestShard(
         self, request: shard_pb2.DrainIngestShardRequest, context: Any
     ) -> shard_pb2.DrainIngestShardResponse:
         if request.cancel:
@@ -60,7 +60,7 @@ class IngestShardServicer(shard_pb2_grpc.IngestShardServiceServicer):
             raise self._last_ingest()
         return shard_pb2.DrainIngestShardResponse(shard=await self._describe())
 
-    async def RemoveIngestShard(  # noqa: N802 - the RPC's name
+    async def RemoveIngestShard(
         self, request: shard_pb2.RemoveIngestShardRequest, context: Any
     ) -> shard_pb2.RemoveIngestShardResponse:
         if request.database != (own := f"ingest/{self._shard}"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -46,8 +47,8 @@ COMMIT_GATHER_MS: Final = 20
 """How long a commit gathers in `async` mode: as long as it takes to begin the tasks of one read.
 No caller waits for it, and each one that is made delays publishes on the same disk."""
 
-_PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
-"""The settings that names begin with; each backend has one or two of them."""
+_PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix")
+"""The settings that names begin with; each backend has one of them."""
 
 _ADDRESSES: Final = ("url", "endpoint", "brokers")
 """The settings that say where a backend is; each backend has one of them."""
@@ -59,6 +60,8 @@ class TaskBackend:
     Attributes:
         name: Of the backend, as in the settings.
         max_retries: How many failed attempts of a task are tried again.
+        retry_delay_ms: How long a failed attempt waits.
+        section: Its settings, with the names of the shard.
         place: Names this backend, address and prefix; another one of these has another place.
     """
 
@@ -67,6 +70,7 @@ class TaskBackend:
         self.name = settings.backend
         section = getattr(settings, settings.backend)
         self.max_retries: int = section.max_retries
+        self.retry_delay_ms: int = section.retry_delay_ms
         own: dict[str, Any] = {
             name: f"{getattr(section, name)}.ingest-{shard}"
             for name in _PREFIXES
@@ -80,8 +84,8 @@ class TaskBackend:
             own["prefetch_count"] = max(section.prefetch_count, PREFETCH_COUNT)
         # With `sync` a caller waits for each.
         self._gather_ms = GATHER_MS if settings.consistency == "async" else 0
-        self._section = msgspec.structs.replace(section, **own)
-        self.place = f"{self.name}-{_digest_of(self._section)}"
+        self.section = msgspec.structs.replace(section, **own)
+        self.place = f"{self.name}-{_digest_of(self.section)}"
         self._backend: QueueBackend | None = None
         self._watch: BackendWatch | None = None
         self._tried = asyncio.Event()
@@ -95,7 +99,7 @@ class TaskBackend:
                 self.name, self._meter, is_sole_consumer=True, gather_ms=self._gather_ms
             )
             try:
-                await backend.connect(self._section)
+                await backend.connect(self.section)
             except Unavailable as error:
                 await backend.close()
                 self._tried.set()
@@ -139,6 +143,16 @@ class TaskBackend:
         return self._watch is not None and self._watch.was_connected
 
     @property
+    def refusal(self) -> str:
+        """As of the backend."""
+        return "" if self._backend is None else self._backend.refusal
+
+    @property
+    def message_bytes_max(self) -> float:
+        """How large a task it takes, as far as that is known: nothing is before it is connected."""
+        return math.inf if self._backend is None else self._backend.message_bytes_max
+
+    @property
     def connected(self) -> QueueBackend:
         """The backend. Raises Unavailable (BACKEND_DOWN) before it is connected."""
         if self._backend is None:
@@ -146,7 +160,7 @@ class TaskBackend:
         return self._backend
 
     async def enqueue(self, task: WriteTask) -> None:
-        """Store a task. Raises Unavailable (BACKEND_DOWN): the task may be stored or not."""
+        """Store a task. Raises TooLarge, or Unavailable (BACKEND_DOWN): perhaps it is stored."""
         backend = self.connected
         async with self._turns:
             await backend.enqueue_task(task)

@@ -25,6 +25,9 @@ INLINE_BODY_BYTES_MAX: Final = 512 << 10
 """Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB by
 default."""
 
+TASK_BYTES: Final = 4096
+"""More than a task takes beside its body."""
+
 ENQUEUE_MS_MAX: Final = 5 * 60_000
 """A publish whose task took longer to enqueue is answered with an error."""
 
@@ -32,9 +35,14 @@ ORPHAN_MS: Final = 15 * 60_000
 """The least age of an orphan: far beyond `ENQUEUE_MS_MAX`."""
 
 
-def travels_in_task(body: bytes) -> bool:
-    """Whether a body is not an object, so that the store has no part in its publish."""
-    return len(body) <= INLINE_BODY_BYTES_MAX
+def inline_bytes_max(message_bytes_max: float) -> float:
+    """How large a body may be to travel in its task, by what the backend takes at most."""
+    return min(INLINE_BODY_BYTES_MAX, (message_bytes_max - TASK_BYTES) * 3 / 4)
+
+
+def within_task(body: bytes) -> dict[str, Any]:
+    """The members of a task's payload that hold a body."""
+    return {"content_length": len(body), "body": b64encode(body).decode()}
 
 
 class TaskBodies:
@@ -48,13 +56,10 @@ class TaskBodies:
         self._others_count = 0
 
     async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
-        """Make a body durable; returns the members of the task's payload that hold or name it."""
-        held: dict[str, Any] = {"content_length": len(body)}
-        if travels_in_task(body):
-            return {**held, "body": b64encode(body).decode()}
+        """Make a body durable as an object; returns the members of the payload that name it."""
         path = f"{self._folder}/{body_name(task_id, body)}"
         await self._objects.put(path, body)
-        return {**held, "data_ref": path}
+        return {"content_length": len(body), "data_ref": path}
 
     async def get(self, payload: Mapping[str, Any]) -> bytes:
         """The body that a task's payload holds or names.
@@ -98,8 +103,9 @@ class TaskBodies:
     def _log_others(self, count: int) -> None:
         if count > self._others_count:
             log.warning(
-                "%s has %d bodies of publishes that another backend has the tasks of: these "
-                "settings apply none of them (docs/how-to/async.md, Switch it off)",
+                "%s has %d bodies of publishes accepted with another backend, address or prefix: "
+                "unless that was this backend by another name, these settings apply none of them "
+                "(docs/how-to/async.md, Switch it off)",
                 self._of_shard,
                 count,
             )

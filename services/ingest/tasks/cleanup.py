@@ -12,10 +12,10 @@ from libs.storage.objects.task_folders import task_of_body
 from libs.storage.records.task_records import AppliedTask
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
-from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
+from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
-from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq._admin.task_ids import is_task_id
 from slatemq.errors import SlateMQError
 
 log = logging.getLogger(__name__)
@@ -89,12 +89,4 @@ class TaskCleanup:
         if record is not None and not isinstance(record, AppliedTask):
             self._answered.add(path)
             return False
-        return record is not None or await self._has_come_by(task_id)
-
-    async def _has_come_by(self, task_id: str) -> bool:
-        """Whether the consumer would have got a task by now if the backend had it."""
-        accepted_at_ms = parse_task_id(task_id).accepted_at_ms
-        if accepted_at_ms + ENQUEUE_MS_MAX < self._consumer.finished_ms:
-            return True
-        backend = self._backend.connected
-        return self._consumer.is_idle and not (await backend.stats()).pending_tasks
+        return record is not None or await self._consumer.has_passed(task_id)

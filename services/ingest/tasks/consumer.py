@@ -27,7 +27,7 @@ from libs.storage.errors import StorageError, StoreFailed, StoreUnavailable, Uns
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, TaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.tasks.backend import TaskBackend
-from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes, TaskWaiting
 from services.ingest.tasks.plain import PlainTasks
 from services.ingest.tasks.traces import TaskTraces
@@ -111,6 +111,18 @@ class TaskConsumer:
 
     def is_running(self, task_id: str) -> bool:
         return task_id in self._running
+
+    async def has_passed(self, task_id: str, delay_ms: int = 0) -> bool:
+        """Whether the backend would have given out a task by now if it had it.
+
+        Pass the delay of a failed attempt where the task may have failed in an earlier process.
+        Raises Unavailable (BACKEND_DOWN).
+        """
+        accepted_at_ms = parse_task_id(task_id).accepted_at_ms
+        is_settled = self._clock.now_ms() >= self._began_ms + SETTLE_MS + delay_ms
+        if is_settled and accepted_at_ms + ENQUEUE_MS_MAX < self.finished_ms:
+            return True
+        return self.is_idle and not (await self._backend.connected.stats()).pending_tasks
 
     async def run(self) -> None:
         """Apply tasks until cancelled. Raises the error of a failed commit."""

@@ -103,10 +103,18 @@ class TaskOutcomes:
         return None if value is None else decode_task_record(value)
 
     def begin_new(self, task_id: str) -> None:
-        """Call before a new task enters the backend: it has no record yet."""
+        """Call before a new task enters the backend: it has no record yet.
+
+        It is entering until `end_entering`, or the end of `keep`.
+        """
+        self._entering.add(task_id)
         if len(self._new) >= NEW_MAX:
             del self._new[next(iter(self._new))]
         self._new[task_id] = None
+
+    def end_entering(self, task_id: str) -> None:
+        """Call where `keep` does not follow."""
+        self._entering.discard(task_id)
 
     async def find_first(self, task_id: str) -> TaskRecord | None:
         """The record of a task, for the consumer; a new task that comes first needs no read.
@@ -194,9 +202,8 @@ class TaskOutcomes:
     async def keep(self, task_id: str, entering: Awaitable[object]) -> None:
         """Note that the backend has a task whose body is an object, once it has entered it.
 
-        Durable on return. An outcome that the task got meanwhile stays.
+        Durable on return. An outcome that the task got since `begin_new` stays.
         """
-        self._entering.add(task_id)
         try:
             await entering
             if task_id in self._entering:
@@ -284,6 +291,10 @@ class TaskOutcomes:
 
     def last_attempt(self, task_id: str) -> Attempt | None:
         return self._attempts.get(task_id)
+
+    def may_be_tried_again(self, task_id: str) -> bool:
+        """Whether a task that failed in this process may wait for another attempt."""
+        return task_id in self._attempts or len(self._attempts) >= ERRORS_MAX
 
     # --- Their end ----------------------------------------------------------
 

@@ -10,14 +10,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
+from libs.events.refusals import TooLarge
 from libs.events.settings import QueueSettings
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from libs.events.watch import QueueHealth
+from libs.serving.limits import MESSAGE_DELAY_MS_MAX
 from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
 from libs.storage.objects.small_objects import Objects
@@ -25,8 +30,13 @@ from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, Wai
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
-from services.ingest.tasks.backend import COMMIT_GATHER_MS, TaskBackend
-from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
+from services.ingest.tasks.backend import BACKEND_DOWN, COMMIT_GATHER_MS, TaskBackend
+from services.ingest.tasks.bodies import (
+    ENQUEUE_MS_MAX,
+    TaskBodies,
+    inline_bytes_max,
+    within_task,
+)
 from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
 from services.ingest.tasks.outcomes import Attempt, KnownTask, Outcome, TaskOutcomes
@@ -36,6 +46,8 @@ from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import WRONG_SHARD, InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.v1.ingest_pb2 import PublishRequest
+
+log = logging.getLogger(__name__)
 
 
 class Tasks:
@@ -52,7 +64,7 @@ class Tasks:
         self.shard = shard
         self.backend_name = settings.backend
         self.consistency = settings.consistency
-        self._rules = rules
+        self._rules = dataclasses.replace(rules, delay_ms_max=MESSAGE_DELAY_MS_MAX)
         self._ids = TaskIds(shard)
         self._backend = TaskBackend(settings, shard, telemetry.meter)
         self._bodies = TaskBodies(objects, shard, self._backend.place)
@@ -129,7 +141,15 @@ class Tasks:
         """The state of the backend; never raises."""
         return await self._backend.health()
 
+    def refusal(self) -> str:
+        """What the backend refuses now of tasks; empty: nothing."""
+        return self._backend.refusal
+
     # --- Acceptance ---------------------------------------------------------
+
+    def travels_in_task(self, body: bytes) -> bool:
+        """Whether a body is not an object, so that the store has no part in its publish."""
+        return len(body) <= inline_bytes_max(self._backend.message_bytes_max)
 
     async def enqueue(self, accepted: Accepted, body: bytes) -> str:
         """Make a publish durable as a task; returns its ID.
@@ -171,21 +191,39 @@ class Tasks:
                 "shard": self.shard,
                 "message_count": len(accepted.payloads),
                 **self._traces.carried(),
-                **await self._bodies.put(task_id, body),
             },
         )
+        # Once: what the backend refused with its body may be stored and applied nonetheless.
         self._outcomes.begin_new(task_id)
-        if "data_ref" not in task.payload:
-            await self._backend.enqueue(task)
-        else:
+        held: Mapping[str, Any] | None = None
+        try:
+            if not (self.travels_in_task(body) and await self._enter_whole(task, body)):
+                held = await self._bodies.put(task_id, body)
+        finally:
+            if held is None:
+                self._outcomes.end_entering(task_id)
+        if held is not None:
             # Shielded from the caller: the body of a task that the backend has must be kept.
             entering = asyncio.create_task(
-                self._outcomes.keep(task_id, self._backend.enqueue(task))
+                self._outcomes.keep(task_id, self._backend.enqueue(_with(task, held)))
             )
             entering.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.shield(entering)
+            try:
+                await asyncio.shield(entering)
+            except TooLarge as error:  # another one beside it is: RabbitMQ refuses both
+                why = f"the task may not be stored: {error}"
+                raise Unavailable(why, reason=BACKEND_DOWN) from error
         if self._opened.clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
             raise Unavailable("the task took over five minutes; retry", reason="ENQUEUED_LATE")
+
+    async def _enter_whole(self, task: WriteTask, body: bytes) -> bool:
+        """Enqueue a task with its body; False where the backend refuses what is so large."""
+        try:
+            await self._backend.enqueue(_with(task, within_task(body)))
+        except TooLarge as error:
+            log.info("the body of task %s becomes an object: %s", task.task_id, error)
+            return False
+        return True
 
     async def _wait_for(self, future: asyncio.Future[Outcome], seconds: float | None) -> None:
         """Wait until an outcome is there, the time is over, or this process drains."""
@@ -197,6 +235,8 @@ class Tasks:
             drained.cancel()
 
     def _accept(self, body: bytes) -> Accepted:
+        # It was judged before it was answered. Of the instance's bounds only that of delays may
+        # have become smaller since.
         try:
             request = PublishRequest.FromString(body)
         except DecodeError as error:
@@ -206,9 +246,16 @@ class Tasks:
     # --- Outcomes -----------------------------------------------------------
 
     async def get(self, task_id: str) -> KnownTask:
-        """Raises InvalidArgument, NotFound, and the errors of the store."""
+        """Raises InvalidArgument, NotFound, and the errors of the store.
+
+        Of a task without a record whose age is over a week, Unavailable (BACKEND_DOWN), too.
+        """
         named = self._check(task_id)
         record = await self._outcomes.find(task_id)
+        if record is None and not await self._may_wait(task_id, named.accepted_at_ms):
+            record = await self._outcomes.find(task_id)  # it may have ended meanwhile
+            if record is None:
+                raise NotFound("task", task_id)
         if isinstance(record, AppliedTask):
             # The disk may be ahead of what readers see here.
             last_id = max(record.first_message_id + record.message_count - 1, 0)
@@ -218,9 +265,15 @@ class Tasks:
         outcome = None if isinstance(record, WaitingTask) else record
         if isinstance(record, FailedTaskRecord) and self._outcomes.is_failing(task_id):
             outcome = None
-        if record is None and self._outcomes.is_over(named.accepted_at_ms):
-            raise NotFound("task", task_id)
         return KnownTask(task_id, named.accepted_at_ms, outcome, *(last or Attempt(0, "")))
+
+    async def _may_wait(self, task_id: str, accepted_at_ms: int) -> bool:
+        """Whether a task without a record may be pending; raises Unavailable (BACKEND_DOWN)."""
+        if not self._outcomes.is_over(accepted_at_ms):
+            return True
+        if self._outcomes.may_be_tried_again(task_id) or self._consumer.is_running(task_id):
+            return True
+        return not await self._consumer.has_passed(task_id, self._backend.retry_delay_ms)
 
     async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
         """Like `get`, once the task has an outcome or the time is over."""
@@ -274,6 +327,10 @@ class Tasks:
                 metadata={"shard": str(named.shard)},
             )
         return named
+
+
+def _with(task: WriteTask, held: Mapping[str, Any]) -> WriteTask:
+    return replace(task, payload={**task.payload, **held})
 
 
 def _known(dead: FailedTask | UnreadableTask) -> KnownTask:

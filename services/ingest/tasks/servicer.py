@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from libs.access.current import caller_quota
+from libs.serving.requests.shares import Shares
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.write.request_ids import answered_of
-from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
 if TYPE_CHECKING:
@@ -26,53 +28,51 @@ WAIT_S_MAX: Final = 60.0
 """The longest wait of a call, as of a claim; it may be for a task that there is not."""
 
 WAITING_MAX: Final = 5_000
-"""Calls that wait at once: half of those that a process serves, so that others have room."""
+"""Calls that wait at once: half of those that a process serves, so that others have room. One
+principal has half of these."""
 
 
 class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     def __init__(self, tasks: Tasks | None) -> None:
         """`tasks` is None in direct mode."""
         self._ledger = tasks
-        self._waiting_count = 0
+        self._waits = Shares(
+            "waiting_tasks",
+            WAITING_MAX,
+            "calls that wait for tasks",
+            ("TOO_MANY_WAITING_TASKS", f"{WAITING_MAX} calls wait for tasks"),
+            for_services=True,
+        )
 
-    async def GetTask(  # noqa: N802 - the RPC's name
+    async def GetTask(
         self, request: task_pb2.GetTaskRequest, context: Any
     ) -> task_pb2.GetTaskResponse:
         return task_pb2.GetTaskResponse(task=_task_of(await self._tasks.get(request.task_id)))
 
-    async def WaitTask(  # noqa: N802 - the RPC's name
+    async def WaitTask(
         self, request: task_pb2.WaitTaskRequest, context: Any
     ) -> task_pb2.WaitTaskResponse:
         tasks, left_s = self._tasks, seconds_to_wait(context)
-        if self._waiting_count >= WAITING_MAX:
-            raise ResourceExhausted(
-                f"{WAITING_MAX} calls wait for tasks",
-                reason="TOO_MANY_WAITING_TASKS",
-                retry_after_ms=1000,
-            )
-        self._waiting_count += 1
-        try:
-            wait_s = WAIT_S_MAX if left_s is None else min(left_s, WAIT_S_MAX)
+        wait_s = WAIT_S_MAX if left_s is None else min(left_s, WAIT_S_MAX)
+        with self._waits.place(caller_quota()):
             known = await tasks.wait(request.task_id, wait_s)
-        finally:
-            self._waiting_count -= 1
         return task_pb2.WaitTaskResponse(task=_task_of(known))
 
-    async def ListFailedTasks(  # noqa: N802 - the RPC's name
+    async def ListFailedTasks(
         self, request: task_pb2.ListFailedTasksRequest, context: Any
     ) -> task_pb2.ListFailedTasksResponse:
         _check_limit(request.limit, FAILED_MAX)
         found = await self._tasks.failed(request.limit or LISTED_DEFAULT)
         return task_pb2.ListFailedTasksResponse(tasks=map(_task_of, found))
 
-    async def ListPendingTasks(  # noqa: N802 - the RPC's name
+    async def ListPendingTasks(
         self, request: task_pb2.ListPendingTasksRequest, context: Any
     ) -> task_pb2.ListPendingTasksResponse:
         _check_limit(request.limit, PENDING_MAX)
         found = await self._tasks.pending(request.limit or LISTED_DEFAULT)
         return task_pb2.ListPendingTasksResponse(tasks=map(_task_of, found))
 
-    async def RetryFailedTasks(  # noqa: N802 - the RPC's name
+    async def RetryFailedTasks(
         self, request: task_pb2.RetryFailedTasksRequest, context: Any
     ) -> task_pb2.RetryFailedTasksResponse:
         return task_pb2.RetryFailedTasksResponse(retried_count=await self._tasks.retry_failed())

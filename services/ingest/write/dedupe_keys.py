@@ -25,6 +25,7 @@ from typing import Final
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError, encoding
 from libs.storage.layout.own_keys import (
+    MINUTE_MS,
     dedupe_ends_key,
     dedupe_ends_range,
     dedupe_key,
@@ -39,7 +40,6 @@ from libs.storage.records.dedupe_records import (
 
 log = logging.getLogger(__name__)
 
-MINUTE_MS: Final = 60_000
 ROW_KEYS_MAX: Final = 1000
 """Keys in one row of those that end together: they are removed together."""
 

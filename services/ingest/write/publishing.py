@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from libs.storage.database.binding import Change
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
@@ -22,6 +21,7 @@ from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY, RequestIdsKey
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.metadata import encode_log_columns
 from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.payloads import encode_uri
@@ -50,7 +50,7 @@ def message_rows(
     payloads: Sequence[bytes | None],
     now_ms: int,
     entries: list[Recent],
-) -> Iterator[Change]:
+) -> Iterator[RowChange]:
     """Encodes the rows of messages with IDs in a row; adds each entry to `entries` on the way.
 
     None stands for a payload that has a row already.
@@ -150,7 +150,7 @@ class Publisher:
         self._bytes_max = limits.uncommitted_bytes
         self._uploads = Uploads(blobs, clock, limits.blob_uploads)
         self._waiting: list[Waiting] = []
-        self._records: list[tuple[bytes, bytes | None]] = []
+        self._records: list[RowChange] = []
         self._then: list[Callable[[], None]] = []
         self._in_flight: dict[int, _Commit] = {}
 
@@ -322,7 +322,7 @@ class Publisher:
 
     def put(
         self,
-        records: Sequence[tuple[bytes, bytes | None]],
+        records: Sequence[RowChange],
         then: Callable[[], None] | None = None,
         failed: Callable[[StorageError], None] | None = None,
     ) -> None:
@@ -424,7 +424,9 @@ class Publisher:
         try:
             sequence, block = self._ids.allocate(count)
         except SequenceExhausted as error:
-            full = ResourceExhausted(f"this shard is full: {error}", reason="SHARD_FULL")
+            full = ResourceExhausted(
+                f"this shard is full: {error}", reason="SHARD_FULL", retry_after_ms=None
+            )
             return self._refuse(publish, full)
         if block is not None:
             batch.put(ID_BLOCK_KEY, encode_seq_block(block))

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import encoding
 from libs.storage.layout.own_keys import (
+    MINUTE_MS,
     RequestIdsKey,
     parse_request_ids_key,
     request_ids_key,
@@ -35,7 +36,6 @@ from libs.storage.records.states import RequestIdRecord, decode_request_ids, enc
 from libs.storage.records.task_records import AppliedTask
 from slatemq.errors import InvalidArgument
 
-MINUTE_MS: Final = 60_000
 ROW_REQUESTS_MAX: Final = 1000
 """Request IDs in one row: a repeat reads a whole row."""
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
-from libs.storage.database.blobs import Blobs
+from libs.storage.database.blobs import UPLOAD_AGE_MS_MAX, Blobs
 from libs.storage.database.clocks import Clock
 from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError, first_raised
 from services.ingest.write.waiting import Waiting
-
-UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
-"""An object without a record is collected after a day; one that is older than this is not
-committed, so that it is not collected while a job that did not see it referred to runs."""
 
 
 def are_old(waiting: Waiting, now_ms: int) -> bool:

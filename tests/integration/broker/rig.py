@@ -116,6 +116,9 @@ class Ingest(Ingests):
         if self.down:
             raise Unavailable("ingest is down")
 
+    async def find_again(self) -> None:
+        """There is one process of each shard."""
+
     async def raise_purge_epoch(self, shard: int) -> None:
         if self.down:
             raise Unavailable("ingest is down")

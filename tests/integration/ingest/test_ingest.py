@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from libs.access.principals import PLACE_RETRY_MS
 from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
@@ -340,6 +341,7 @@ async def test_streams_over_the_bound_are_refused_until_one_ends() -> None:
         with pytest.raises(ResourceExhausted) as refused:
             await ingest.tail()
         assert refused.value.reason == "TOO_MANY_STREAMS"
+        assert refused.value.retry_after_ms == PLACE_RETRY_MS
         first.cancel()
         await ingest.send(b"x")
         async with asyncio.timeout(60):

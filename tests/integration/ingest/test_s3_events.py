@@ -33,6 +33,7 @@ from tests.integration.ingest.server import Ingest
 from tests.integration.stack.processes import Service
 from tests.integration.storage.s3_servers import CREDENTIALS, moto
 from tests.logged import logged_besides
+from tests.made_instances import make_instance
 from tests.unit.events.test_s3 import about_subscription, document, record
 
 pytestmark = pytest.mark.slow
@@ -98,9 +99,39 @@ async def test_a_document_is_stored_once_however_often_and_wherever_it_is_sent(
         assert {message.headers["type"] for log in logs for message in log} == {"object.created"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"key": "k" * 70_000}, "Records[20].s3.object.key"),
+        ({"contentType": "t" * 5_000}, "Records[20]"),
+    ],
+    ids=["a header", "the payload"],
+)
+async def test_a_document_of_which_one_event_would_be_refused_stores_nothing_in_any_shard(
+    tmp_path: Path, changes: dict[str, str], field: str
+) -> None:
+    # Given two shards, in whose instance a payload has at most 4 KB
+    records = [record(eventTime=f"2026-02-22T12:00:{second:02}Z") for second in range(21)]
+    records[-1]["s3"]["object"] |= changes
+    (tmp_path / "data").mkdir()
+    await make_instance(open_root((tmp_path / "data").as_uri()), payload_bytes_max=4_000)
+    async with ingests(tmp_path, 2) as services:
+        # When a document comes whose last record makes a message that no ingest takes
+        for service in services:
+            status, body = await post(service, document(*records))
+            assert (status, body["field"]) == (400, field)
+
+        # Then no ingest has any of it
+        for service in services:
+            assert await Ingest(service.there).log() == []
+        status, body = await post(services[0], document(*records[:-1]))
+        assert (status, body["published_count"], body["duplicate_count"]) == (200, 20, 0)
+
+
 async def test_what_is_no_notification_is_refused_by_field_and_stores_nothing(
     tmp_path: Path,
 ) -> None:
+    long = record(s3={"bucket": {"name": "b"}, "object": {"key": "k" * 65_536}})
     async with ingests(tmp_path, 1) as (ingest,):
         for wrong in ("", "Bearer x", f"Basic {TOKEN}", f"Digest {TOKEN}", basic("x")):
             status, body = await post(ingest, document(record()), {"Authorization": wrong})
@@ -109,6 +140,8 @@ async def test_what_is_no_notification_is_refused_by_field_and_stores_nothing(
         for time in ("soon", "9999-12-31T23:59:59-01:00"):
             status, body = await post(ingest, document(record(), record(eventTime=time)))
             assert (status, body["field"]) == (400, "Records[1].eventTime")
+        status, body = await post(ingest, document(*(record() for _ in range(9)), long))
+        assert (status, body["field"]) == (400, "Records[9].s3.object.key")
         status, body = await post(ingest, b"{")
         assert (status, body["field"]) == (400, "notification")
         status, _ = await post(ingest, b" " * (1 << 20) + b"{}")
@@ -160,6 +193,18 @@ async def test_a_subscription_of_sns_is_logged_for_its_owner_to_confirm(
         "--token 2336412f37fb687f5d51e6e241d09c80"
     )
     assert redacted(said) == said
+
+
+async def test_a_wrong_token_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(IngestConfig, root="memory:///", s3_events_token=TOKEN)
+    (path,) = IngestProcess(config, Telemetry(), open_root("memory:///")).http_parts.posts
+
+    for headers in ({}, {"authorization": "Bearer falsch"}, {"authorization": basic(TOKEN)}):
+        refused = path.check(headers)
+        assert (refused is None) == (headers.get("authorization") == basic(TOKEN))
+
+    said = [one.getMessage() for one in logged_besides(caplog)]
+    assert said == ["a document came to /s3-events with a wrong token"]
 
 
 def test_a_token_is_what_its_file_says_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -371,7 +371,7 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
 
             stream.cancel()
 
-        await eventually(lambda: not servicer_of._streams and running.gate.calls_count == 0)
+        await eventually(lambda: not servicer_of._streams and running.gate.calls.count == 0)
         # What was on its way may be stored; its answer has no one to go to, and nothing breaks.
         later = await ingest.send(b"later")
         payloads = await ingest.payloads(*(one.message_id for one in await ingest.log()))

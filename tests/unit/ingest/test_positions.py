@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.database.binding import Row
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
 from libs.storage.layout.keys import log_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from services.ingest.read.tailing import MetadataLog, read_log_bounds
 from tests.forms import examples

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from libs.storage.database.roots import Root
+from libs.storage.layout import ids
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
@@ -44,6 +45,18 @@ async def test_a_slow_blob_never_lets_the_log_go_out_of_order(
         assert await sequences(shard) == [fast.first_message_id, slow_answer.first_message_id]
         # A tailer that had seen the fast one misses nothing
         assert await sequences(shard, fast.first_message_id) == [slow_answer.first_message_id]
+
+
+async def test_a_shard_without_ids_does_not_say_that_waiting_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as shard:
+        monkeypatch.setattr(ids, "MAX_SEQUENCE", 0)
+
+        with pytest.raises(ResourceExhausted) as caught:
+            await shard.publisher.publish(batch(b"a"))
+
+        assert (caught.value.reason, caught.value.retry_after_ms) == ("SHARD_FULL", None)
 
 
 async def test_the_time_of_receipt_is_that_of_the_commit(root: Root, store: GatedObjects) -> None:

@@ -11,6 +11,7 @@ from libs.serving.limits import (
     HEADER_TEXT_BYTES_MAX,
     MESSAGE_DELAY_MS_MAX,
     PAYLOAD_BYTES_CEILING,
+    REQUEST_ID_BYTES_MAX,
     RETENTION_S_MAX,
 )
 from libs.serving.process.instance import DEDUPE_WINDOW_S_MAX
@@ -60,7 +61,6 @@ from services.ingest.wire import (
     MESSAGES_MAX,
     NUMBER_MAX,
     QUEUE_ID_BYTES_MAX,
-    REQUEST_ID_BYTES_MAX,
 )
 from services.ingest.write.dedupe_keys import ROW_KEYS_MAX
 from services.ingest.write.request_ids import ROW_DUPLICATES_MAX, ROW_REQUESTS_MAX

@@ -24,12 +24,12 @@ async def test_the_loop_turns_while_a_document_is_read_and_its_bytes_are_counted
 ) -> None:
     has_turned = threading.Event()
 
-    def read_once_it_turned(body: bytes) -> Notifications:
+    def read_once_it_turned(body: bytes, event_bytes_max: int) -> Notifications:
         assert has_turned.wait(WAIT_SECONDS)
-        return read_notifications(body)
+        return read_notifications(body, event_bytes_max)
 
     monkeypatch.setattr(s3_events, "read_notifications", read_once_it_turned)
-    events = S3Events(UNUSED, UNUSED, lambda: "")
+    events = S3Events(UNUSED, UNUSED, lambda: "", 1 << 20)
     body = document(*[record("ObjectTagging:Put")] * 100)
 
     # When a document is being read, then the loop turns, and the document counts

@@ -1,4 +1,6 @@
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -6,7 +8,7 @@ from libs.serving.process.exits import EXIT_FENCED
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import Fenced
+from libs.storage.errors import Fenced, LostDatabase
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     parse_request_ids_key,
@@ -37,6 +39,25 @@ async def test_an_idle_owner_that_was_fenced_finds_out() -> None:
     root = open_root("memory:///")
     async with opened(root) as older, opened(root):
         assert (await older.wait_lost()).code == EXIT_FENCED
+
+
+async def test_the_database_of_another_shard_is_refused(tmp_path: Path) -> None:
+    # Given two shards with messages
+    root = open_root(tmp_path.as_uri())
+    for number in (0, 1):
+        async with opened(root, shard=number) as shard:
+            await shard.publisher.publish(batch(b"a"))
+
+    # When the folder of one is in the place of the other
+    shutil.rmtree(tmp_path / "ingest/0")
+    shutil.copytree(tmp_path / "ingest/1", tmp_path / "ingest/0")
+
+    # Then it does not serve there, and says which it is
+    with pytest.raises(LostDatabase, match="ingest/0 has the messages of ingest/1"):
+        async with opened(root):
+            pass
+    async with opened(root, shard=1):
+        pass
 
 
 async def test_the_time_of_receipt_never_goes_back_across_a_restart() -> None:

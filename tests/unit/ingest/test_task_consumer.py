@@ -26,7 +26,7 @@ from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
-from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.bodies import TaskBodies, within_task
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS, TaskOutcomes
 from services.ingest.tasks.plain import STEP
@@ -90,7 +90,7 @@ class Rig:
         self.outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
         self._ids = TaskIds(0)
 
-    async def task(self, request: PublishRequest, attempts: int, max_retries: int) -> WriteTask:
+    def task(self, request: PublishRequest, attempts: int, max_retries: int) -> WriteTask:
         task_id = self._ids.make(self.shard.clock.now_ms())
         return WriteTask(
             task_id=task_id,
@@ -98,7 +98,7 @@ class Rig:
             created_at="2026-02-22T12:00:00.000Z",
             attempts=attempts,
             max_retries=max_retries,
-            payload=await self.bodies.put(task_id, request.SerializeToString()),
+            payload=within_task(request.SerializeToString()),
         )
 
     def consumer(self, backend: Listed) -> TaskConsumer:
@@ -146,7 +146,7 @@ async def test_tasks_behind_one_that_cannot_be_encoded_lose_no_attempt_by_it() -
         stored = request_of(b"stored", "known")
         await shard.publisher.publish(accept(stored.SerializeToString()))
         requests = [request_of(UNSTORABLE), stored, *[request_of(b"good")] * 5]
-        tasks = [await rig.task(one, attempts=1, max_retries=1) for one in requests]
+        tasks = [rig.task(one, attempts=1, max_retries=1) for one in requests]
         backend = Listed([*tasks])
 
         # When all wait for the commit of the first, and it fails
@@ -178,14 +178,14 @@ async def test_a_task_in_the_commit_behind_one_that_fails_loses_no_attempt_by_it
         monkeypatch.setattr(shard.database, "write", held)
         rig = Rig(root, shard)
         long = UNSTORABLE + bytes(STEP_BYTES)
-        first = await rig.task(request_of(long), attempts=0, max_retries=0)
+        first = rig.task(request_of(long), attempts=0, max_retries=0)
         backend = Listed([first])
         running = asyncio.create_task(rig.consumer(backend).run())
         await is_written.wait()
 
         # When another one waits for the next commit meanwhile
         in_flight_bytes = shard.publisher.commits.uncommitted_bytes
-        backend.add(await rig.task(request_of(b"good"), attempts=0, max_retries=0))
+        backend.add(rig.task(request_of(b"good"), attempts=0, max_retries=0))
         await backend.is_empty.wait()
         await eventually(lambda: shard.publisher.commits.uncommitted_bytes > in_flight_bytes)
         goes_on.set()
@@ -212,12 +212,12 @@ async def test_a_task_in_the_commit_before_one_that_fails_loses_no_attempt_by_it
         monkeypatch.setattr(shard.database, "flush", held)
         rig = Rig(root, shard)
         large = request_of(b"good" + bytes(AT_ONCE_BYTES))
-        backend = Listed([await rig.task(large, attempts=0, max_retries=0)])
+        backend = Listed([rig.task(large, attempts=0, max_retries=0)])
         running = asyncio.create_task(rig.consumer(backend).run())
         await is_written.wait()
 
         # When the next commit cannot be encoded, then the attempt is of its task alone
-        bad = await rig.task(request_of(UNSTORABLE), attempts=0, max_retries=0)
+        bad = rig.task(request_of(UNSTORABLE), attempts=0, max_retries=0)
         backend.add(bad)
         failed = await failed_by_then(backend, bad, running)
         goes_on.set()
@@ -232,7 +232,7 @@ async def test_tasks_that_are_refused_as_they_are_stored_fail_each_by_itself() -
         shard.publisher.is_draining = True
         rig = Rig(root, shard)
         tasks = [
-            await rig.task(request_of(b"%d" % number), attempts=0, max_retries=1)
+            rig.task(request_of(b"%d" % number), attempts=0, max_retries=1)
             for number in range(2 * STEP)
         ]
         backend = Listed([*tasks])
@@ -242,7 +242,7 @@ async def test_tasks_that_are_refused_as_they_are_stored_fail_each_by_itself() -
         await eventually(lambda: len(backend.failed) == len(tasks))
         assert all("is being drained" in error for error in backend.failed.values())
         shard.publisher.is_draining = False
-        good = await rig.task(request_of(b"good"), attempts=0, max_retries=1)
+        good = rig.task(request_of(b"good"), attempts=0, max_retries=1)
         backend.add(good)
         await eventually(lambda: bool(backend.completed))
         assert backend.completed == [good.task_id]
@@ -254,9 +254,7 @@ async def test_tasks_wait_for_room_instead_of_failing() -> None:
     root = open_root("memory:///")
     async with opened(root, uncommitted_bytes_max=1 << 16) as shard:
         rig = Rig(root, shard)
-        tasks = [
-            await rig.task(request_of(bytes(40_000)), attempts=0, max_retries=0) for _ in range(6)
-        ]
+        tasks = [rig.task(request_of(bytes(40_000)), attempts=0, max_retries=0) for _ in range(6)]
         backend = Listed([*tasks])
         running = asyncio.create_task(rig.consumer(backend).run())
 
@@ -302,9 +300,9 @@ async def test_a_task_that_waits_for_days_is_not_applied_where_its_repeat_was(
     async with consuming(root, clock) as (rig, backend):
         # Given a publish without an answer that is repeated, and whose repeat is applied first
         request = request_of(b"once", "its ID")
-        waiting = await rig.task(request, attempts=0, max_retries=0)
+        waiting = rig.task(request, attempts=0, max_retries=0)
         clock.advance(1000)
-        repeat = await rig.task(request, attempts=0, max_retries=0)
+        repeat = rig.task(request, attempts=0, max_retries=0)
         await finish(backend, repeat)
         clock.advance(3 * DAY_MS)
         if not restarted:
@@ -329,8 +327,8 @@ async def check_once(rig: Rig, backend: Listed, *tasks: WriteTask) -> None:
 async def test_a_late_task_with_the_request_id_of_other_content_fails() -> None:
     clock = ManualClock(START_MS)
     async with consuming(open_root("memory:///"), clock) as (rig, backend):
-        waiting = await rig.task(request_of(b"first", "its ID"), attempts=0, max_retries=0)
-        other = await rig.task(request_of(b"second", "its ID"), attempts=0, max_retries=0)
+        waiting = rig.task(request_of(b"first", "its ID"), attempts=0, max_retries=0)
+        other = rig.task(request_of(b"second", "its ID"), attempts=0, max_retries=0)
         await finish(backend, other)
         clock.advance(DAY_MS)
         await finish(backend, waiting)
@@ -342,10 +340,10 @@ async def test_a_request_id_is_free_again_after_its_window_though_its_next_task_
     clock = ManualClock(START_MS)
     async with consuming(open_root("memory:///"), clock) as (rig, backend):
         request = request_of(b"daily", "its ID")
-        await finish(backend, await rig.task(request, attempts=0, max_retries=0))
+        await finish(backend, rig.task(request, attempts=0, max_retries=0))
         # Given a day later the same request, which waits for long
         clock.advance(DAY_MS)
-        again = await rig.task(request, attempts=0, max_retries=0)
+        again = rig.task(request, attempts=0, max_retries=0)
         clock.advance(DAY_MS)
         await rig.shard.publisher.publish(accept(request_of(b"other").SerializeToString()))
         await finish(backend, again)
@@ -355,7 +353,7 @@ async def test_a_request_id_is_free_again_after_its_window_though_its_next_task_
 async def test_the_request_id_of_a_task_is_forgotten_with_its_record() -> None:
     clock = ManualClock(START_MS)
     async with consuming(open_root("memory:///"), clock) as (rig, backend):
-        task = await rig.task(request_of(b"once", "its ID"), attempts=0, max_retries=0)
+        task = rig.task(request_of(b"once", "its ID"), attempts=0, max_retries=0)
         await finish(backend, task)
         span = KeyRange(task_request_key(bytes(16)), task_request_key(b"\xff" * 16))
         kept = [row async for rows in rig.shard.database.scan(*span) for row in rows]
@@ -370,11 +368,11 @@ async def test_a_request_id_that_was_used_again_is_known_for_as_long_as_its_late
     async with consuming(open_root("memory:///"), clock) as (rig, backend):
         # Given two tasks with one request ID, the second one days after the window of the first
         request = request_of(b"daily", "its ID")
-        first = await rig.task(request, attempts=0, max_retries=0)
+        first = rig.task(request, attempts=0, max_retries=0)
         await finish(backend, first)
         clock.advance(KEPT_MS + 1)
         await rig.shard.publisher.publish(accept(request_of(b"other").SerializeToString()))
-        later = await rig.task(request, attempts=0, max_retries=0)
+        later = rig.task(request, attempts=0, max_retries=0)
         await finish(backend, later)
 
         # When the record of the first one is removed, then the ID names the second one
@@ -396,7 +394,7 @@ async def test_a_request_id_that_is_used_again_as_its_first_task_is_removed_stay
     clock = ManualClock(START_MS)
     async with consuming(open_root("memory:///"), clock) as (rig, backend):
         # Given a task whose record may be removed, and a commit that will write its request's
-        task = await rig.task(request_of(b"daily", "its ID"), attempts=0, max_retries=0)
+        task = rig.task(request_of(b"daily", "its ID"), attempts=0, max_retries=0)
         await finish(backend, task)
         clock.advance(KEPT_MS + 1)
         database, publisher = rig.shard.database, rig.shard.publisher

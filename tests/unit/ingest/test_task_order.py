@@ -98,7 +98,7 @@ async def consuming(root: Root, shard: Shard, backend: Listed) -> AsyncIterator[
 
 async def tasks_of(root: Root, shard: Shard, *requests: PublishRequest) -> list[WriteTask]:
     rig = Rig(root, shard)
-    return [await rig.task(request, attempts=0, max_retries=0) for request in requests]
+    return [rig.task(request, attempts=0, max_retries=0) for request in requests]
 
 
 async def first_ids(shard: Shard, tasks: Sequence[WriteTask]) -> list[int]:
@@ -234,7 +234,7 @@ async def test_a_task_that_has_failed_before_holds_up_no_other(
 ) -> None:
     async with opened(root) as shard:
         rig = Rig(root, shard)
-        again = [await rig.task(request_of(HELD), attempts=1, max_retries=3) for _ in range(2)]
+        again = [rig.task(request_of(HELD), attempts=1, max_retries=3) for _ in range(2)]
         tasks = await tasks_of(root, shard, request_of(LARGE), request_of(b"small"))
         backend = Completed([*again, *tasks])
         async with consuming(root, shard, backend):

@@ -109,6 +109,7 @@ async def test_records_of_tasks_that_may_come_again_stay() -> None:
         for task_id in (failed, retried):
             await outcomes.fail(task_id, Attempt(4, "no room"))
         await apply(shard, outcomes, retried, await outcomes.find(retried))
+        outcomes.begin_new(large)
         await outcomes.keep(large, asyncio.sleep(0))
         clock.advance(2 * KEPT_MS)
 
@@ -131,6 +132,8 @@ async def test_a_task_that_ends_before_it_is_kept_stays_what_it_is() -> None:
     async with opened(clock=ManualClock(START_MS)) as shard:
         outcomes, ids = outcomes_of(shard), TaskIds(0)
         applied, failed = ids.make(START_MS), ids.make(START_MS)
+        for task_id in (applied, failed):
+            outcomes.begin_new(task_id)
         await outcomes.keep(applied, apply(shard, outcomes, applied))
         await outcomes.keep(failed, outcomes.fail(failed, Attempt(1, "no room")))
         assert isinstance(await outcomes.find(applied), AppliedTask)

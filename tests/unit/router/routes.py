@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from libs.filters import Allowance
 from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import NO_DELAY
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
-from services.router.routing import NO_DELAY, BrokerRules, QueueRule
+from services.router.routing import BrokerRules, QueueRule
 
 LIMITS = PieceLimits(messages_max=4, matches_max=6, step_max=2, hold_ms=1_000)
 

@@ -15,6 +15,7 @@ import pytest
 
 from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import NO_DELAY
 from services.broker.core.commands import Assignment, Range
 from services.broker.core.config_log import ConfigChange
 from services.broker.core.lists.replays import Counts, Starts, ranges_from
@@ -23,7 +24,7 @@ from services.broker.rpc.assignment import is_outdated
 from services.router.entries import LogEntry
 from services.router.pieces import Seen
 from services.router.route import Route
-from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
+from services.router.routing import BrokerRules, Columns, QueueRule
 from tests.forms import seeds
 from tests.unit.broker.core.applied import assign_all, backfill_whole
 from tests.unit.broker.core.shards import START_MS

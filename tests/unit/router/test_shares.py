@@ -9,8 +9,9 @@ import pytest
 from libs.filters import Allowance, RuleSet
 from libs.filters.allowance import CHARGE_MAX_NS
 from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import NO_DELAY
 from services.router.entries import LogEntry
-from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
+from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.shares import (
     BEHIND_MS,
     MESSAGE_NS,

@@ -6,10 +6,11 @@ import pytest
 
 from libs.filters import Allowance, TooSlow
 from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import NO_DELAY
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
 from services.router.route import Route
-from services.router.routing import NO_DELAY, STEP_NS, BrokerRules, Columns, Judgement, QueueRule
+from services.router.routing import STEP_NS, BrokerRules, Columns, Judgement, QueueRule
 
 TOOK_NS = 100_000
 """What an evaluation takes by the tests' clock: too little to be charged."""

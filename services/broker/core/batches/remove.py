@@ -133,7 +133,7 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
         if not 0 < queue.done.oldest_order <= row.order:
             continue
         gone = row.messages_count - len(row.left)
-        shard.put(*queue.done.rewrite(row.order, row.left, gone))
+        shard.write_rows([queue.done.rewrite(row.order, row.left, gone)])
         removed += gone
         tried += row.tried
     _forget_attempts(shard, queue, tried)
@@ -258,7 +258,7 @@ def _remove(
     shard: Shard, finished: FinishedList[M], row: StoredRow[M], places: Mapping[int, int]
 ) -> None:
     left = [one for place, one in enumerate(row.stored) if place not in places]
-    shard.put(*finished.rewrite(row.order, left, len(places)))
+    shard.write_rows([finished.rewrite(row.order, left, len(places))])
 
 
 def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
@@ -269,5 +269,4 @@ def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
     in_flight = queue.leases.message_ids() if ids else ()
     for message_id in ids:
         if message_id not in in_flight:
-            for key in shard.attempts.forget(queue, message_id):
-                shard.put(key, None)
+            shard.write_rows((key, None) for key in shard.attempts.forget(queue, message_id))

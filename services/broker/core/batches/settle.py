@@ -170,5 +170,5 @@ def _remove(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[in
             taken.setdefault(one.order, set()).add(place)
     for order, gone in taken.items():
         left = [dead_letter for n, dead_letter in enumerate(wanted.rows[order]) if n not in gone]
-        shard.put(*queue.failed.rewrite(order, left, len(gone)))
+        shard.write_rows([queue.failed.rewrite(order, left, len(gone))])
     shard.redrives.note_removed(queue.queue_id, taken)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from libs.storage.layout.keys import attempts_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.queues import FailedAttempt, encode_attempts
 from services.broker.core.waiting.scan import AttemptsKey, Needs
 
@@ -151,7 +151,7 @@ class Attempts:
         self.held_bytes += record.held_bytes - (before.held_bytes if before else 0)
         self._records[key] = record
 
-    def drain(self) -> Iterator[tuple[AttemptsKey, Row]]:
+    def drain(self) -> Iterator[tuple[AttemptsKey, RowChange]]:
         # Messages that were claimed and nacked together have equal records.
         values: dict[tuple[FailedAttempt, ...], bytes | None] = {(): None}
         for key in self._changed:

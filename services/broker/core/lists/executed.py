@@ -11,12 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from libs.storage.layout.own_keys import executed_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.own_keys import MINUTE_MS, executed_key
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.execution_records import ExecutedRecord, encode_executed
 from slatemq.errors import ResourceExhausted
-
-MINUTE_MS = 60_000
 
 WINDOW_MINUTES = 10
 """How long a request ID is remembered at least; a minute more at most."""
@@ -44,7 +42,7 @@ class Executed:
         self._fingerprints: dict[int, bytes] = {}
         self._minutes: deque[_Minute] = deque()
         self._open: list[ExecutedRecord] = []
-        self._expired: list[Row] = []
+        self._expired: list[RowChange] = []
         self._number = 0
         for minute, number, records in stored:
             self._number = max(self._number, number)
@@ -91,7 +89,7 @@ class Executed:
     def has_changes(self) -> bool:
         return bool(self._open or self._expired)
 
-    def drain(self, now_ms: int) -> Iterator[Row]:
+    def drain(self, now_ms: int) -> Iterator[RowChange]:
         expired, self._expired = self._expired, []
         yield from expired
         records, self._open = self._open, []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.states import OrderRange
 from services.broker.core.waiting.orders import Orders
 
@@ -55,7 +55,7 @@ class FinishedList(Generic[M]):
         unseen, self._seen = self._new[self._seen :], len(self._new)
         return unseen
 
-    def drain(self, now_ms: int) -> Iterator[Row]:
+    def drain(self, now_ms: int) -> Iterator[RowChange]:
         """The rows of what was added since the last commit."""
         if not self._new:
             return
@@ -66,7 +66,7 @@ class FinishedList(Generic[M]):
             order = self._orders.next(now_ms)
         self._new, self._seen = [], 0
 
-    def rewrite(self, order: int, left: Sequence[M], removed: int) -> Row:
+    def rewrite(self, order: int, left: Sequence[M], removed: int) -> RowChange:
         """Removes messages of a stored row; returns the row with what is left of it."""
         self.count -= removed
         if not self.stored_count:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import outbox_counter_key, outbox_key, refused_push_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.execution_records import (
     OutboxCounter,
     OutboxRecord,
@@ -93,7 +93,7 @@ class Outbox:
         self._counters = dict(counters or {})
         self._oldest_ms: dict[int, int] = {}
         self._changed: set[int] = set()
-        self._rows: list[Row] = []
+        self._rows: list[RowChange] = []
 
     @property
     def ingest_shards(self) -> list[int]:
@@ -200,7 +200,7 @@ class Outbox:
     def has_changes(self) -> bool:
         return bool(self._changed or self._rows)
 
-    def drain(self) -> Iterator[Row]:
+    def drain(self) -> Iterator[RowChange]:
         rows, self._rows = self._rows, []
         changed, self._changed = self._changed, set()
         yield from rows

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from libs.storage.layout.own_keys import replay_key
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.replay_records import OPEN_END, UNCOUNTED, ReplayRange, encode_replay
 from services.broker.core.lists.storable import storable
 
@@ -201,7 +202,7 @@ class Replays:
         if queue_id in self.by_queue:
             self._drop_all({queue_id})
 
-    def drain(self) -> list[tuple[bytes, bytes | None]]:
+    def drain(self) -> list[RowChange]:
         changed, self._changed = self._changed, {}
         return [(replay_key(queue_id), value) for queue_id, value in changed.items()]
 

@@ -20,7 +20,7 @@ from libs.storage.layout.buckets import (
     split_order,
 )
 from libs.storage.layout.keys import BUCKET, RecordType, queue_head, waiting_tail
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.delayed_records import DelayedMessage
 from libs.storage.records.queues import AvailableMessage
 from libs.storage.records.states import LaneRecord, PurgesRecord
@@ -560,7 +560,7 @@ class Available:
 
     # --- Records ------------------------------------------------------------
 
-    def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
+    def drain(self, now_ms: int, generation: int, rows: list[RowChange]) -> list[Beyond]:
         """Adds the rows that changed since the last drain; what may go once they are durable."""
         beyond = []
         for lane in tuple(self.by_name.values()):
@@ -578,7 +578,7 @@ class Available:
             rows.extend(self.delayed.drain(self.queue_id, next_order))
         return beyond
 
-    def _put_rows(self, lane: Lane, rows: list[Row]) -> None:
+    def _put_rows(self, lane: Lane, rows: list[RowChange]) -> None:
         head, first = self._key_head, bucket_number(lane.priority, lane.kind, 0)
         is_timed = lane.kind is BucketKind.TIMED
         for order, bucket in lane.changed.items():

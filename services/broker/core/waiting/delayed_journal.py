@@ -14,7 +14,7 @@ from typing import Final
 
 from libs.storage.layout.buckets import order_of, split_order
 from libs.storage.layout.own_keys import delayed_key
-from libs.storage.layout.primitives import Row
+from libs.storage.layout.primitives import RowChange
 from libs.storage.records.delayed_records import DelayedMessage, encode_delayed
 
 ROW_MAX: Final = 1000
@@ -63,7 +63,7 @@ class DelayedJournal:
     def has_new(self) -> bool:
         return bool(self._coming)
 
-    def drain(self, queue_id: str, next_order: Callable[[], int]) -> Iterator[Row]:
+    def drain(self, queue_id: str, next_order: Callable[[], int]) -> Iterator[RowChange]:
         coming, self._coming = self._coming, []
         for start in range(0, len(coming), ROW_MAX):
             self.last_order = next_order()

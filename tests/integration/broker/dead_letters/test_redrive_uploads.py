@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.database.blobs import Blobs
+from libs.storage.database.blobs import UPLOAD_AGE_MS_MAX, Blobs
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.broker.dead_letters import redrive_runner
-from services.broker.outbox.pusher import UPLOAD_AGE_MS_MAX
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import (
     FAILED,

@@ -76,7 +76,7 @@ async def test_what_a_claim_waits_for_is_read_in_its_trace_whichever_claim_came_
         first = asyncio.create_task(claim(rig, FIRST))
         await eventually(lambda: ingest.fetches)
         second = asyncio.create_task(claim(rig, SECOND))
-        await eventually(lambda: rig.delivery.places_count == 2)
+        await eventually(lambda: rig.delivery.places.count == 2)
 
         # When the first one goes on, and so the second
         ingest.read_gate.set()

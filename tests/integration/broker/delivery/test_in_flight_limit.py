@@ -6,18 +6,20 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.serving.process.health import NOTE_KEY
+import slatemq
+from libs.storage.objects import instance_records
 from slatemq.v1 import consumer_pb2, queue_pb2
+from slatemq.v1.instance_pb2 import GetInstanceRequest
+from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
 from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.forms import seeds
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.waiting import eventually
+from tests.made_instances import make_instance
 from tests.manual_clock import ManualClock
 
 
@@ -132,14 +134,15 @@ async def test_leases_from_before_a_start_count_even_beyond_the_bound() -> None:
 
 
 async def test_an_operator_learns_that_claims_wait(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(settings={"in_flight_max": 8}) as rig:
+    disk = Disk()
+    root = memory_root(disk)
+    await make_instance(root)
+    async with running(root, disk=disk, settings={"in_flight_max": 8}) as rig:
         await fill(rig, 3, 10)
-        health: Any = health_pb2_grpc.HealthStub(rig.channel)
+        instance = InstanceServiceStub(rig.channel)
 
         async def note() -> str:
-            call = health.Check(health_pb2.HealthCheckRequest())
-            assert (await call).status == health_pb2.HealthCheckResponse.SERVING
-            return str(dict(await call.trailing_metadata() or ()).get(NOTE_KEY, ""))
+            return (await instance.GetInstance(GetInstanceRequest())).note
 
         held = await rig.claim("q0", max_messages=10)
         assert await note() == ""
@@ -157,6 +160,34 @@ async def test_an_operator_learns_that_claims_wait(caplog: pytest.LogCaptureFixt
         await rig.ack(*(one.lease_token for one in got))
         await others[1]
         assert await note() == ""
+
+
+async def test_an_operator_learns_it_while_the_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    root = memory_root(disk)
+    await make_instance(root)
+    async with running(root, disk=disk, settings={"in_flight_max": 1}) as rig:
+        await fill(rig, 2, 1)
+        (held,) = await rig.claim("q0")
+        other = waiting(rig, "q1")
+        await eventually(lambda: rig.delivery.in_flight.waiting_count == 1)
+
+        free, listed = asyncio.Event(), rig.root.objects.list
+
+        async def hang(folder: str) -> list[str]:
+            if folder == instance_records.FOLDER:
+                await free.wait()
+            return await listed(folder)
+
+        monkeypatch.setattr(rig.root.objects, "list", hang)
+        async with slatemq.connect(rig.running.address) as client:
+            for settings in (True, False):
+                status = await client.status(settings=settings, queues=False)
+                assert "claims on 1 queues wait for acks" in status.services[0].detail
+                assert bool(status.settings_problem) == settings
+        free.set()
+        await rig.ack(held.lease_token)
+        await other
 
 
 @pytest.mark.parametrize("seed", seeds(3))

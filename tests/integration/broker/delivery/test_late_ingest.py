@@ -16,8 +16,8 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.waiting import lane
 from services.broker.core.waiting.scan import Choice, NeedsBeyond, StoredBucket
 from services.broker.delivery import dispatcher, ingest_health, late_fetches
-from services.broker.delivery.dispatcher import ClaimSelector
 from services.broker.delivery.message_cache import IngestMessages
+from services.broker.delivery.selection import ClaimSelector
 from services.broker.delivery.waiters import TURN, WaiterLine
 from services.broker.shard import loading
 from slatemq._rpc.rpc_status import from_rpc_error

@@ -184,7 +184,7 @@ async def idle(rig: Rig) -> None:
     """Waits until nothing is left of claims and streams."""
     delivery = rig.delivery
     await eventually(
-        lambda: not (delivery.places_count or delivery._waiter_lines or delivery.streams)
+        lambda: not (delivery.places.count or delivery._waiter_lines or delivery.streams)
     )
 
 
@@ -254,7 +254,7 @@ async def test_a_drain_ends_every_stream_and_claim_and_says_why() -> None:
         await with_credit.start(messages=5)
         await without.start()
         claim = asyncio.create_task(refusal(rig.claim(wait_ms=30_000)))
-        while rig.delivery.places_count < 4:
+        while rig.delivery.places.count < 4:
             await asyncio.sleep(0.001)
 
         rig.signals.first.set()

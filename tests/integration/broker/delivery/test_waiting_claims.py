@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from libs.serving.requests.doors import Visit, current_visit
 from libs.storage.layout.ids import message_id, shard_of
 from services.broker.delivery import late_fetches
 from services.broker.delivery.message_cache import IngestMessages
-from slatemq.errors import Unavailable
+from services.broker.rpc.consumer import ConsumerServicer
+from slatemq.errors import PermissionDenied, Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
 from tests.integration.waiting import eventually
@@ -161,3 +164,29 @@ async def test_a_claim_that_ends_as_an_ingest_is_awaited_leaves_what_was_read_to
         assert (list(answer.runs), list(answer.awaited_ingest_shards)) == ([], [1])
         assert [one.message.message_id for one in claimed] == [1]
         assert ingest.reads == [[1]]
+
+
+class Forbidden(Visit):
+    """A call that the policy forbids once it has waited."""
+
+    __slots__ = ()
+
+    async def renew(self) -> None:
+        raise PermissionDenied("by the new policy")
+
+
+async def test_a_claim_that_was_forbidden_as_it_waited_gives_its_messages_back() -> None:
+    async with running() as rig:
+        await rig.create()
+        [servicer] = [one for one in rig.service.servicers() if isinstance(one, ConsumerServicer)]
+        request = consumer_pb2.ClaimRequest(queue_id="q", wait_ms=60_000)
+        before = current_visit.set(Forbidden())
+        claiming = asyncio.create_task(servicer.Claim(request, SimpleNamespace()))
+        current_visit.reset(before)
+        await rig.assign([1])
+
+        with pytest.raises(PermissionDenied):
+            await claiming
+
+        (again,) = await rig.claim()
+        assert (again.message.message_id, again.attempts_count) == (1, 1)

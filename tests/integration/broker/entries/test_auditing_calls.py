@@ -104,7 +104,7 @@ async def test_watches_end_when_the_broker_drains() -> None:
 async def test_more_streams_than_are_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as rig:
         await rig.create()
-        monkeypatch.setattr(rig.broker.watches, "_streams_max", 1)
+        monkeypatch.setattr(rig.broker.watches._shares, "_max", 1)
         assert delayed_watch.STREAMS_MAX == 1000
         call = entries(rig).WatchDelayed(entry_pb2.WatchDelayedRequest(queue_id="q"), timeout=60)
         await anext(aiter(call))

@@ -27,7 +27,7 @@ from tests.integration.broker.moves.movers import (
     two_brokers,
 )
 from tests.integration.broker.rig import Rig, close_channel, introduce, refusal, running
-from tests.integration.waiting import eventually
+from tests.integration.waiting import eventually, hang
 
 
 async def route_in_turns(first: Rig, second: Rig) -> None:
@@ -200,10 +200,7 @@ async def test_a_move_goes_on_once_its_rows_can_be_read_again(
 
 
 def hold_copies(patch: pytest.MonkeyPatch, rig: Rig) -> None:
-    async def send(*_: object, **__: object) -> None:
-        await asyncio.Event().wait()
-
-    patch.setattr(rig.broker.departures._targets, "send", send)
+    patch.setattr(rig.broker.departures._targets, "send", hang)
 
 
 async def filled(first: Rig, second: Rig) -> None:

@@ -383,3 +383,20 @@ async def test_large_payloads_are_stored_as_objects_before_the_commit() -> None:
         assert await Blobs(root).get(large.payload_uri) == payload
         assert refusal.reason == "LEASE_UNKNOWN"
         assert len(await root.objects.list("blobs")) == 1
+
+
+async def test_a_request_id_is_known_after_two_restarts_in_its_minute() -> None:
+    disk = Disk()
+    root, clock, pushes = memory_root(disk), ManualClock(), Pushes()
+
+    # Given a request in each of two lives of a broker
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await rig.create()
+        await execute(rig, push(payload=b"1"), request_id="r1")
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await execute(rig, push(payload=b"2"), request_id="r2")
+
+    # Then the first one pushes nothing when it is repeated in the third
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await execute(rig, push(payload=b"1"), request_id="r1")
+        assert rig.owner.shard.outbox.counter(0).last_number == 2

@@ -230,7 +230,7 @@ async def test_a_damaged_row_is_set_aside_and_cannot_be_retried(tmp_path: Path) 
     async with running(tmp_path, pushes=IngestPushes) as rig:
         await rig.create()
         await execute(rig, push(payload=b"1"), push(payload=b"2"), push(payload=b"3"))
-        await rig.owner.run(lambda _: rig.owner.shard.put(outbox_key(0, 2), b"damaged"))
+        await rig.owner.run(lambda _: rig.owner.shard.write_rows([(outbox_key(0, 2), b"damaged")]))
         async with serving(tmp_path.as_uri()) as ingest:
             await eventually(lambda: waiting(rig) == 0)
             assert await stored(ingest) == [b"1", b"3"]
@@ -358,7 +358,7 @@ async def test_a_broker_that_starts_over_loses_no_push_to_an_ingest_that_goes_on
             await rig.create()
             await execute(rig, push(payload=b"1"), push(payload=b"2"))
             # Then its pushes are not taken for those that came before
-            assert "ingest has row 3" in await halted(rig)
+            assert "the ingest has stored row 3" in await halted(rig)
             assert waiting(rig) == 2
             await resume(rig)
             await eventually(lambda: waiting(rig) == 0)

@@ -56,7 +56,7 @@ async def test_a_pause_sends_away_who_waits_and_keeps_the_messages() -> None:
         streams = [await open_stream(rig, credit) for credit in (0, 5)]
         for stream in streams:
             await stream.read()
-        while rig.delivery.places_count < 3:
+        while rig.delivery.places.count < 3:
             await asyncio.sleep(0.005)
 
         paused = await pause(rig)

@@ -519,7 +519,11 @@ def test_whatever_ends_calls_all_places_are_given_back(
 ) -> None:
     async def play() -> None:
         folder = tmp_path_factory.mktemp("limited")
-        async with limited(folder, open_streams=3, waiting_claims=3) as made, AsyncExitStack() as s:
+        async with AsyncExitStack() as s:
+            bounds = {"waiting_claims_max": 8}
+            made = await s.enter_async_context(
+                limited(folder, settings=bounds, open_streams=3, waiting_claims=3)
+            )
             await made.ops.create("q")
             calls: list[Any] = []
             s.callback(lambda: [call.cancel() for call in calls])
@@ -534,8 +538,11 @@ def test_whatever_ends_calls_all_places_are_given_back(
                     pass  # It is refused, or has ended before.
                 taken = made.callers.usage.open
                 assert all(0 <= count <= 3 for count in taken.values()), taken
+                assert made.rig.delivery.places.held.get("shop", 0) <= 4
             for call in calls:
                 call.cancel()
             await eventually(lambda: made.is_open())
+            shares = made.rig.delivery.places, made.rig.running.gate.calls
+            await eventually(lambda: not any(one.held for one in shares))
 
     asyncio.run(play())

@@ -161,7 +161,7 @@ async def test_a_claim_takes_its_place_until_its_answer_is_read(tmp_path: Path) 
         await assign_large(made, range(1, 9))
         claim = reader.claim()
         await eventually(lambda: made.rig.delivery.in_flight.messages_count > 0)
-        await eventually(lambda: made.rig.delivery.places_count == 0)
+        await eventually(lambda: made.rig.delivery.places.count == 0)
 
         await refused(made.shop.claim(wait_ms=0), "waiting_claims", waits=True)
 

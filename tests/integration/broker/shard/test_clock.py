@@ -88,7 +88,7 @@ async def test_draining_many_messages_leaves_nothing_in_memory() -> None:
         delivery, shard = rig.delivery, rig.owner.shard
         assert delivery is not None
         await rig.owner.durable()
-        assert (delivery.places_count, delivery._waiter_lines, delivery.streams) == (0, {}, {})
+        assert (delivery.places.count, delivery._waiter_lines, delivery.streams) == (0, {}, {})
         assert (len(shard.leases._running), rig.owner._pending) == (0, {})
         kept = delivery._payloads
         assert kept._young_bytes <= kept._half_bytes <= 16 << 20

@@ -203,7 +203,7 @@ async def test_a_target_that_is_gone_is_reported_when_its_deletion_is_on_disk() 
 async def commit_in_flight(disk: Disk, rig: Rig) -> None:
     """The disk hangs with a commit; nothing is changed by it."""
     disk.free.clear()
-    rig.owner.delete_rows([b"\xff"])
+    rig.owner.write_rows([(b"\xff", None)])
     await eventually(lambda: rig.owner.commits.overdue_ms() > 0)
 
 

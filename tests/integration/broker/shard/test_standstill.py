@@ -183,7 +183,7 @@ async def test_no_lease_ends_while_a_broker_starts_or_drains(
             rig.clock.advance(3000)
             await rig.owner.end_leases_once()
             assert rig.owner.queue("q").leases.count == 1
-            rig.owner.delete_rows([b"\x01\x7f"])
+            rig.owner.write_rows([(b"\x01\x7f", None)])
             await rig.owner.durable()
         refused = await refusal(rig.ack(held.lease_token))
         assert refused[:2] == (grpc.StatusCode.UNAVAILABLE, "NOT_SERVING")
@@ -209,7 +209,7 @@ async def test_each_commit_keeps_the_leases_that_are_held(monkeypatch: pytest.Mo
             rig.broker.drain()
             for _ in range(2):
                 rig.clock.advance(6000)
-                rig.owner.delete_rows([b"\x01\x7f"])
+                rig.owner.write_rows([(b"\x01\x7f", None)])
                 await rig.owner.durable()
     async with running(root, rig.clock, disk=disk) as rig:
         await rig.pass_time(4000)
@@ -225,7 +225,7 @@ async def test_a_standstill_right_before_a_drain_ends_no_lease() -> None:
         (held,) = await rig.claim(lease_ms=5000)
         rig.clock.step(120_000)
         rig.broker.drain()
-        rig.owner.delete_rows([b"\x01\x7f"])
+        rig.owner.write_rows([(b"\x01\x7f", None)])
         await rig.owner.durable()
     async with running(root, rig.clock, disk=disk) as rig:
         await rig.pass_time(4000)

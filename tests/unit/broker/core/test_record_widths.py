@@ -8,6 +8,7 @@ import pytest
 
 from libs.events.relay import BATCH_EVENTS
 from libs.serving.events.outbox import REQUEST_ID_MAX
+from libs.serving.limits import REQUEST_ID_BYTES_MAX
 from libs.storage.database.clocks import LAST_MS
 from libs.storage.layout.buckets import (
     MAX_EPOCH,
@@ -70,7 +71,7 @@ from services.broker.core.waiting.available import TIMED_BUCKET_MAX
 from services.broker.core.waiting.delayed_journal import ROW_MAX
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.delivery.responses import CONSUMER_ID_BYTES_MAX
-from services.broker.outbox.pusher import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX
+from services.broker.outbox.pusher import PUSHES_BYTES_MAX
 from services.broker.requests.limits import REASON_BYTES_MAX
 from services.broker.requests.queues import _LEAST_MOST
 from services.broker.rpc.dead_letter_rows import RUN_BYTES_MAX

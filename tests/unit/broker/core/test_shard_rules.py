@@ -21,6 +21,7 @@ from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Range
 from services.broker.core.waiting import available
+from slatemq.errors import Unavailable
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_attempts, stored_queue
@@ -62,6 +63,16 @@ def test_a_queue_that_nothing_happens_to_is_not_written() -> None:
     assert not any(b"idle" in key for key in written)
 
 
+def test_a_shard_that_is_being_removed_gives_the_reason_that_an_ingest_gives() -> None:
+    rig = Rig()
+    rig.shard.is_leaving = True
+
+    with pytest.raises(Unavailable) as refused:
+        rig.shard.check_stays()
+
+    assert refused.value.reason == "SHARD_LEAVING"
+
+
 async def test_a_queue_made_again_knows_nothing_of_the_former_one() -> None:
     rig = Rig()
     rig.create()
@@ -91,7 +102,7 @@ async def test_a_queue_made_again_counts_failed_attempts_from_the_first() -> Non
         result = stored_attempts(rig.store.rows, "orders", 1)
         rig.shard.delete_queue(rig.queue())
         # No queue of this name is made before the sweeper is through with them.
-        rig.shard.delete_rows([attempts_key("orders", 1)])
+        rig.shard.write_rows([(attempts_key("orders", 1), None)])
         rig.commit()
 
     assert result == (FailedAttempt("worker", START_MS, "nack: no"),)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.waiting.scan import Choice
-from services.broker.delivery.dispatcher import ClaimSelector
 from services.broker.delivery.message_cache import CachedMessage
+from services.broker.delivery.selection import ClaimSelector
 from slatemq.v1.message_pb2 import Message
 
 BIG = 1 << 40

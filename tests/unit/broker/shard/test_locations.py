@@ -7,7 +7,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
-from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.broker.shard import locations
 from services.broker.shard.locations import ABSENT_S, REMEMBERED_S, Locations
 from tests.manual_clock import ManualSeconds
@@ -76,10 +76,10 @@ async def test_a_store_that_is_down_leaves_what_is_remembered(
     assert await known.of("q") == (3,)
     clock.now_s = 2 * REMEMBERED_S
 
-    async def away(prefix: str) -> list[str]:
+    async def away(prefix: str) -> list[ObjectInfo]:
         raise StoreUnavailable("the store is down")
 
-    monkeypatch.setattr(objects, "list", away)
+    monkeypatch.setattr(objects, "describe", away)
 
     assert await known.of("q") == (3,)
     with pytest.raises(StoreUnavailable):

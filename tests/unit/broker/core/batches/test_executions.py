@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from libs.storage.layout.own_keys import executed_range, outbox_key, outbox_range
+from libs.storage.layout.own_keys import MINUTE_MS, executed_range, outbox_key, outbox_range
 from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, encode_outbox
 from services.broker.core.batches.execute import (
     Command,
@@ -22,7 +22,7 @@ from services.broker.core.batches.execute import (
 from services.broker.core.commands import Needs
 from services.broker.core.leases import Lease
 from services.broker.core.lists import executed
-from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
+from services.broker.core.lists.executed import WINDOW_MINUTES
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,

@@ -61,7 +61,7 @@ async def test_each_dead_letter_goes_where_it_was_decided_and_the_others_stay() 
 async def test_a_message_that_failed_twice_is_settled_once_for_each_time() -> None:
     rig, order, row = await failed(7)
     twice = [*row, *row]
-    rig.shard.put(*rig.queue().failed.rewrite(order, twice, -1))
+    rig.shard.write_rows([rig.queue().failed.rewrite(order, twice, -1)])
     drop = Settlement(7, order, Action.IS_DROPPED)
 
     settle(rig.shard, rig.queue(), decided(twice, drop, drop), rig.now_ms)

@@ -276,6 +276,6 @@ class EntryHistory(ReplayHistory):
         for message_id in list(surely)[:2]:
             assert await reader.locate(queue, message_id, [0]) == self.place_of(queue, message_id)
         found = {
-            item.message_id async for chunk in reader.chunks(queue) for _, item in chunk.entries
+            item.message_id async for chunk in reader.chunks(queue, 0) for _, item in chunk.entries
         }
         assert surely <= found <= waiting.keys()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.layout.own_keys import outbox_key, outbox_range
+from libs.storage.layout.own_keys import MINUTE_MS, outbox_key, outbox_range
 from libs.storage.records.queues import FailedAttempt
 from services.broker.core.batches.execute import (
     Command,
@@ -22,7 +22,7 @@ from services.broker.core.batches.execute import (
     Transfer,
     execute,
 )
-from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
+from services.broker.core.lists.executed import WINDOW_MINUTES
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from tests.unit.broker.core.histories.histories import QUEUES, slowly
 from tests.unit.broker.core.histories.model import Done, Failed

@@ -104,7 +104,7 @@ class QueueHistory(History):
         while self.written:
             self.durable()
         keys = [key for key in self.store.rows if is_attempt_in(queue_id, key)]
-        self.shard.delete_rows(keys)
+        self.shard.write_rows((key, None) for key in keys)
         self.unswept.discard(queue_id)
 
     @rule(queue_id=queue_ids)
@@ -115,16 +115,18 @@ class QueueHistory(History):
         before = self.shard.deleted.get(queue_id)
         epochs = queue.garbage_epochs if queue else before.garbage_epochs if before else ()
         for epoch in epochs:
-            self.shard.delete_rows(garbage_rows(rows, queue_id, epoch))
+            self.shard.write_rows((key, None) for key in garbage_rows(rows, queue_id, epoch))
             self.shard.swept(queue_id, epoch)
         if queue is None:
             return
         for epoch in queue.waiting.garbage_epochs:
-            self.shard.delete_rows(garbage_rows(rows, queue_id, epoch, lanes_only=True))
+            self.shard.write_rows(
+                (key, None) for key in garbage_rows(rows, queue_id, epoch, lanes_only=True)
+            )
             queue.waiting.note_swept(epoch)
         for finished, keys in garbage_lists(rows, queue):
             half = keys[: (len(keys) + 1) // 2]  # the rest is for the next time, or after a crash
-            self.shard.delete_rows([key for key, _ in half])
+            self.shard.write_rows((key, None) for key, _ in half)
             last = half[-1][1] if half and half != keys else finished.garbage.last
             finished.note_swept(last)
 

@@ -74,8 +74,7 @@ class RedriveHistory(EntryHistory):
         step = RedriveStep(order, dead_letters, len(dead_letters), places)
         after, _, rows = moved(queue, record, step, enter, now_ms)
 
-        for changed in rows:
-            self.shard.put(*changed)
+        self.shard.write_rows(rows)
         assert after.redriven_count == len(taken)
         assert (after.examined_count, after.next_order) == (len(dead_letters), order + 1)
         for dead_letter in taken:

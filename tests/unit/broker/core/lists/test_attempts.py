@@ -239,7 +239,7 @@ async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing(
 
     # When its queue is deleted, swept and made again before they have been read
     rig.shard.delete_queue(rig.queue())
-    rig.shard.delete_rows([attempts_key("orders", 1)])
+    rig.shard.write_rows([(attempts_key("orders", 1), None)])
     rig.commit()
     rig.create()
     while not reading.done():
