@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import asyncio
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from libs.access.audit import Act
+from libs.serving.process import logs
+from libs.serving.process.exits import EXIT_FAILED, EXIT_USAGE
+from libs.serving.requests.auditing import Auditor
+from libs.storage.errors import StorageError
+from slatemq.errors import SlateMQError
+
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 
 def root_command(
@@ -23,8 +40,9 @@ def root_command(
     command.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
     command.add_argument(
         "--wal-store",
-        default="",
-        help="URL of the store that has the WALs, where it is not reached by that of the record",
+        default=environ.get("SLATEMQ_WAL_STORE", ""),
+        help="URL of the store that has the WALs, where it is not reached by that of the record "
+        "(SLATEMQ_WAL_STORE)",
     )
     return parser, command
 
@@ -37,3 +55,62 @@ def parsed(
     if not args.root:
         command.error("--root or SLATEMQ_ROOT is required")
     return args
+
+
+def exit_code_of(does: Callable[[], int], interrupted: str) -> int:
+    """Do what a command line says; returns the exit code, and says on stderr why it is not 0.
+
+    `does` returns it where nothing is raised. `interrupted` is what to do after Ctrl-C.
+    """
+    try:
+        return does()
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USAGE
+    except (SlateMQError, StorageError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted: {interrupted}\n")
+        return INTERRUPTED
+
+
+def begin_command() -> None:
+    """Begin the log; SIGTERM and SIGHUP end a command as Ctrl-C does, unless they are ignored."""
+    logs.configure("janitor", "warning")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a script's `command &`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def audited(act: str, **details: object) -> Iterator[None]:
+    """Record what is done here as an act of the user of this machine, when it has ended.
+
+    It is a line of the log alone: where the instance's processes are stopped, nothing takes events.
+    """
+    outcome = "FAILED"
+    try:
+        yield
+        outcome = "OK"
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        outcome = "CANCELLED"
+        raise
+    finally:
+        facts = tuple(f"{name}={value}" for name, value in details.items())
+        done = Act(_user(), "user", act, (), facts, "", outcome, "")
+        Auditor("janitor", lambda act: None).record(done)
+
+
+def _user() -> str:
+    number = os.getuid()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # as in a container
+        return str(number)

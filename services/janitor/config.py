@@ -17,7 +17,8 @@ U32_MAX: Final = (1 << 32) - 1
 class JanitorConfig(ServingConfig):
     """The SlateMQ janitor: runs jobs over all shards with Spark, on schedule and on demand.
 
-    `python -m services.janitor sql --help` says how to query an instance in SQL.
+    `python -m services.janitor sql --help` says how to query an instance in SQL; `backup`,
+    `verify`, `move-wals` and `give-up` are for a root whose processes are stopped.
     """
 
     shard: int = setting(

@@ -171,8 +171,9 @@ class JanitorProcess(Service[JanitorConfig]):
         if job == "backup" and not self._config.backup_root:
             raise FailedPrecondition(
                 "NO_BACKUP_ROOT",
-                "this janitor has nowhere to put a backup: start it with `--backup-root URL`, of "
-                "another bucket or folder than the instance's root",
+                "this janitor has nowhere to put a backup: start it with `--backup-root URL` (or "
+                "`make up` with SLATEMQ_BACKUP_ROOT=URL), of another bucket or folder than the "
+                "instance's root",
             )
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:

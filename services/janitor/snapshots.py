@@ -17,6 +17,10 @@ from libs.serving.peers.topology import Topology, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import StorageError
+from libs.storage.objects.removed_shards import RemovedShards
+from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
+from libs.storage.objects.topology_entries import database_of
 from services.janitor.asking import asking, release_snapshot
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import NotFound, SlateMQError, Unavailable
@@ -90,6 +94,22 @@ class SnapshotSet:
     @property
     def names(self) -> list[SnapshotName]:
         return [taken.name for taken in self.all]
+
+
+async def databases_of(objects: Objects) -> list[str]:
+    """The names of all databases below a root, the brokers' first.
+
+    Also of those that are lost, but not of shards that were removed.
+    """
+    found = {
+        f"{service}/{shard}"
+        for service in SHARDED
+        for folder in await objects.folders(service)
+        if (shard := folder.rpartition("/")[2]).isdigit()
+    }
+    announced = map(database_of, await objects.list(TOPOLOGY))
+    found |= {name for name in announced if name is not None}
+    return sorted(found - await RemovedShards(objects).all())
 
 
 _listeners: list[Callable[[SnapshotName], None]] = []

@@ -15,20 +15,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from libs.serving.process.exits import EXIT_CLEAN
 from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.roots import Root, check_folder, open_root
-from libs.storage.errors import StorageError
 from services.janitor.backup.catalogue import BACKUPS, OBJECTS, Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.backup.verifying import Verifying
+from services.janitor.command_lines import audited, exit_code_of
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import RunStore
-from slatemq.errors import FailedPrecondition, SlateMQError
-
-INTERRUPTED: Final = 130
-"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
+from slatemq.errors import FailedPrecondition
 
 SAY_S: Final = 5.0
 """Between two lines of progress where stderr is no terminal."""
@@ -41,8 +39,9 @@ examples:
   python -m services.janitor backup create --root s3://old/slatemq --backups s3://backups/orders
 
 An instance that serves is backed up by its janitor: `slatemq janitor run backup`, or the
-setting backup_schedule. SLATEMQ_ROOT and SLATEMQ_BACKUP_ROOT stand in for --root and
---backups. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
+setting backup_schedule. SLATEMQ_ROOT, SLATEMQ_BACKUP_ROOT and SLATEMQ_BACKUPS_KEPT
+stand in for --root, --backups and --kept. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after
+Ctrl-C."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
@@ -73,7 +72,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         "broker that still runs ends, and what it has answered is in the backup. For an instance "
         "that serves, use `slatemq janitor run backup`.",
     )
-    create.add_argument("--kept", type=int, default=14, help="backups kept (default %(default)s)")
+    create.add_argument(
+        "--kept",
+        type=_positive,
+        default=environ.get("SLATEMQ_BACKUPS_KEPT") or None,
+        help="how many backups stay, the newest (SLATEMQ_BACKUPS_KEPT; all, if not given)",
+    )
     command("ls", "list the backups, the newest first", "List the backups, the newest first.")
     verify = command(
         "verify",
@@ -102,17 +106,21 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         one.add_argument(
             "--wal-store",
             default=environ.get("SLATEMQ_WAL_STORE", ""),
-            help="URL of the store of its WALs alone (SLATEMQ_WAL_STORE); one that is restored has "
-            "its WALs there, and below its root where none is given",
+            help="URL of the store of its WALs alone, if not its root (SLATEMQ_WAL_STORE)",
         )
     args = parser.parse_args(argv)
     if not args.backups:
         backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
     if args.what in ("create", "restore") and not args.root:
         backup.error("--root or SLATEMQ_ROOT is required")
-    if args.what == "create" and args.kept < 1:
-        backup.error("--kept must be at least 1")
     return args
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -120,26 +128,28 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     args = parse(argv, environ)
     does: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]]
     does = {"create": _create, "ls": _list, "verify": _verify, "restore": _restore}
-    try:
+
+    def run() -> int:
         asyncio.run(does[args.what](args))
-    except (SlateMQError, StorageError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: what is copied stays, and need not be copied again\n")
-        return INTERRUPTED
-    return 0
+        return EXIT_CLEAN
+
+    return exit_code_of(run, "what is copied stays, and need not be copied again")
 
 
 async def _create(args: argparse.Namespace) -> None:
+    check_folder(args.root)
     root, backups = _two_roots(args)
     source = BackupSource(
         root,
         lambda: snapshots_of_stopped(root, time.time_ns() // 1_000_000),
         RunStore(root.objects),
     )
-    taking = Taking(source, backups, args.kept, report=_ProgressLine().say)
-    backup = await taking.take()
+    kept = sys.maxsize if args.kept is None else args.kept
+    taking = Taking(source, backups, kept, report=_ProgressLine().say)
+    with audited("backup create", root=root.url, backups=backups.url, kept=args.kept or "all"):
+        backup = await taking.take()
+    if taking.removed_count:
+        sys.stderr.write(f"removed {taking.removed_count:,} older backups: --kept is {kept}\n")
     _show(args, _fields(backup), backup.backup_id)
 
 
@@ -200,7 +210,9 @@ async def _restore(args: argparse.Namespace) -> None:
     catalogue = Catalogue(backups.objects)
     backup = await catalogue.get(args.backup_id)
     restoring = Restoring(catalogue, backup, root, args.prepare, _ProgressLine().say)
-    await restoring.restore()
+    facts = {"root": root.url, "backups": backups.url, "backup": backup.backup_id}
+    with audited("backup restore", **facts, prepare=args.prepare):
+        await restoring.restore()
     fields = {
         "backup_id": backup.backup_id,
         "taken_at": _rfc_3339(backup.taken_at_ms),

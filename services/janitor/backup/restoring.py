@@ -28,7 +28,8 @@ from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
-from libs.storage.errors import ObjectNotFound, StoreUnavailable
+from libs.storage.database.wal_stores import WalStore, unknown_wal_store
+from libs.storage.errors import ObjectNotFound, OtherWalStore, StoreUnavailable
 from libs.storage.objects.digests import digest_of
 from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
@@ -148,16 +149,39 @@ class Restoring:
                 f"a restore of {begun.backup_id} to {self.target.url} has not ended: complete "
                 "it, or empty the root",
             )
-        named = begun.wal_store
-        if named is None and self.target.wal_url:
-            named = WalStoreRecord.new(self.target.wal_url)
+        wal = await self._wal_store(begun.wal_store)
+        named = None if wal is None else wal.record
         await objects.put(
             RESTORING, json.dumps({"backup_id": backup_id, "wal_store": named}).encode()
         )
-        if named is not None:
-            wal = self.target.open_wal_store(named, make=True)
+        if wal is not None:
             await wal.mark(self.target.url)
             self.target.use_wal_store(wal)
+
+    async def _wal_store(self, named: WalStoreRecord | None) -> WalStore | None:
+        """The store of the WALs; None: the root's own. `named` is that of a restore before.
+
+        Until there are databases it is the one that this restore was given, which is tried first.
+        Raises OtherWalStore where they have their WALs elsewhere, and as `Root.try_wal_store`.
+        """
+        url = self.target.wal_url
+        if not await self._has_manifests():
+            if not url:
+                return None
+            if named is None or named.url != url:
+                named = WalStoreRecord.new(url)
+            return await self.target.try_wal_store(named)
+        if named is None:
+            if url:
+                raise OtherWalStore(
+                    f"wal_store: an interrupted restore to {self.target.url} has its WALs below "
+                    "its root: leave the setting out, or empty the root"
+                )
+            return None
+        wal = self.target.open_wal_store(named, make=False)
+        if not await wal.has_marker():
+            raise unknown_wal_store(wal, is_other=url not in ("", named.url))
+        return wal
 
     async def _has_manifests(self) -> bool:
         for service in KINDS:

@@ -18,11 +18,8 @@ from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
-from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
-from libs.storage.objects.topology_entries import database_of
-from services.janitor.snapshots import channels_of, snapshots_of_all
+from services.janitor.snapshots import channels_of, databases_of, snapshots_of_all
 from slatemq.errors import FailedPrecondition, Unavailable
 
 ORDER: Final = ("broker", "ingest")
@@ -70,22 +67,6 @@ async def opened_restored(root: Root, name: str) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def databases_of(root: Root) -> list[str]:
-    """The names of all databases below a root, the brokers' first.
-
-    Also of those that are lost, but not of shards that were removed.
-    """
-    found = {
-        f"{service}/{shard}"
-        for service in ORDER
-        for folder in await root.objects.folders(service)
-        if (shard := folder.rpartition("/")[2]).isdigit()
-    }
-    announced = map(database_of, await root.objects.list(TOPOLOGY))
-    found |= {name for name in announced if name is not None}
-    return sorted(found - await RemovedShards(root.objects).all())
-
-
 @asynccontextmanager
 async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
     """Snapshots taken by the processes that own the shards, while they serve.
@@ -100,7 +81,7 @@ async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
             ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
             for one in taken.all
         )
-        if unknown := {*await databases_of(root)} - {one.database for one in found}:
+        if unknown := {*await databases_of(root.objects)} - {one.database for one in found}:
             raise FailedPrecondition(
                 "SHARD_UNKNOWN",
                 f"{min(unknown)} has a database but is not in the topology: start its process",
@@ -117,7 +98,7 @@ async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSn
     where a shard has lost its database, which a backup must not leave out.
     """
     owner = Owner(f"backup-{secrets.token_hex(8)}")
-    names = await databases_of(root)
+    names = await databases_of(root.objects)
     if not names:
         raise FailedPrecondition("NO_INSTANCE", f"there is no database below {root.url}")
     async with AsyncExitStack() as stack:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -50,10 +50,11 @@ from services.janitor.backup.catalogue import (
 )
 from services.janitor.backup.checking import digests_of, in_part, rotten
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
-from services.janitor.backup.shards import ShardSnapshots, databases_of
+from services.janitor.backup.shards import ShardSnapshots
 from services.janitor.backup.turns import Turn, turn
 from services.janitor.jobs.contract import JobCancelled, Progress, Report
 from services.janitor.runs.history import RunStore, Sightings
+from services.janitor.snapshots import databases_of
 from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Taking:
         damaged_count: Backups that were passed over, because they are damaged.
         checked_count: Copies that were read again.
         rotten_count: Those of them that had other bytes than when they were written.
+        payloads_gone_count: Payload objects of the backup before that the instance does not have.
     """
 
     source: BackupSource
@@ -118,6 +120,7 @@ class Taking:
     damaged_count: int = 0
     checked_count: int = 0
     rotten_count: int = 0
+    payloads_gone_count: int = 0
     _sightings: Sightings = field(default_factory=Sightings, init=False)
 
     async def take(self) -> Backup:
@@ -151,11 +154,14 @@ class Taking:
             dry_run=self.dry_run,
         )
         self.damaged_count = len(catalogue.damaged)
+        before = {stored for stored in copier.digests if stored.startswith(f"{OBJECTS}/{BLOBS}/")}
         if mine is not None:
             with self._phase("copies", copier):
                 await self._check_copies(mine, copier)
         with self._phase("payloads", copier):
-            await self._copy(catalogue, copier, await self._objects())
+            listed = await self._objects()
+            await self._copy(catalogue, copier, listed)
+        self._count_gone(before, {one.stored for one in listed})
         if mine is None:
             return await self._counted(catalogue, copier)
         for _ in range(ATTEMPTS):
@@ -186,6 +192,16 @@ class Taking:
             "`backup`, and move queues at another time, too",
             reason="REMOVED_MEANWHILE",
         )
+
+    def _count_gone(self, before: Set[str], listed: Set[str]) -> None:
+        """Count them; warn where none is left: jobs remove them, but rarely all at once."""
+        self.payloads_gone_count = len(before - listed)
+        if before and not before & listed:
+            log.warning(
+                "%d payload objects, all of the backup before, are gone from the instance: verify "
+                "it before earlier backups are removed, which have them",
+                len(before),
+            )
 
     async def _check_copies(self, mine: Turn, copier: Copier) -> None:
         """Read a part of the copies; what has rotted counts as lacking, and is copied again."""
@@ -366,7 +382,7 @@ class Taking:
     async def _counted(self, catalogue: Catalogue, copier: Copier) -> Backup:
         """What a backup would copy now; its tables would be those of the snapshots."""
         root = self.source.root
-        for database in await databases_of(root):
+        for database in await databases_of(root.objects):
             infos = await root.objects.describe(tables_folder(database))
             tables = [
                 StoredObject(info.path, stored_path(info), info.size_bytes, "") for info in infos

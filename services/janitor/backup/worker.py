@@ -38,6 +38,7 @@ def run_backup(job: str, root: str, options: JobOptions, report: Report) -> JobR
         "copies_rotten": taking.rotten_count,
         "objects": backup.objects_count,
         "objects_copied": backup.copied_count,
+        "payloads_gone": taking.payloads_gone_count,
     }
     artifacts = [f"{taking.target.url}/{backup.folder}"] if not options.dry_run else []
     return JobResult(counts, artifacts, taking.phases)

@@ -21,18 +21,15 @@ from typing import Final
 
 from libs.serving.access import inherited_tls
 from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.exits import EXIT_CLEAN
 from libs.serving.process.removal import ShardRemoval
 from libs.storage.database.roots import Root, check_folder, open_root
-from libs.storage.errors import StorageError
 from libs.storage.objects.removed_shards import RemovedShards
-from services.janitor.backup.shards import databases_of
-from services.janitor.command_lines import parsed, root_command
+from services.janitor.command_lines import audited, exit_code_of, parsed, root_command
 from services.janitor.giving_up.running import refuse_running
+from services.janitor.snapshots import databases_of
 from slatemq._rpc.tls import ChannelTls
-from slatemq.errors import FailedPrecondition, SlateMQError
-
-FAILED: Final = 1
-USAGE: Final = 2
+from slatemq.errors import FailedPrecondition
 
 _SHARD: Final = re.compile(r"(ingest|broker)/(0|[1-9]\d*)")
 
@@ -43,7 +40,7 @@ example:
 Stop the shard's process first, and what would start it again; the others go on. It is refused while
 that process answers: with TLS, SLATEMQ_TLS_CA, SLATEMQ_TLS_CERT and SLATEMQ_TLS_KEY name the
 services' certificate. What the shard had is lost for ever. SLATEMQ_ROOT stands in for --root.
-Exit codes: 0 done, 1 failed, 2 wrong usage."""
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
 
 
 async def give_up(root: Root, database: str, tls: ChannelTls | None = None) -> None:
@@ -55,7 +52,7 @@ async def give_up(root: Root, database: str, tls: ChannelTls | None = None) -> N
     directory = TopologyDirectory(root.objects)
     try:
         if not await removed.has(database):
-            if database not in await databases_of(root):
+            if database not in await databases_of(root.objects):
                 raise FailedPrecondition(
                     "NO_SHARD", f"{root.url} has no {database}, neither a database nor an entry"
                 )
@@ -70,12 +67,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
     parser, command = root_command(
         "give-up",
-        "Do without a shard for ever: delete what is left of it, but its number.",
+        "Give a shard up for ever: delete what is left of it, and retire its number.",
         EPILOG,
         environ,
     )
     command.add_argument(
-        "--yes", action="store_true", required=True, help="its process is stopped, its data may go"
+        "--yes",
+        action="store_true",
+        required=True,
+        help="its process is stopped, and its data can be deleted",
     )
     command.add_argument("shard", metavar="SHARD", help="such as broker/1 or ingest/2")
     args = parsed(parser, command, argv)
@@ -87,15 +87,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
     args = parse(argv, environ)
-    try:
+
+    def give_up_shard() -> int:
         check_folder(args.root)
         root = open_root(args.root, args.wal_store)
-        asyncio.run(give_up(root, args.shard, inherited_tls(environ)))
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return USAGE
-    except (SlateMQError, StorageError) as error:
-        sys.stderr.write(f"{error}\n")
-        return FAILED
-    sys.stdout.write(f"{args.shard} was given up: never start a process with its number\n")
-    return 0
+        with audited("give-up", root=root.url, shard=args.shard):
+            asyncio.run(give_up(root, args.shard, inherited_tls(environ)))
+        sys.stdout.write(f"{args.shard} was given up: never start a process with its number\n")
+        return EXIT_CLEAN
+
+    return exit_code_of(give_up_shard, "repeat it, since a part may be done")

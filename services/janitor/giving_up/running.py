@@ -7,7 +7,6 @@ process that stands still, or that asks for a certificate which this one lacks, 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Final
 
 from libs.serving.peers.channels import open_channel
@@ -15,8 +14,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.health import owner_health
 from libs.serving.process.standby import GONE_LOOK_S, OwnerWatch, Sign, listens
 from libs.storage.database.roots import Root
-from libs.storage.errors import CorruptRecord
-from libs.storage.objects.shard_owners import OwnerRecord, ShardOwners
+from libs.storage.objects.shard_owners import ShardOwners
 from slatemq._rpc.tls import ChannelTls
 from slatemq.errors import FailedPrecondition
 
@@ -28,11 +26,8 @@ async def refuse_running(
 ) -> None:
     """Raises FailedPrecondition where a process of the shard answers, or may be there."""
     service, _, shard = database.partition("/")
-    claim: OwnerRecord | None = None
-    with suppress(CorruptRecord):  # Then the topology alone says where it was.
-        claim = await ShardOwners(root.objects, database).latest()
+    name, claimed = (await ShardOwners(root.objects, database).latest()).owner
     announced = (await directory.read(max_age_ms=0)).address(service, int(shard))
-    name, claimed = ("", "") if claim is None else claim.owner
     for address in sorted({claimed, announced or ""} - {""}):
         sign = await _sign_at(address, owner_health(database, name), tls)
         if sign in (Sign.LIVES, Sign.STOPS):

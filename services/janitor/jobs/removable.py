@@ -78,7 +78,7 @@ def expired_messages(
     now_ms: int,
     grace_ms: int,
     *,
-    few: bool = False,
+    few: bool,
 ) -> DataFrame:
     """Messages past their deadline that no queue needs: ingest_shard, message_id, payload_bytes.
 
@@ -153,7 +153,7 @@ def unreferenced_messages(
     judged: DataFrame,
     before_ms: int,
     *,
-    few: bool = False,
+    few: bool,
 ) -> DataFrame:
     """Messages received before a time that no queue needs: ingest_shard, message_id, payload_bytes.
 

@@ -99,7 +99,7 @@ def run_on(
     job: str,
     root: str,
     options: JobOptions,
-    progress: Report = lambda _: None,
+    progress: Report,
     started: tuple[str, float] = (STARTING, 0.0),
 ) -> JobResult:
     """Like `run_job`, in a session that is there already."""

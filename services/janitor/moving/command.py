@@ -8,16 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from libs.serving.process.exits import EXIT_CLEAN
 from libs.storage.database.roots import check_folder, open_root
-from libs.storage.errors import StorageError
-from services.janitor.command_lines import parsed, root_command
+from services.janitor.command_lines import audited, exit_code_of, parsed, root_command
 from services.janitor.moving.wals import WalMove
-from slatemq.errors import SlateMQError
-
-FAILED: Final = 1
-USAGE: Final = 2
-INTERRUPTED: Final = 130
-"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 EPILOG: Final = """\
 examples:
@@ -37,12 +31,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         EPILOG,
         environ,
     )
+    # The variable may name the new store already.
+    move.set_defaults(wal_store="")
     move.add_argument("--to", required=True, help="URL of the bucket or folder for the WALs")
     move.add_argument(
         "--lost",
         action="store_true",
-        help="go on from the tables alone, since the store that had the WALs is lost: what was "
-        "answered since they were written is lost for ever",
+        help="the store that had the WALs is lost: continue from the tables only; what was "
+        "answered since the last table was written is lost for ever",
     )
     return parsed(parser, move, argv)
 
@@ -50,21 +46,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says; returns the exit code."""
     args = parse(argv, environ)
-    try:
+
+    def move_wals() -> int:
         check_folder(args.root)
         source, target = open_root(args.root, args.wal_store), open_root(args.root, args.to)
-        asyncio.run(WalMove(source, target, args.lost, _say).move())
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return USAGE
-    except (SlateMQError, StorageError) as error:
-        sys.stderr.write(f"{error}\n")
-        return FAILED
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: repeat it, or no process starts\n")
-        return INTERRUPTED
-    sys.stdout.write(f"the WALs of {target.url} are in {args.to}: start its processes\n")
-    return 0
+        with audited("move-wals", root=target.url, to=args.to, lost=args.lost):
+            asyncio.run(WalMove(source, target, args.lost, _say).move())
+        sys.stdout.write(f"the WALs of {target.url} are in {args.to}: start its processes\n")
+        return EXIT_CLEAN
+
+    return exit_code_of(move_wals, "repeat it, or no process starts")
 
 
 def _say(line: str) -> None:

@@ -31,7 +31,8 @@ from libs.storage.objects.instance_records import InstanceRecord, InstanceRecord
 from libs.storage.objects.queue_names import QueueNames
 from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
-from services.janitor.backup.shards import databases_of, kind_of, opened_restored
+from services.janitor.backup.shards import kind_of, opened_restored
+from services.janitor.snapshots import databases_of
 from slatemq.errors import FailedPrecondition
 
 LOST_COMMITS_S: Final = 3600.0
@@ -58,7 +59,7 @@ class WalMove:
     async def move(self) -> None:
         """Raises FailedPrecondition, and the errors of the storage."""
         record, named = await self._begin()
-        self.databases = await databases_of(self.target)
+        self.databases = await databases_of(self.target.objects)
         new = self.target.open_wal_store(named, make=True)
         self.target.use_wal_store(new)
         old = await self._old_store(named)

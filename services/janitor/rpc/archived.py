@@ -181,8 +181,8 @@ class ArchivedDeadLetters:
                     return
             if problem:
                 if look == LOOKS:
-                    raise Unavailable(f"the archive cannot be read: {path}: {problem}")
-                log.info("%s changes: looking again: %s", path, problem)
+                    raise Unavailable(f"cannot read the archive at {path}: {problem}")
+                log.info("%s changed while it was read; reading it again: %s", path, problem)
             elif parts == [info for info in await self._objects.describe(path) if is_part(info)]:
                 break
         for entry in wanted.values():

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from libs.access.current import ALL_QUEUES, require
+from libs.serving.limits import REQUEST_ID_BYTES_MAX
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.requests.paging import bad_page_token, checked_page_size
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.janitor.asking import asking, find_owner, is_moving
@@ -38,7 +40,6 @@ QUEUES_MAX: Final = 1_000
 MESSAGES_MAX: Final = 10_000
 HANDLES_MAX: Final = 1_000
 DAYS_MAX: Final = 3_660
-REQUEST_ID_BYTES_MAX: Final = 128
 
 _QUEUE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _LATEST_MS: Final = (1 << 48) - 1
@@ -46,7 +47,7 @@ _LATEST_MS: Final = (1 << 48) - 1
 
 def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
     """The request of a run. Raises InvalidArgument naming the field."""
-    job = checked_job("job", request.job)
+    job = checked_job(request.job)
     _only("older_than_s", request.HasField("older_than_s"), job, "dead-letters")
     _only("days", request.days != 0, job, "report")
     for field in ("target_queue_id", "message_ids", "failed_from_ms", "failed_until_ms"):
@@ -103,10 +104,10 @@ def check_archive_query(request: janitor_pb2.ReadArchivedRequest) -> None:
             raise InvalidArgument(field, "cannot be combined with handles: leave one of them out")
 
 
-def checked_job(field: str, job: str) -> str:
+def checked_job(job: str) -> str:
     if job not in JOBS:
         raise InvalidArgument(
-            field, f"unknown job {job[:64]!r} (expected one of {', '.join(JOBS)})"
+            "job", f"unknown job {job[:64]!r} (expected one of {', '.join(JOBS)})"
         )
     return job
 
@@ -192,7 +193,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     _channels: Channels  # to other janitors
     _now_ms: Callable[[], int]
 
-    async def RunJob(  # noqa: N802 - the RPC's name
+    async def RunJob(
         self, request: janitor_pb2.RunJobRequest, context: Any
     ) -> janitor_pb2.RunJobResponse:
         ask = ask_of(request)
@@ -214,24 +215,20 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         run = await self._runner.begin(ask, Trigger.REQUEST, request.request_id)
         return janitor_pb2.RunJobResponse(run=_run_of(run))
 
-    async def GetRun(  # noqa: N802 - the RPC's name
+    async def GetRun(
         self, request: janitor_pb2.GetRunRequest, context: Any
     ) -> janitor_pb2.GetRunResponse:
         run = await self._runner.find(checked_run_id(request.run_id))
         return janitor_pb2.GetRunResponse(run=_run_of(run))
 
-    async def ListRuns(  # noqa: N802 - the RPC's name
+    async def ListRuns(
         self, request: janitor_pb2.ListRunsRequest, context: Any
     ) -> janitor_pb2.ListRunsResponse:
         if request.job:
-            checked_job("job", request.job)
-        if request.page_size < 0:
-            raise InvalidArgument("page_size", "must not be negative")
+            checked_job(request.job)
+        size = checked_page_size(request.page_size, PAGE_RUNS, PAGE_RUNS_MAX)
         if request.page_token and not is_run_id(request.page_token):
-            raise InvalidArgument(
-                "page_token", "is not one that ListRuns gave", reason="INVALID_PAGE_TOKEN"
-            )
-        size = min(request.page_size or PAGE_RUNS, PAGE_RUNS_MAX)
+            raise bad_page_token()
         ids = await self._store.ids(request.job)
         left = [one for one in ids if not request.page_token or one < request.page_token]
         page = await self._store.read(left[:size])
@@ -244,7 +241,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
             next_page_token=left[size - 1] if len(left) > size else "",
         )
 
-    async def CancelRun(  # noqa: N802 - the RPC's name
+    async def CancelRun(
         self, request: janitor_pb2.CancelRunRequest, context: Any
     ) -> janitor_pb2.CancelRunResponse:
         run = await self._runner.find(checked_run_id(request.run_id))
@@ -261,7 +258,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
             stub = janitor_pb2_grpc.JanitorServiceStub(await self._channels.to("janitor", number))
             return await stub.CancelRun(request)
 
-    async def WatchRun(  # noqa: N802 - the RPC's name
+    async def WatchRun(
         self, request: janitor_pb2.WatchRunRequest, context: Any
     ) -> AsyncGenerator[janitor_pb2.WatchRunResponse, None]:
         last = None
@@ -272,7 +269,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
                     yield janitor_pb2.WatchRunResponse(run=result)
                 last = result
 
-    async def ReadReport(  # noqa: N802 - the RPC's name
+    async def ReadReport(
         self, request: janitor_pb2.ReadReportRequest, context: Any
     ) -> janitor_pb2.ReadReportResponse:
         run = await self._runner.find(checked_run_id(request.run_id))
@@ -285,7 +282,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
             raise NotFound("report", run.run_id) from error
         return janitor_pb2.ReadReportResponse(page=page)
 
-    async def ReadArchived(  # noqa: N802 - the RPC's name
+    async def ReadArchived(
         self, request: janitor_pb2.ReadArchivedRequest, context: Any
     ) -> AsyncGenerator[janitor_pb2.ReadArchivedResponse, None]:
         check_archive_query(request)

@@ -165,7 +165,7 @@ class Timetable:
             try:
                 self._due[job] = await (self._plan(job) if job in first else self._turn(job))
             except (StorageError, SlateMQError) as error:
-                log.warning("%s cannot be looked at now: %s", job, error)
+                log.warning("cannot find out whether the job %s has work to do: %s", job, error)
                 self._due[job] = self._now_ms() + AGAIN_MS
             else:
                 first.discard(job)

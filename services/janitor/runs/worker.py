@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 RunJob = Callable[[str, str, JobOptions, Report], JobResult]
 
-TELL_S: Final = 0.2
-"""Between two words about the same phase: tasks end by the hundred in a second."""
+PROGRESS_S: Final = 0.2
+"""Between two reports of progress in one phase: tasks end by the hundred in a second."""
 
-TOLD_MAX: Final = 2_000
+ERROR_CHARS_MAX: Final = 2_000
 """Characters of an error that the history keeps."""
 
 
@@ -87,10 +87,10 @@ def _end_of(
         return {"end": "failed", "error": str(error)}
     except Exception as error:  # whatever Spark raises, the history is to say so
         if options.cancelled.is_set():
-            log.info("ended by the cancellation: %s", without_stack(error)[:TOLD_MAX])
+            log.info("ended by the cancellation: %s", without_stack(error)[:ERROR_CHARS_MAX])
             return {"end": "cancelled"}
         log.exception("the job failed")
-        why = f"{type(error).__name__}: {without_stack(error)[:TOLD_MAX]}"
+        why = f"{type(error).__name__}: {without_stack(error)[:ERROR_CHARS_MAX]}"
         return {"end": "failed", "error": why}
     return {"end": "done", **asdict(result)}
 
@@ -124,7 +124,7 @@ class _JanitorPipe:
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
-        if progress.phase_number == self._phase and now - self._at < TELL_S:
+        if progress.phase_number == self._phase and now - self._at < PROGRESS_S:
             return
         self._phase, self._at = progress.phase_number, now
         self.say({"progress": asdict(progress)})

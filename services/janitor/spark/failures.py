@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from slatemq._secrets import redacted
+
 
 def without_stack(error: Exception) -> str:
-    """The message before Java's stack: of a query, with the place in it, on several lines."""
-    return str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()
+    """The message before Java's stack: of a query, with the place in it, on several lines.
+
+    Without secrets, which all of it may have: errors of other libraries come here, too.
+    """
+    return redacted(str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip())
 
 
 def cause_of(error: Exception) -> str:
@@ -21,7 +26,7 @@ def why_not(text: str) -> str:
         return "no master answers there, or it refuses"
     if "JAVA_GATEWAY_EXITED" in text:
         return "Java has ended; see what it printed before"
-    lines = [line.strip().removeprefix(": ") for line in _lines(text)]
+    lines = [line.strip().removeprefix(": ") for line in _lines(redacted(text))]
     # The first line of a failed call names the call.
     causes = [line for line in lines if not line.startswith(("An error occurred", "at "))]
     return (causes or lines or ["Spark gives no reason"])[0]

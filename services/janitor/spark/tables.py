@@ -26,7 +26,7 @@ from libs.storage.arrow.queues import (
     done_batch,
     failed_batch,
 )
-from libs.storage.database.binding import Row
+from libs.storage.layout.primitives import Row
 from libs.storage.records.configs import QueueConfigRecord
 from libs.storage.records.states import QueueStateRecord
 

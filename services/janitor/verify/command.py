@@ -5,7 +5,6 @@ Reads the store directly, and writes nothing. stdout has the result alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -14,18 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
-from libs.storage.database.addresses import parse_root
-from libs.storage.database.roots import Root, open_root
-from libs.storage.errors import CorruptRecord, StorageError
+from libs.serving.process.exits import EXIT_CLEAN
+from libs.storage.database.roots import Root, check_folder, open_root
+from libs.storage.errors import CorruptRecord
 from libs.storage.objects.restores import refuse_unfinished_restore
+from services.janitor.command_lines import exit_code_of, parsed, root_command
 from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
+from slatemq.errors import FailedPrecondition
 from slatemq.variables import unknown_variables
 
 FAULTS: Final = 1
-USAGE: Final = 2
-INTERRUPTED: Final = 130
-"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 REPORT_S: Final = 0.5
 """Between two lines of progress."""
@@ -40,7 +38,7 @@ examples:
 
 `slatemq verify` does the same on a running instance, from snapshots. SLATEMQ_ROOT is the root
 where none is given. Exit codes: 0 nothing is wrong, 1 there are faults, or the store cannot be
-read, 2 wrong usage, 130 after Ctrl-C."""
+read, 2 wrong usage, 130 after Ctrl-C, SIGTERM or SIGHUP."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +51,11 @@ class Arguments:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.janitor", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser(
+    parser, verify = root_command(
         "verify",
-        description="Verify a stopped instance: its files, every record, every cross-reference.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    verify.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
-    verify.add_argument(
-        "--wal-store",
-        default=environ.get("SLATEMQ_WAL_STORE", ""),
-        help="URL of the store of the WALs alone, where it is not reached by that of the record",
+        "Verify a stopped instance: its files, every record, every cross-reference.",
+        EPILOG,
+        environ,
     )
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.add_argument(
@@ -73,29 +63,22 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
         action="store_true",
         help="compare the sizes of payload objects; do not read them",
     )
-    args = parser.parse_args(argv)
-    if not args.root:
-        verify.error("--root or SLATEMQ_ROOT is required")
+    args = parsed(parser, verify, argv)
     return Arguments(args.root, args.wal_store, args.json, args.sizes_only)
-
-
-class InUse(Exception):
-    """A process has changed the instance meanwhile."""
-
-
-class NothingThere(Exception):
-    """There is no database below the root."""
 
 
 async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = True) -> Findings:
     """Verify an instance whose processes are stopped.
 
-    Raises StoreUnavailable, InUse where one of them is not, NothingThere, and UnfinishedRestore.
+    Raises StoreUnavailable, UnfinishedRestore, and FailedPrecondition: NO_INSTANCE, or IN_USE where
+    a process has changed it meanwhile.
     """
     await refuse_unfinished_restore(root.objects, root.url)
     databases = await StoppedDatabases.find(root)
     if not databases.names:
-        raise NothingThere(f"{root.url} has no databases: is it the root of an instance?")
+        raise FailedPrecondition(
+            "NO_INSTANCE", f"{root.url} has no databases: is it the root of an instance?"
+        )
     await _find_wals(root)
     before = await _positions(root, databases.names)
     now_ms = time.time_ns() // 1_000_000  # not the store's, which takes a write: nothing is removed
@@ -108,9 +91,10 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
         if position != before[name]
     ]
     if changed:
-        raise InUse(
+        raise FailedPrecondition(
+            "IN_USE",
             f"{', '.join(changed)} changed meanwhile: stop all processes first, or run "
-            "`slatemq verify`, which verifies a running instance"
+            "`slatemq verify`, which verifies a running instance",
         )
     return findings
 
@@ -199,23 +183,15 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if unknown := unknown_variables(environ):
         sys.stderr.write(f"warning: {unknown}\n")
     began = time.monotonic()
-    try:
-        folder = parse_root(args.root).folder
-        if folder is not None and not folder.is_dir():
-            raise NothingThere(f"there is no folder {folder}")  # rather than make it
+
+    def verify() -> int:
+        check_folder(args.root)
         root = open_root(args.root, args.wal_store)
         findings = asyncio.run(verify_stopped(root, args.sizes_only, quiet=args.as_json))
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return USAGE
-    except (StorageError, InUse, NothingThere) as error:
-        sys.stderr.write(f"{error}\n")
-        return FAULTS
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; nothing was changed\n")
-        return INTERRUPTED
-    if args.as_json:
-        sys.stdout.write(json.dumps(as_json(findings)) + "\n")
-    else:
-        write_text(findings, time.monotonic() - began, sys.stdout)
-    return FAULTS if findings.faults_count else 0
+        if args.as_json:
+            sys.stdout.write(json.dumps(as_json(findings)) + "\n")
+        else:
+            write_text(findings, time.monotonic() - began, sys.stdout)
+        return FAULTS if findings.faults_count else EXIT_CLEAN
+
+    return exit_code_of(verify, "nothing was changed")

@@ -11,12 +11,11 @@ from typing import Final
 
 import xxhash
 
+from libs.storage.layout.own_keys import MINUTE_MS
 from libs.storage.records.dedupe_records import DedupeRecord
 
 KEYS_MAX: Final = 100_000
 """Keys that are compared, of each kind of row, some 150 bytes each; of more a sample, by digest."""
-
-MINUTE_MS: Final = 60_000
 
 
 class DedupePairs:

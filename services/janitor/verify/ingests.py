@@ -78,6 +78,7 @@ class IngestContents:
     Attributes:
         messages: The IDs of those in the log.
         end: The last ID that the log has had.
+        block: Of the IDs that may be in use; an ingest that starts goes on behind it.
         outbox_progress: By broker shard, the last number of its outbox that is stored here.
         waiting_tasks: The ULIDs of tasks that are to be applied, and whose bodies are objects.
     """
@@ -86,6 +87,7 @@ class IngestContents:
     shard: int
     messages: IdRuns = field(default_factory=IdRuns)
     end: int = 0
+    block: SeqBlock | None = None
     outbox_progress: dict[int, int] = field(default_factory=dict)
     waiting_tasks: set[bytes] = field(default_factory=set)
     clock_ms: int = 0
@@ -149,7 +151,6 @@ class IngestCheck:
     _bounds: LogBoundsRecord = field(default=LogBoundsRecord(), init=False)
     _has_bounds: bool = field(default=False, init=False)
     _gaps: list[LogGap] = field(default_factory=list, init=False)
-    _block: SeqBlock | None = field(default=None, init=False)
     _named_ids: dict[str, int] = field(default_factory=dict, init=False)
     """By the kind of record, the last message that one names."""
     _applied: AppliedRequests = field(default_factory=AppliedRequests, init=False)
@@ -193,7 +194,7 @@ class IngestCheck:
             case RecordType.CLOCK:
                 self.contents.clock_ms = value
             case RecordType.ID_BLOCK:
-                self._block = value
+                self.contents.block = value
             case RecordType.LOG_BOUNDS:
                 self._bounds, self._has_bounds = value, True
             case RecordType.LOG_GAPS:
@@ -409,7 +410,7 @@ class IngestCheck:
     def _check_ends(self) -> None:
         contents, bounds = self.contents, self._bounds
         contents.end = max(contents.messages.last, bounds.last_message_id)
-        block = self._block
+        block = contents.block
         if contents.end and (block is None or sequence_of(contents.end) >= block.end):
             said = "there is none" if block is None else f"it ends before {block.end}"
             wrong = f"message {contents.end} is in use, and {said}: an ID could be used twice"

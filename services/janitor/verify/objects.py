@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from libs.serving.process.instance import settings_of_record
 from libs.storage.database.blobs import BLOB_PATH, Blobs
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.roots import Root
@@ -15,12 +16,13 @@ from libs.storage.errors import (
     DamagedObject,
     ForeignUri,
     ObjectNotFound,
+    OtherFormat,
     StorageError,
 )
 from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.json_objects import load_json
+from libs.storage.objects.queue_names import CLAIM_PATH, QueueNames, named_shards
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
-from libs.storage.objects.queue_names import QueueNames, named_shards
 from libs.storage.objects.shard_owners import ShardOwners
 from libs.storage.objects.task_folders import read_body, task_folder, task_of_body
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
@@ -44,6 +46,19 @@ _LOST_DATABASE: Final = (
     "stop the shard's process, and restore its database from the store's versions or a copy, or "
     "mount what holds it. To give the shard up instead, see `Give a shard up` of "
     "docs/how-to/repair.md"
+)
+
+_FOREIGN: Final = "remove it by hand: SlateMQ did not write it"
+
+_DAMAGED_ENTRY: Final = "restart the shard's process: each start writes its entry again"
+
+_DAMAGED_OWNER: Final = (
+    "delete it: it counts as of a process without a name, and the next claim replaces it"
+)
+
+_DAMAGED_NAME: Final = (
+    "restore this object from the store's versions or a copy: calls that need to know where the "
+    "queue is fail until then"
 )
 
 
@@ -147,7 +162,7 @@ class ObjectCheck:
                         "object",
                         info.path,
                         "not the name of a payload",
-                        advice="remove it by hand: SlateMQ did not write it",
+                        advice=_FOREIGN,
                     )
                     continue
                 name = _name_of(info.path)
@@ -188,13 +203,15 @@ class ObjectCheck:
     async def check_instance(self) -> None:
         try:
             record = await InstanceRecords(self.root.objects).latest()
-        except CorruptRecord as error:
+            if record is not None:
+                settings_of_record(record)
+        except (CorruptRecord, OtherFormat) as error:
             self.findings.add(
                 Kind.OBJECT,
                 "instance",
                 "settings",
                 "",
-                error.detail,
+                str(error),
                 advice="restore this object from the store's versions or a copy: no process starts "
                 "without it",
             )
@@ -236,13 +253,20 @@ class ObjectCheck:
                     self.findings.add(
                         Kind.FILE, database, "database", "", wrong, advice=_LOST_DATABASE
                     )
-            fields = await self._json(path, "topology entry")
+            fields = await self._json(path)
             if fields is None:
                 continue
             name = f"{fields.get('service')}/{fields.get('shard')}"
             announced.add(name)
             if path != f"{TOPOLOGY}/{name.replace('/', '-')}.json":
-                self.findings.add(Kind.OBJECT, "topology", "entry", path, f"it is about {name}")
+                self.findings.add(
+                    Kind.OBJECT,
+                    TOPOLOGY,
+                    "entry",
+                    path,
+                    f"it is about {name}",
+                    advice=_DAMAGED_ENTRY,
+                )
         for name in sorted(folders - known - announced):
             self.findings.unreadable.add(name)
             wrong = "it is not in the topology, so it was not read"
@@ -260,10 +284,11 @@ class ObjectCheck:
 
     async def check_owners(self, databases: Iterable[str]) -> None:
         for database in databases:
-            try:
-                await ShardOwners(self.root.objects, database).latest()
-            except CorruptRecord as error:
-                self.findings.add(Kind.OBJECT, database, "shard owner", "", error.detail)
+            claim = await ShardOwners(self.root.objects, database).latest()
+            if claim.damage:
+                self.findings.add(
+                    Kind.OBJECT, database, "shard owner", "", claim.damage, advice=_DAMAGED_OWNER
+                )
 
     async def check_names(
         self, queues: Mapping[str, Mapping[int, int]], moving: Set[str], began_ms: int
@@ -275,11 +300,20 @@ class ObjectCheck:
         before the snapshots that have them: claims made since are of queues that were created,
         deleted or moved meanwhile.
         """
+        for path in await self.root.objects.list(QUEUE_NAMES):
+            if not CLAIM_PATH.fullmatch(path):
+                wrong = "not the claim of a name"
+                self.findings.add(
+                    Kind.LEFTOVER, QUEUE_NAMES, "object", path, wrong, advice=_FOREIGN
+                )
         claimed: dict[str, tuple[int, ...]] = {}
         changed: set[str] = set()
         async for path, modified_ms, found in QueueNames(self.root.objects).valid():
             if isinstance(found, CorruptRecord):
-                self.findings.add(Kind.OBJECT, QUEUE_NAMES, "queue name", path, found.detail)
+                wrong = found.detail.removeprefix(f"{path}: ")
+                self.findings.add(
+                    Kind.OBJECT, QUEUE_NAMES, "queue name", path, wrong, advice=_DAMAGED_NAME
+                )
                 continue
             queue_id, claim = found
             if modified_ms >= began_ms:
@@ -311,7 +345,7 @@ class ObjectCheck:
                     queue_id=queue_id,
                 )
 
-    async def _json(self, path: str, record: str) -> dict[str, Any] | None:
+    async def _json(self, path: str) -> dict[str, Any] | None:
         try:
             fields = load_json(await self.root.objects.get(path))
             if not isinstance(fields, dict):
@@ -319,7 +353,9 @@ class ObjectCheck:
         except ObjectNotFound:
             return None  # withdrawn since it was listed
         except ValueError as error:
-            self.findings.add(Kind.OBJECT, path.partition("/")[0], record, path, str(error))
+            self.findings.add(
+                Kind.OBJECT, TOPOLOGY, "entry", path, str(error), advice=_DAMAGED_ENTRY
+            )
             return None
         return fields
 

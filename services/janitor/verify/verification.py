@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
-from libs.storage.database.integrity import find_exchanged
+from libs.storage.database.integrity import DELETE_COMPACTIONS, find_exchanged
 from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUnavailable
-from libs.storage.layout.ids import message_id, shard_of
+from libs.storage.layout.ids import message_id, sequence_of, shard_of
 from libs.storage.layout.keys import payload_range
 from libs.storage.layout.own_keys import task_key
 from libs.storage.objects.removed_shards import RemovedShards
@@ -238,11 +238,14 @@ class Verification:
                 objects.add_missing(one)
 
     async def _check_bodies(self, objects: ObjectCheck) -> None:
-        """Each task that is to be applied, and whose body is an object, has its body."""
+        """Each task that is to be applied, and whose body is an object, has its body.
+
+        Where a part of the ingest could not be read, that may say that the task was applied.
+        """
         wrong = {
             ingest.name: await objects.wrong_bodies(ingest.shard, ingest.waiting_tasks)
             for ingest in self._ingests.values()
-            if ingest.waiting_tasks
+            if ingest.waiting_tasks and ingest.name not in self.findings.unreadable
         }
         if not any(wrong.values()):
             return
@@ -296,6 +299,10 @@ class Verification:
         for fault in faults:
             self.findings.unreadable.add(name)
             self.findings.add(Kind.FILE, name, "file", fault.path, fault.wrong)
+        if files.compactions is not None:
+            self.findings.add(
+                Kind.FILE, name, "file", *files.compactions, advice=DELETE_COMPACTIONS
+            )
         self.findings.counts["files"] += 1 + len(files.tables) + len(files.wal)
 
     async def _check_ingest(self, walk: Walk, objects: ObjectCheck) -> None:
@@ -398,7 +405,17 @@ class Verification:
             self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_NO_SHARD)
         elif end is not None and place > end:
             wrong = f"it is at message {place}, and the log ends with {end}: its end was lost"
-            self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_LOST_END)
+            advice = _LOST_MESSAGES if self._is_left_out(place) else _LOST_END
+            self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=advice)
+
+    def _is_left_out(self, message: int) -> bool:
+        """Whether the ingest will give no new message this ID, behind the end of its log."""
+        block = self._ingests[shard_of(message)].block
+        if block is None:
+            return False
+        # A running owner may be within its block; each start goes on behind it.
+        unused = block.end if self.databases.is_stopped else block.base
+        return sequence_of(message) < unused
 
     def _check_outbox(self, broker: BrokerContents) -> None:
         """What was sent of an outbox is stored, and no more; see `_check_progress` for the rest."""
@@ -461,4 +478,10 @@ _LOST_CURSOR: Final = (
 _LOST_END: Final = (
     "the end of this log was lost after it was routed: restore the ingest's database from a copy "
     "that has it. Do not publish before: new messages would get IDs that were used"
+)
+
+_LOST_MESSAGES: Final = (
+    "the end of this log was lost after it was routed: restore the ingest's database from a copy "
+    "that has it, or go on without these messages: no new one gets their IDs, and each queue makes "
+    "those that it has dead letters (`payload gone`) when they are claimed"
 )

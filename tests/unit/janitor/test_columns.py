@@ -8,7 +8,6 @@ import pytest
 
 from libs.storage.arrow.log import log_batches
 from libs.storage.arrow.queues import QueueShard
-from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import (
     active_key,
@@ -19,6 +18,7 @@ from libs.storage.layout.keys import (
     payload_key,
 )
 from libs.storage.layout.own_keys import archived_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.archived_records import ArchivedMessage, encode_archived
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import encode_inline, encode_uri

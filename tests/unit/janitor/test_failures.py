@@ -33,6 +33,13 @@ def test_why_spark_does_not_start_is_reported_in_a_line(text: str, why: str) -> 
     assert "\n" not in why_not(text)
 
 
+def test_no_secret_of_a_library_is_reported() -> None:
+    text = "GET http://key:SECRET@host:1/b failed"
+
+    for said in (why_not(text), cause_of(OSError(text)), without_stack(OSError(text))):
+        assert said == "GET http://***@host:1/b failed"
+
+
 TASK = """\
 Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times: org.apache.spark.api.python:
 Traceback (most recent call last):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_folder_of_backups_that_is_not_there_is_named_and_not_made(
 ) -> None:
     folder, root = tmp_path / "bakcups", (tmp_path / "data").as_uri()
     words = [word.format(root=root) for word in command]
-    assert main(["backup", *words, "--backups", folder.as_uri()], {}) == 1
+    assert main(["backup", *words, "--backups", folder.as_uri()], {}) == 2
     assert capsys.readouterr().err == f"there is no folder {folder}\n"
     assert [*tmp_path.iterdir()] == []
 
@@ -112,6 +113,10 @@ async def test_an_instance_is_made_again_from_the_command_line(
             capture_output=True,
             check=True,
         )
+        (act,) = (line for line in ended.stderr.decode().splitlines() if "slatemq.audit" in line)
+        assert f'act="backup {arguments[0]}"' in act
+        assert f"root={arguments[-1]}, backups={backups}," in act
+        assert "outcome=OK" in act
         answer: dict[str, Any] = json.loads(ended.stdout)
         return answer
 
@@ -131,14 +136,43 @@ async def test_an_instance_is_made_again_from_the_command_line(
         assert {one.message_id for one in await made.claim("orders", published)} == published
 
 
+async def test_the_command_removes_backups_only_where_a_number_that_stays_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with instance(tmp_path):
+        pass
+    backups = (tmp_path / "backups").as_uri()
+    environ = {"SLATEMQ_ROOT": (tmp_path / "data").as_uri(), "SLATEMQ_BACKUP_ROOT": backups}
+    create = ["backup", "create", "--json"]
+
+    async def taken(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+        assert await asyncio.to_thread(main, argv, environ) == 0
+        backup_id: str = json.loads(capsys.readouterr().out)["backup_id"]
+        return backup_id
+
+    async def listed() -> list[str]:
+        return [*await Catalogue(open_root(backups).objects).ids()]
+
+    # Given more backups than a janitor keeps by itself
+    ids = [await taken(create, environ) for _ in range(16)]
+    assert await listed() == ids[::-1]
+
+    # When the setting of the janitor, or the option, has a number, then so many stay
+    ids.append(await taken(create, {**environ, "SLATEMQ_BACKUPS_KEPT": "16"}))
+    assert await listed() == ids[:0:-1]
+    ids.append(await taken([*create, "--kept", "2"], {**environ, "SLATEMQ_BACKUPS_KEPT": "16"}))
+    assert await listed() == ids[:-3:-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("ls",), 2, "--backups or SLATEMQ_BACKUP_ROOT is required"),
         (("restore", "--backups", "file:///x"), 2, "--root or SLATEMQ_ROOT is required"),
         (("create", "--backups", "file:///x", "--root", "file:///y", "--kept", "0"), 2, "--kept"),
-        (("restore", "--backups", "file:///x/y", "--root", "file:///x"), 1, "must not lie one in"),
-        (("ls", "--backups", "http://x"), 1, "unknown scheme"),
+        (("restore", "--backups", "file:///x/y", "--root", "file:///x"), 2, "must not lie one in"),
+        (("create", "--backups", "{b}", "--root", "{r}"), 2, "there is no folder"),
+        (("ls", "--backups", "http://x"), 2, "unknown scheme"),
         (("restore", "20200101-000000-000", "--backups", "{b}", "--root", "{r}"), 1, "20200101-"),
     ],
 )
@@ -152,10 +186,10 @@ def test_wrong_usage_is_named(
     (tmp_path / "b").mkdir()
     urls = {"b": (tmp_path / "b").as_uri(), "r": (tmp_path / "r").as_uri()}
     command = ["backup", *(text.format(**urls) for text in arguments)]
-    if code == 2:
-        with pytest.raises(SystemExit) as ended:
-            main(command, {})
-        assert ended.value.code == code
-    else:
-        assert main(command, {}) == code
+    try:
+        ended: Any = main(command, {})
+    except SystemExit as error:
+        ended = error.code
+    assert ended == code
     assert said in capsys.readouterr().err
+    assert (tmp_path / "r").exists() == (code == 1)  # made for what may be restored there

@@ -140,6 +140,26 @@ async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: R
         assert {one.stored for one in await catalogue.stored(backup)} <= there
 
 
+async def test_payloads_that_have_gone_since_the_backup_before_are_counted(
+    root: Root, backups: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a backup with two payloads
+    await write(root, b"x")
+    uris = [await Blobs(root).put(payload) for payload in (b"one", b"other")]
+    await taking(root, backups).take()
+
+    # When they go, one after the other
+    for uri in uris:
+        assert "are gone from the instance" not in caplog.text
+        await Blobs(root).delete(uri)
+        one = taking(root, backups)
+        await one.take()
+
+        # Then each is counted, and that none is left is said aloud
+        assert one.payloads_gone_count == 1
+    assert "are gone from the instance" in caplog.text
+
+
 async def test_a_backup_is_the_newest_also_when_the_clock_was_set_back(
     root: Root, backups: Root, fresh: Root
 ) -> None:

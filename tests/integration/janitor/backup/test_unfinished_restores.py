@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from obstore.store import LocalStore
@@ -12,7 +13,7 @@ from obstore.store import LocalStore
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import UnfinishedRestore
+from libs.storage.errors import OtherWalStore, StoreUnavailable, UnfinishedRestore
 from libs.storage.layout.keys import config_key, queue_state_key
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.queue_names import QueueNames
@@ -64,8 +65,8 @@ async def source(root: Root) -> Root:
     return root
 
 
-async def interrupt(backups: Root, fresh: Root, at: str) -> None:
-    target = open_root(fresh.url, sync=False)
+async def interrupt(backups: Root, fresh: Root, at: str, wal_url: str = "") -> None:
+    target = open_root(fresh.url, wal_url, sync=False)
     target.objects = InterruptedObjects(target, at)
     with pytest.raises(Interrupted):
         await restored(backups, target)
@@ -120,3 +121,62 @@ async def test_objects_that_were_copied_ahead_are_no_instance(
 
     with pytest.raises(UnfinishedRestore):
         await fresh.database("broker/0", Kind.BROKER)
+
+
+async def wal_url_of(fresh: Root) -> str:
+    """Where a restored instance has its WALs; empty: below its root."""
+    root = open_root(fresh.url, sync=False)
+    assert await read(root, "ingest/0") == b"x"
+    record = (await root.wal_store()).record
+    return "" if record is None else record.url
+
+
+async def test_a_restore_is_bound_to_no_store_that_cannot_have_its_wals(
+    source: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    await taking(source, backups).take()
+    # Given a URL where no folder can be, and the store of another instance
+    (tmp_path / "file").touch()
+    used, free = (tmp_path / "used").as_uri(), (tmp_path / "free").as_uri()
+    await restored(backups, open_root((tmp_path / "other").as_uri(), used, sync=False))
+
+    # When the instance is restored with either, then it has not begun
+    with pytest.raises(StoreUnavailable, match="making the folder of the WALs"):
+        await restored(backups, open_root(fresh.url, (tmp_path / "file/wal").as_uri(), sync=False))
+    with pytest.raises(OtherWalStore, match="an empty store"):
+        await restored(backups, open_root(fresh.url, used, sync=False))
+    assert not await fresh.objects.exists(RESTORING)
+
+    await restored(backups, open_root(fresh.url, free, sync=False))
+    assert await wal_url_of(fresh) == free
+
+
+@pytest.mark.parametrize("name", ["first", "second", ""])
+async def test_until_there_are_databases_a_repeat_says_where_the_wals_are(
+    source: Root, backups: Root, fresh: Root, tmp_path: Path, name: str
+) -> None:
+    backup = await taking(source, backups).take()
+    target = open_root(fresh.url, (tmp_path / "first").as_uri(), sync=False)
+    await Restoring(Catalogue(backups.objects), backup, target, prepare=True).restore()
+
+    chosen = (tmp_path / name).as_uri() if name else ""
+    await restored(backups, open_root(fresh.url, chosen, sync=False))
+
+    assert await wal_url_of(fresh) == chosen
+
+
+@pytest.mark.parametrize("name", ["first", ""])
+async def test_once_there_are_databases_a_repeat_has_the_wals_where_they_are(
+    source: Root, backups: Root, fresh: Root, tmp_path: Path, name: str
+) -> None:
+    await taking(source, backups).take()
+    begun = (tmp_path / name).as_uri() if name else ""
+    await interrupt(backups, fresh, "instance/", begun)
+    (tmp_path / "second").mkdir()
+
+    with pytest.raises(OtherWalStore, match=r"is not the store|below its root"):
+        await restored(backups, open_root(fresh.url, (tmp_path / "second").as_uri(), sync=False))
+    assert not [*(tmp_path / "second").iterdir()]
+
+    await restored(backups, open_root(fresh.url, sync=False))
+    assert await wal_url_of(fresh) == begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process.logs import AUDIT_LOGGER
 from libs.storage.database.roots import open_root
 from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.giving_up.command import give_up, main
@@ -48,12 +50,19 @@ async def check(root_url: str) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_is_left_of_the_shard_is_deleted_but_its_number(tmp_path: Path, times: int) -> None:
+def test_what_is_left_of_the_shard_is_deleted_but_its_number(
+    tmp_path: Path, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT_LOGGER)
     url = tmp_path.as_uri()
     asyncio.run(put(url))
     for _ in range(times):
         assert main(["give-up", "--yes", "broker/1"], {"SLATEMQ_ROOT": url}) == 0
     asyncio.run(check(url))
+    acts = [vars(one) for one in caplog.records if one.name == AUDIT_LOGGER]
+    assert [(one["act"], one["outcome"], one["details"]) for one in acts] == [
+        ("give-up", "OK", f"root={url}, shard=broker/1")
+    ] * times
 
 
 def test_a_shard_that_is_not_there_is_not_given_up(
@@ -76,10 +85,17 @@ def frozen() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def test_a_shard_whose_process_runs_is_not_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("claim", ["whole", "damaged", "lost"])
+async def test_a_shard_whose_process_runs_is_not_given_up(tmp_path: Path, claim: str) -> None:
     async with running(tmp_path, shard=1, settings={"owner_name": "pod-1"}) as rig:
         await introduce(rig)
         root = open_root(tmp_path.as_uri())
+        path = f"shard-owners/broker/1/{1:020}.json"
+        assert await root.objects.exists(path)
+        if claim == "damaged":
+            await root.objects.put(path, b"{")
+        elif claim == "lost":
+            await root.objects.delete(path)
         before = await left(tmp_path.as_uri())
         with pytest.raises(FailedPrecondition, match="stop it and its standbys") as refused:
             await give_up(root, "broker/1")

@@ -71,7 +71,7 @@ def test_retention_removes_what_the_model_allows(
     messages, active, failed = tables["messages"], tables["active"], tables["failed"]
     entries = expired_entries(active, tables["queues"], NOW_MS, GRACE_MS)
     dead_letters = expired_failed(failed, tables["queues"], NOW_MS, GRACE_MS)
-    gone = expired_messages(messages, active, failed, NOW_MS, GRACE_MS)
+    gone = expired_messages(messages, active, failed, NOW_MS, GRACE_MS, few=False)
 
     assert rows(entries, "queue", "message_id") == united(h.may_expire_entries() for h in lived)
     for frame in (entries, dead_letters):
@@ -95,7 +95,12 @@ def test_unreferenced_removes_what_the_model_allows(
     before_ms = NOW_MS - 1000 * WINDOW_S - GRACE_MS
 
     gone = unreferenced_messages(
-        tables["messages"], tables["active"], tables["failed"], judged(spark, lived), before_ms
+        tables["messages"],
+        tables["active"],
+        tables["failed"],
+        judged(spark, lived),
+        before_ms,
+        few=False,
     )
 
     assert rows(gone, "message_id") == united(

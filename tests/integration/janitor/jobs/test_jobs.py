@@ -136,6 +136,7 @@ async def fill(made: Instance) -> Filled:
     return Filled(held, expire_s, *ids)
 
 
+@pytest.mark.timeout(1200)  # Some ten runs of Spark, each half a minute on a slow, busy machine
 @pytest.mark.parametrize("again", [False, proof(True)])
 async def test_jobs_remove_what_may_go_while_work_goes_on(
     spark: SparkSession, tmp_path: Path, again: bool

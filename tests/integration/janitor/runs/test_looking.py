@@ -66,6 +66,26 @@ async def test_a_backup_is_due_each_time_also_of_queues_without_messages(tmp_pat
         assert first != second
 
 
+async def test_a_backup_is_looked_at_again_until_all_shards_are_announced(tmp_path: Path) -> None:
+    objects = open_root(tmp_path.as_uri()).objects
+    directory = TopologyDirectory(objects)
+    channels = Channels(directory)
+    detector = ChangeDetector(directory, channels, objects, AGES)
+    try:
+        # Given a janitor that is started before the rest of its instance
+        with pytest.raises(Unavailable, match="no ingest or broker has announced itself yet"):
+            await detector.look("backup", 1)
+
+        async with serving(tmp_path.as_uri()):
+            # When a shard whose database was restored, say, is not announced
+            await objects.put("broker/0/manifest/00000000000000000001.manifest", b"restored")
+            with pytest.raises(Unavailable, match="no process of broker/0 has announced itself"):
+                await detector.look("backup", 1)
+    finally:
+        await channels.close()
+        await directory.close()
+
+
 async def test_messages_are_work_once_they_are_old_enough(tmp_path: Path) -> None:
     async with looked_at(tmp_path) as (detector, ingest, _, _):
         first = (await ingest.send(b"1"))[-1]

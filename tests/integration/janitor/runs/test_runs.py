@@ -325,7 +325,7 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("GetRun", janitor_pb2.GetRunRequest(run_id="../../x"), "run_id", "INVALID_FIELD"),
     ("CancelRun", janitor_pb2.CancelRunRequest(run_id="x"), "run_id", "INVALID_FIELD"),
     ("ListRuns", janitor_pb2.ListRunsRequest(job="x"), "job", "INVALID_FIELD"),
-    ("ListRuns", janitor_pb2.ListRunsRequest(page_size=-1), "page_size", "INVALID_FIELD"),
+    ("ListRuns", janitor_pb2.ListRunsRequest(page_size=-1), "page_size", "OUT_OF_RANGE"),
     ("ListRuns", janitor_pb2.ListRunsRequest(page_token="x"), "page_token", "INVALID_PAGE_TOKEN"),
     ("GetRun", janitor_pb2.GetRunRequest(run_id=ID), f"run '{ID}' does not exist", "RUN_NOT_FOUND"),
     (

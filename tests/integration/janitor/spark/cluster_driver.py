@@ -32,6 +32,7 @@ if __name__ == "__main__":
     root, master, job = sys.argv[1:]
     with spark_session(master, "512m", SETTINGS) as spark:
         found = spark.range(0, 1, 1, 1).mapInArrow(places, "place string").collect()
-        result = run_on(spark, job, root, replace(OPTIONS, master=master))
+        options = replace(OPTIONS, master=master)
+        result = run_on(spark, job, root, options, lambda _: None)
     fields = {"places": [row["place"] for row in found], "counts": result.counts}
     sys.stdout.write(f"{json.dumps(fields)}\n")

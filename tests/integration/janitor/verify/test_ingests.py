@@ -140,6 +140,16 @@ async def test_a_task_that_is_to_be_applied_has_its_body(root: Root) -> None:
     assert "its body is gone" in (await fault()).wrong
 
 
+async def test_where_a_row_cannot_be_read_no_task_is_said_to_lack_its_body(root: Root) -> None:
+    waiting = encode_task_record(WaitingTask(1, has_failed=False))
+    await write(root, "ingest/0", (TASK_KEY, waiting))
+    assert (Kind.OBJECT, "ingest/0", "task") in await wrong_with(root)
+
+    await write(root, "ingest/0", (LOG_BOUNDS_KEY, b"damaged"))
+
+    assert {kind for kind, _, _ in await wrong_with(root)} == {Kind.ROW}
+
+
 async def test_a_request_names_a_task_that_was_applied_for_it(root: Root) -> None:
     digest, fingerprint = bytes(range(16)), bytes(16)
     applied = AppliedTask(1, LAST, 1, 1, request=digest)

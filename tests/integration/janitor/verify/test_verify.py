@@ -17,6 +17,7 @@ import pytest
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind as DatabaseKind
 from libs.storage.database.slate import Batch, Database
+from libs.storage.layout.ids import decode_seq_block, message_id
 from libs.storage.layout.keys import RecordType, key_head, log_range, queue_state_range
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
@@ -42,8 +43,9 @@ from libs.storage.records.states import (
     encode_routing_cursor,
 )
 from services.janitor.giving_up.command import give_up
-from services.janitor.verify.command import InUse, verify_stopped
+from services.janitor.verify.command import verify_stopped
 from services.janitor.verify.findings import ALIKE_MAX, Finding, Kind
+from slatemq.errors import FailedPrecondition
 from tests.faults.rot import copy_of, fill
 
 
@@ -290,6 +292,29 @@ async def test_single_records_that_lag_behind_what_is_used_are_found(root: Root)
     }
 
 
+@pytest.mark.parametrize(
+    ("beyond_block", "advice"),
+    [(-1, "no new one gets their IDs"), (0, "Do not publish before")],
+)
+async def test_new_messages_get_used_ids_only_where_the_block_of_ids_was_lost_too(
+    root: Root, beyond_block: int, advice: str
+) -> None:
+    reader = await root.open_latest("ingest/0")
+    stored = await reader.get(ID_BLOCK_KEY)
+    await reader.close()
+    assert stored is not None
+    cursor_id = message_id(0, decode_seq_block(stored).end + beyond_block)
+
+    async def go_on_beyond(_: Database) -> list[Any]:
+        return [(routing_cursor_key(0), encode_routing_cursor(cursor_id))]
+
+    await change(root, "broker/0", go_on_beyond)
+
+    (cursor,) = await found(root)
+    assert cursor.record == "routing cursor"
+    assert advice in cursor.what_to_do
+
+
 async def test_single_records_that_are_gone_are_found(root: Root) -> None:
     async def lose(_: Database) -> list[Any]:
         return [(CONFIG_REVISION_KEY, None), (routing_cursor_key(0), None)]
@@ -328,6 +353,50 @@ async def test_objects_beside_the_databases_are_verified_too(root: Root) -> None
     }
     leftovers = {(one.shard, one.record) for one in findings if not one.is_fault}
     assert leftovers == {("blobs", "payload object")}
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "advice"),
+    [
+        ("topology/ingest-0.json", b"\xf3", "restart the shard's process"),
+        ("topology/ingest-0.json", b'{"service": "broker", "shard": 0}', "restart the shard's"),
+        (f"shard-owners/ingest/0/{1:020}.json", b"\xf3", "the next claim replaces it"),
+        (f"queue-names/{'0' * 64}/{1:020}.json", b"\xf3", "calls that need to know where"),
+        ("queue-names/README", b"\xf3", "SlateMQ did not write it"),
+        (f"instance/{2:020}.json", b"\xf3", "no process starts without it"),
+    ],
+)
+async def test_what_to_do_about_a_damaged_object_is_said_of_what_it_is(
+    root: Root, path: str, damage: bytes, advice: str
+) -> None:
+    await root.objects.put(path, damage)
+
+    (finding,) = await found(root)
+
+    assert path in str(finding)
+    assert str(finding).count(path) == 1
+    assert advice in finding.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ('"replay_window_s"', '"seplay_window_s"', "seplay_window_s"),
+        ('"retention_s": ', '"retention_s": -', "retention_s must be at least 0"),
+    ],
+)
+async def test_an_instance_record_with_which_no_process_starts_is_a_fault(
+    root: Root, before: str, after: str, named: str
+) -> None:
+    path = f"instance/{1:020}.json"
+    stored = (await root.objects.get(path)).decode()
+    await root.objects.put(path, stored.replace(before, after).encode())
+
+    (fault,) = await found(root)
+
+    assert (fault.kind, fault.shard) == (Kind.OBJECT, "instance")
+    assert path in fault.wrong
+    assert named in fault.wrong
 
 
 @pytest.mark.parametrize("damage", ["flip", "delete"])
@@ -378,7 +447,7 @@ async def test_a_database_that_is_in_use_is_refused(root: Root) -> None:
         return listed
 
     root.objects.list = writing  # type: ignore[method-assign]
-    with pytest.raises(InUse, match="ingest/0 changed meanwhile"):
+    with pytest.raises(FailedPrecondition, match="ingest/0 changed meanwhile"):
         await verify_stopped(root)
     await database.close()
 
@@ -406,10 +475,10 @@ def test_a_root_without_databases_or_of_a_wrong_form_is_a_wrong_call(tmp_path: P
     assert ran.returncode == 2
     assert "unknown scheme" in ran.stderr
 
-    for url, why in (
-        (f"{tmp_path.as_uri()}/typo", "there is no folder"),
-        (tmp_path.as_uri(), "no"),
+    for url, code, why in (
+        (f"{tmp_path.as_uri()}/typo", 2, "there is no folder"),
+        (tmp_path.as_uri(), 1, "has no databases"),
     ):
         ran = subprocess.run([*command, url], capture_output=True, text=True, check=False)
-        assert (ran.returncode, why in ran.stderr) == (1, True)
+        assert (ran.returncode, why in ran.stderr) == (code, True)
     assert list(tmp_path.iterdir()) == []
