@@ -58,12 +58,12 @@ def check_kind(field: str, value: object, kind: Any, expected: str = "") -> None
         raise wrong(field, expected or f"a {kind.__name__}", value)
 
 
-def check_callback(field: str, value: object) -> None:
+def check_on_progress(value: object) -> None:
     """Raises InvalidArgument for what cannot be called, or would have to be awaited."""
     if not callable(value):
-        raise wrong(field, "a function", value)
+        raise wrong("on_progress", "a function", value)
     if iscoroutinefunction(value):
-        raise InvalidArgument(field, "must be a plain function, not an async one")
+        raise InvalidArgument("on_progress", "must be a plain function, not an async one")
 
 
 def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:

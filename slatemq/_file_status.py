@@ -24,45 +24,67 @@ def file_status(*files: Path | None) -> tuple[object, ...]:
     return tuple(_one(file) for file in files if file is not None)
 
 
+def _take_all(_: object) -> None:
+    """Whatever the time."""
+
+
 class LoadedFiles(Generic[T]):
     """What files say.
 
     Attributes:
         value: As of the newest version of them that was good.
         version: Grows with each new value.
+        problem: What is wrong with the files now; empty: the value is what they say.
     """
 
-    def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
-        """`read` returns the value of these files, and raises InvalidArgument: so does this."""
+    def __init__(
+        self, read: Callable[[], T], *files: Path | None, check: Callable[[T], None] = _take_all
+    ) -> None:
+        """Read them, and warn of what `check` finds: there is nothing better yet.
+
+        Args:
+            read: Returns the value of these files, and raises InvalidArgument: so does this.
+            files: Their paths.
+            check: Raises InvalidArgument where a value is not good at this time.
+        """
         self._read = read
+        self._check = check
         self._files = files
         self._status = file_status(*files)
-        self._problem = ""
+        self._is_to_read = False
+        self.problem = ""
         self.value = read()
         self.version = 1
+        try:
+            check(self.value)
+        except InvalidArgument as error:
+            log.warning("used all the same: %s", error.message)
 
     def reload(self) -> bool:
         """Read them again if they have changed; whether there is a new value.
 
         Raises:
             InvalidArgument: What they say now is not good: the value stays until they change again.
-                Where they could not be read, they are read at each look until they can, and it is
-                raised once.
+                Where they could not be read, or are not good at this time, they are read at each
+                look until they are, and it is raised once.
         """
-        before, status = self._status, file_status(*self._files)
-        if status == before:
+        status = file_status(*self._files)
+        if status == self._status and not self._is_to_read:
             return False
         self._status = status
+        is_read = False
         try:
-            self.value = self._read()
+            value = self._read()
+            is_read = True
+            self._check(value)
         except InvalidArgument as error:
-            if _is_unread(error):
-                self._status = before
-                if error.message == self._problem:
-                    return False
-            self._problem = error.message
+            self._is_to_read = is_read or _is_unread(error)
+            if self._is_to_read and error.message == self.problem:
+                return False
+            self.problem = error.message
             raise
-        self._problem = ""
+        self.value = value
+        self._is_to_read, self.problem = False, ""
         self.version += 1
         return True
 
@@ -70,9 +92,11 @@ class LoadedFiles(Generic[T]):
 class FilesValue(Generic[T]):
     """What files say: looked at when it is asked for, but not more often than every `LOOK_S`."""
 
-    def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
+    def __init__(
+        self, read: Callable[[], T], *files: Path | None, check: Callable[[T], None] = _take_all
+    ) -> None:
         """The arguments are those of LoadedFiles."""
-        self._loaded = LoadedFiles(read, *files)
+        self._loaded = LoadedFiles(read, *files, check=check)
         self._looked_s = time.monotonic()
 
     @property

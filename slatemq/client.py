@@ -77,8 +77,9 @@ def connect(
     Several addresses may be given, in a list or separated by commas; any one that answers will do.
     Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if
     that is shorter) so that a restart does not matter, and raises Unavailable when no process
-    answers, InvalidArgument when another server does (NOT_SLATEMQ), or where only one side
-    speaks TLS (TLS_MISMATCH).
+    answers (after some 6 s where one takes the connection and says nothing, since it is frozen),
+    InvalidArgument when another server does (NOT_SLATEMQ), or where only one side speaks
+    TLS (TLS_MISMATCH).
     `call_timeout`: how long a call is repeated while processes are down. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
     `credentials`: certificates and a token, for instances that need them. `encryption`: the keys

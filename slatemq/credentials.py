@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from slatemq._checks import check_flag, check_kind, check_text
 from slatemq._file_status import FilesValue
-from slatemq._secrets import check_both_given, read_secret, warn_if_readable
+from slatemq._secrets import check_both_given, path_of, read_secret, redacted, warn_if_readable
 from slatemq.errors import InvalidArgument
 
 __all__ = ["Credentials"]
@@ -28,7 +28,8 @@ VARIABLES: Final = {
     "encryption_keys": "SLATEMQ_ENCRYPTION_KEYS",
 }
 
-TOKEN_LENGTH_MAX: Final = 16_384
+TOKEN_LENGTH_MAX: Final = 7_168
+"""gRPC refuses calls with more than 8 KiB of metadata at random (1.85); they have others, too."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,8 +116,11 @@ class Credentials:
             check_text("profile", profile)
         parts = {name: value for name, value in (parts or {}).items() if value is not None}
         stated = {name: environ[var] for name, var in VARIABLES.items() if environ.get(var)}
-        if environ.get("SLATEMQ_TLS", "") not in ("", "0", "false"):
-            stated["tls"] = "1"
+        tls = environ.get("SLATEMQ_TLS", "")
+        if tls in ("1", "true"):
+            stated["tls"] = tls
+        elif tls not in ("", "0", "false"):
+            raise InvalidArgument("tls", "SLATEMQ_TLS must be 1, true, 0 or false")
         values: dict[str, Any] = {}
         for source in (parts, stated, _profile(profile, environ)):
             # A token of one source replaces a token file of the next, and the other way round.
@@ -149,7 +153,7 @@ class TokenSource:
         self._metadata = _authorization(credentials.token) if credentials.token else ()
         self._of_file: FilesValue[tuple[tuple[str, str], ...]] | None = None
         if credentials.token_file is not None:
-            file = Path(credentials.token_file).expanduser()
+            file = path_of(credentials.token_file)
             self._of_file = FilesValue(lambda: _authorization(_read_token(file)), file)
 
     @property
@@ -185,7 +189,8 @@ def _read_token(file: Path) -> str:
     try:
         token = read_secret(file).decode().strip()
     except OSError as error:
-        raise InvalidArgument("token_file", f"cannot read {file}: {error.strerror}") from error
+        problem = f"cannot read {redacted(str(file))}: {error.strerror}"
+        raise InvalidArgument("token_file", problem) from error
     except UnicodeDecodeError:
         raise InvalidArgument("token_file", f"{file} is not a token: it is not text") from None
     if not token:
@@ -197,7 +202,7 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
     """The parts of a profile; empty where none is named and there is no default."""
     named = name or environ.get("SLATEMQ_PROFILE") or ""
     stated = environ.get("SLATEMQ_PROFILES")
-    file = Path(stated) if stated else PROFILES_FILE.expanduser()
+    file = Path(stated) if stated else path_of(PROFILES_FILE)
     try:
         text = file.read_text(encoding="utf-8")
         import tomllib  # Only where there is a file.
@@ -222,5 +227,5 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
         if part not in known or not isinstance(value, bool if part == "tls" else str):
             expected = ", ".join(sorted(known))
             problem = f"{file}: each part is a text of {expected} (`tls` is true or false)"
-            raise InvalidArgument(f"profile.{part}", problem)
+            raise InvalidArgument(f"profile.{part}".rstrip("."), problem)
     return dict(found)

@@ -32,7 +32,7 @@ from weakref import WeakSet
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from slatemq._secrets import KEY_HEADER, read_secret
+from slatemq._secrets import KEY_HEADER, path_of, read_secret
 from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 __all__ = ["KEY_HEADER", "OVERHEAD_BYTES", "KeyRing", "new_key"]
@@ -52,6 +52,11 @@ MESSAGES_PER_DATA_KEY_MAX: Final = 1 << 32
 def new_key() -> str:
     """A key for a ring: 256 random bits, in base64."""
     return base64.b64encode(os.urandom(KEY_BYTES)).decode()
+
+
+def is_sealed(payload: bytes) -> bool:
+    """Whether a payload has the form of an encrypted one."""
+    return payload[:1] == _VERSION and len(payload) >= OVERHEAD_BYTES
 
 
 class KeyRing:
@@ -87,8 +92,11 @@ class KeyRing:
             InvalidArgument: It cannot be read, or a line of it is wrong.
         """
         try:
-            lines = read_secret(Path(file).expanduser()).decode().splitlines()
+            lines = read_secret(path_of(file)).decode().splitlines()
         except OSError as error:
+            if any(map(_is_key, str(file).split())):
+                problem = "must be the path of a key file, not a key"
+                raise InvalidArgument("encryption", problem) from None
             raise InvalidArgument("encryption", f"cannot read {file}: {error.strerror}") from error
         except UnicodeDecodeError:
             raise InvalidArgument("encryption", f"{file} has no keys: it is not text") from None
@@ -152,6 +160,14 @@ class KeyRing:
         data_key = made.digest()
         return self._wrap(data_key, hmac.digest(data_key, b"nonce", "sha256")[:_NONCE_BYTES])
 
+    def digest(self, content: bytes) -> bytes:
+        """32 bytes that name content, always the same while the current key stays.
+
+        The server, which sees them, cannot find the content by trying.
+        """
+        secret = hmac.digest(self._secrets[self.current], b"slatemq-digest", "sha256")
+        return hmac.digest(secret, content, "sha256")
+
     def decrypt(self, payload: bytes, key_id: str) -> bytes:
         """What was given to `encrypt`.
 
@@ -169,7 +185,7 @@ class KeyRing:
                 "KEY_UNKNOWN", f"the key ring has no key {key_id!r}", subject=key_id
             )
         head = len(_VERSION) + _WRAPPED_BYTES
-        if payload[:1] != _VERSION or len(payload) < OVERHEAD_BYTES:
+        if not is_sealed(payload):
             raise _damaged(key_id)
         wrapped = payload[1:head]
         nonce = payload[head : head + _NONCE_BYTES]

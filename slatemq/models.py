@@ -132,8 +132,9 @@ class AccessCheck:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One process; `detail` says why it does not serve, or what holds up its callers.
+    """One process.
 
+    `detail`: why it does not serve, or, for callers that may operate, what holds up its callers.
     `instance_number`: the record of the instance's settings that it runs with; 0 = it did not say.
     `open_without`: what it lacks although other machines can reach it: `TLS`, `policy`,
     `TLS for /s3-events`.

@@ -20,6 +20,7 @@ from slatemq._admin.entry_models import (
     StoredMessage,
     ViewName,
     entry_of,
+    keys_of,
     state_wire,
     stored_message,
     view_wire,
@@ -27,7 +28,7 @@ from slatemq._admin.entry_models import (
 from slatemq._admin.merging import merged
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
-from slatemq._checks import check_callback, check_text, check_whole, iterable
+from slatemq._checks import check_on_progress, check_text, check_whole, iterable
 from slatemq._consume.handles import (
     partition_of_handle,
     queue_of_handle,
@@ -133,8 +134,9 @@ class EntryCalls(Calls):
                     raise
                 silent[shards[partition]] = error
                 return
+            keys = keys_of(request.view, self._encryption)
             for entry in page.entries:
-                yield entry_of(entry, self._encryption)
+                yield entry_of(entry, keys)
             request.page_token, options = page.next_page_token, {}
             if not page.next_page_token:
                 return
@@ -178,7 +180,8 @@ class EntryCalls(Calls):
             next_token = f"{partition}{PAGE_OF}{next_token}"
         elif not next_token and partition + 1 < len(shards):
             next_token = f"{partition + 1}{PAGE_OF}"
-        entries = [entry_of(each, self._encryption) for each in page.entries]
+        keys = keys_of(request.view, self._encryption)
+        entries = [entry_of(each, keys) for each in page.entries]
         return EntryPage(entries, next_token, problems)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
@@ -191,7 +194,7 @@ class EntryCalls(Calls):
         response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).GetEntry, request
         )
-        return entry_of(response.entry, self._encryption)
+        return entry_of(response.entry, keys_of(request.view, self._encryption))
 
     async def find_message(
         self,
@@ -208,7 +211,7 @@ class EntryCalls(Calls):
         answer, or a queue is moving to another one.
         """
         if on_progress is not None:
-            check_callback("on_progress", on_progress)
+            check_on_progress(on_progress)
         request = message_of(
             entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
         )
@@ -275,7 +278,7 @@ class EntryCalls(Calls):
                 for wire in response.entries:
                     if wire.handle not in known:  # A search that broke begins again.
                         known.add(wire.handle)
-                        found.put_nowait(entry_of(wire, self._encryption))
+                        found.put_nowait(entry_of(wire, None))  # It has no payload.
                 note(shard, response)
 
         def check(failure: SlateMQError) -> None:
@@ -319,7 +322,7 @@ class EntryCalls(Calls):
         response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).RescheduleEntry, request
         )
-        return entry_of(response.entry, self._encryption)
+        return entry_of(response.entry, None)  # It has no payload.
 
     async def edit_message(
         self,

@@ -65,6 +65,11 @@ class StoredMessage:
     received_at_ms: int
     retention_s: int
 
+    @property
+    def stored_payload(self) -> bytes:
+        """The payload as it was published, encrypted or not."""
+        return self.payload
+
 
 class SealedMessage(StoredMessage):
     """A stored message whose payload is decrypted when it is read: its key may be unknown here."""
@@ -85,6 +90,10 @@ class SealedMessage(StoredMessage):
     @payload.setter
     def payload(self, sealed: bytes) -> None:
         object.__setattr__(self, "_sealed", sealed)
+
+    @property
+    def stored_payload(self) -> bytes:
+        return self._sealed
 
 
 class Archived(NamedTuple):
@@ -173,6 +182,11 @@ def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
         raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from None
 
 
+def keys_of(view: entry_pb2.EntryView.ValueType, encryption: KeyRing | None) -> KeyRing | None:
+    """The keys for entries of a view: those of others than the full one have no payloads."""
+    return encryption if view == entry_pb2.ENTRY_VIEW_FULL else None
+
+
 def entry_of(entry: entry_pb2.Entry, encryption: KeyRing | None) -> Entry:
     return Entry(
         **fields_of(entry, Entry),
@@ -192,6 +206,6 @@ def _archived_of(archived: entry_pb2.Archived) -> Archived:
 
 def stored_message(message: message_pb2.Message, encryption: KeyRing | None) -> StoredMessage:
     fields = {**fields_of(message, StoredMessage), "headers": dict(message.headers)}
-    if encryption is None or not message.payload:
+    if encryption is None:
         return StoredMessage(**fields)
     return SealedMessage(encryption, **fields)

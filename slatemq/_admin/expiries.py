@@ -19,7 +19,7 @@ def expiries_of(files: Iterable[Path]) -> list[CertificateExpiry]:
     for file in files:
         try:
             certificates = x509.load_pem_x509_certificates(file.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, x509.InvalidVersion):
             continue
         first = min(certificates, key=lambda one: one.not_valid_after_utc)
         expires_at_ms = int(first.not_valid_after_utc.timestamp() * 1000)

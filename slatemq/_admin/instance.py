@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -15,9 +15,17 @@ from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.queue_models import Queue
 from slatemq._checks import check_flag, check_kind
 from slatemq._requests import fields_of, message_of
+from slatemq._rpc.peers import PEER_UNKNOWN
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.errors import INCOMPLETE, SHARDS, InvalidArgument, PermissionDenied, SlateMQError
+from slatemq.errors import (
+    INCOMPLETE,
+    SHARDS,
+    InvalidArgument,
+    PermissionDenied,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.models import RouteStatus, ServiceStatus, Topology
 from slatemq.v1 import instance_pb2
 from slatemq.v1.events_pb2 import GetEventsStatusRequest
@@ -25,8 +33,6 @@ from slatemq.v1.events_pb2_grpc import EventsServiceStub
 from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
 from slatemq.v1.router_pb2 import GetRoutingStatusRequest, GetRoutingStatusResponse
 from slatemq.v1.router_pb2_grpc import RouterServiceStub
-
-T = TypeVar("T")
 
 SETTINGS: Final = tuple(instance_pb2.InstanceSettings.DESCRIPTOR.fields_by_name)
 """Their names."""
@@ -40,7 +46,8 @@ class Instance:
         number: 1 for the first record, and one more with each change.
         written_at_ms: The time of the change, in ms since the Unix epoch.
         settings: The values by name, such as `replay_window_s`.
-        wal_store: URL of the store that holds the write-ahead logs alone; empty: the root does.
+        wal_store: URL of the store that holds the write-ahead logs alone; empty: the root does, or
+            the caller may not operate.
     """
 
     number: int
@@ -55,9 +62,6 @@ SERVING = b"\x08\x01"
 
 REASON_KEY = "slatemq-not-serving"
 """Trailing metadata of a health check: why the process does not serve, or what it waits for."""
-
-NOTE_KEY = "slatemq-note"
-"""Trailing metadata of a health check that says SERVING: what an operator should know."""
 
 STATUS_S = 3.0
 """How long `status` waits for a process."""
@@ -76,8 +80,10 @@ class Status:
     has to be started again. 0 = no process said.
     `refusals`: why routes or queues are missing, where the caller may not see them.
     `settings_problem`: why no process that was asked said it.
-    `store`: URL of the instance's root, without its options; empty: no process said.
-    `wal_store`: the same of the store that holds the write-ahead logs alone; empty: the root does.
+    `store`: URL of the instance's root, without its options; empty: no process said, as to callers
+    that may not operate.
+    `wal_store`: the same of the store that holds the write-ahead logs alone; empty: the root does,
+    or the caller may not operate.
     """
 
     services: list[ServiceStatus]
@@ -100,7 +106,7 @@ class EventsStatus:
         enabled: Whether it publishes events.
         backend: The system that they go to.
         consistency: The setting `queue.consistency`.
-        answering: Whether the backend answers now.
+        answering: Whether the backend answers now, and takes what it is given.
         cursor: The last message (ingest) or event (broker) published; of a janitor the checks of
             runs finished since its start.
         durable_sequence: The last durable message or the newest event; of a janitor the checks of
@@ -109,7 +115,8 @@ class EventsStatus:
         lag_ms: The age of the change whose event is being published.
         published_count: Events published since the process started.
         failed_count: Events in publishes that failed since then.
-        dropped_count: Events given up since then, in `fire-and-forget`.
+        dropped_count: Events given up since then: in `fire-and-forget`, or since the backend takes
+            none as large.
         lost_count: Messages purged before their events were published.
         last_error: The last error of the backend.
         problem: Why the process did not answer; the other fields are empty then.
@@ -143,8 +150,8 @@ class InstanceCalls(Calls):
     async def status(self, *, settings: bool = True, queues: bool = True) -> Status:
         """Every process, route and queue, as far as they answer within some seconds.
 
-        Without `settings`, no process reads the store: the numbers of instance records are 0, and
-        `open_without` is empty. Without `queues`, none are listed.
+        Without `settings`, no process reads the store: `instance_number` of the status is 0, and
+        its stores are empty. Without `queues`, none are listed.
         """
         check_flag("settings", settings)
         check_flag("queues", queues)
@@ -246,27 +253,33 @@ class InstanceCalls(Calls):
 
     def _any_of(self, *processes: Mapping[int, str]) -> grpc.aio.Channel:
         addresses = [address for shards in processes for address in shards.values()]
+        if not addresses:  # the root was emptied or replaced: owners announce themselves again
+            self._peers.forget()
+            raise Unavailable("no process has announced itself", reason=PEER_UNKNOWN)
         return self._peers.at(random.choice(addresses))
 
     async def _process(
         self, service: str, shard: int, address: str, *, settings: bool
     ) -> tuple[ServiceStatus, instance_pb2.GetInstanceResponse, str]:
         """One process, what it says of the instance, and else why it says nothing."""
-        if not settings:
-            return await self._health(service, shard, address), _UNKNOWN, ""
-        health, (instance, problem) = await asyncio.gather(
-            self._health(service, shard, address), self._instance_at(address)
+        health, (own, _), (instance, problem) = await asyncio.gather(
+            self._health(service, shard, address),
+            self._instance_at(address, without_record=True),  # It comes whatever the store does.
+            self._instance_at(address) if settings else _nothing(),
         )
         health = replace(
             health,
-            instance_number=instance.running_number,
-            open_without=tuple(instance.open_without),
+            detail=own.note if health.serving else health.detail,
+            instance_number=own.running_number,
+            open_without=tuple(own.open_without),
         )
         return health, instance, problem
 
-    async def _instance_at(self, address: str) -> tuple[instance_pb2.GetInstanceResponse, str]:
+    async def _instance_at(
+        self, address: str, *, without_record: bool = False
+    ) -> tuple[instance_pb2.GetInstanceResponse, str]:
         stub = InstanceServiceStub(self._peers.at(address))
-        request = instance_pb2.GetInstanceRequest()
+        request = instance_pb2.GetInstanceRequest(without_record=without_record)
         try:
             return await stub.GetInstance(request, timeout=STATUS_S), ""
         except grpc.RpcError as error:
@@ -303,7 +316,7 @@ class InstanceCalls(Calls):
         except grpc.RpcError as error:
             return ServiceStatus(service, shard, address, False, from_rpc_error(error).message)
         if serving:
-            return ServiceStatus(service, shard, address, True, trailing.get(NOTE_KEY, ""))
+            return ServiceStatus(service, shard, address, True)
         reason = trailing.get(REASON_KEY)
         problem = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
         return ServiceStatus(service, shard, address, False, problem)
@@ -346,6 +359,10 @@ def _known(route: RouteStatus) -> tuple[int, bool]:
 
 
 _UNKNOWN: Final = instance_pb2.GetInstanceResponse()
+
+
+async def _nothing() -> tuple[instance_pb2.GetInstanceResponse, str]:
+    return _UNKNOWN, ""
 
 
 def _number_of(found: instance_pb2.GetInstanceResponse) -> int:

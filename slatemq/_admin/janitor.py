@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from slatemq._checks import check_callback, check_text, iterable
+from slatemq._checks import check_on_progress, check_text, iterable
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Method
 from slatemq._rpc.queue_locations import Calls
@@ -230,7 +230,7 @@ class JanitorCalls(Calls):
     ) -> JobRun:
         """Waits until it has ended; its `state` says how. Raises as `watch_job_run`."""
         if on_progress is not None:
-            check_callback("on_progress", on_progress)
+            check_on_progress(on_progress)
         async for one in self.watch_job_run(run):
             if on_progress is not None:
                 on_progress(one)

@@ -33,7 +33,7 @@ from slatemq._rpc.peers import (
     errors_translated,
     raise_unknown,
 )
-from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, is_absent
+from slatemq._rpc.queue_locations import ANSWER_S, Answers, Calls, check_all_changed, is_absent
 from slatemq.errors import (
     INCOMPLETE,
     Aborted,
@@ -342,7 +342,7 @@ class QueueCalls(Calls):
     async def _get_parts(self, queue_id: str) -> list[queue_pb2.Queue]:
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
         attempt = self._locations.asking(queue_id, _get_queue, request)
-        outcomes = await self._locations.outcomes(queue_id, attempt, patience_s=ANSWER_S)
+        outcomes = await self._locations.outcomes_there(queue_id, attempt)
         found = [one.queue for one in outcomes if isinstance(one, queue_pb2.GetQueueResponse)]
         for one in outcomes:
             may_miss = isinstance(one, Unavailable | DeadlineExceeded) or is_absent(one, queue_id)
@@ -445,11 +445,11 @@ class QueueCalls(Calls):
     async def delete_queue(self, queue_id: str, *, etag: str = "") -> None:
         """Deletes a queue with everything in it. Raises NotFound, Aborted.
 
-        Repeat a deletion of a partitioned queue that broke off.
+        Repeat a deletion of a partitioned queue that broke off: Unavailable (INCOMPLETE).
         """
         request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
         etags = await self._etags(queue_id, etag)
-        await self._locations.located(queue_id, fresh=True)
+        shards = await self._locations.located(queue_id, fresh=True)
         tries = 0
 
         async def attempt(index: int, shard: int, timeout: float) -> None:
@@ -471,9 +471,8 @@ class QueueCalls(Calls):
             if is_unknown:  # If its shard was removed, the last of the others has freed the name.
                 request.etag = etags[0] if etags else ""
                 deleted[0] = await self._locations.outcome(queue_id, attempt, 0)
-            problem = next((one for one in deleted if one and not is_absent(one, queue_id)), None)
-            if problem is not None:
-                raise problem
+            left = [None if is_absent(one, queue_id) else one for one in deleted]
+            check_all_changed(queue_id, shards, left, changed="deleted")
             # A try whose response got lost may have deleted it.
             if tries <= len(deleted) and all(deleted):
                 raise NotFound("queue", queue_id)
@@ -532,10 +531,18 @@ class QueueCalls(Calls):
             queue_id=queue_id,
             states=[state_wire(state, "states") for state in given],
         )
-        responses = await self._locations.ask_each(
-            queue_id, lambda channel: QueueServiceStub(channel).PurgeQueue, request
+
+        def purged_count(responses: list[queue_pb2.PurgeQueueResponse]) -> int:
+            return sum(response.purged_count for response in responses)
+
+        return purged_count(
+            await self._locations.ask_each(
+                queue_id,
+                lambda channel: QueueServiceStub(channel).PurgeQueue,
+                request,
+                lambda responses: {"purged_count": str(purged_count(responses))},
+            )
         )
-        return sum(response.purged_count for response in responses)
 
     async def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
         """The queues of a broker shard, then every change, without end."""

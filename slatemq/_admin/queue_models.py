@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from slatemq._checks import moved
 from slatemq._requests import fields_of, message_of
@@ -128,6 +128,9 @@ class Counts:
     oldest_claimable_age_ms: int | None = None
 
 
+_STATES = [one.name for one in fields(Counts) if one.name.endswith("_count")]
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What has passed through a queue since its broker opened the shard; 0 again at a restart.
@@ -214,11 +217,12 @@ class QueueSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueuePartition:
-    """One partition of a queue, on a broker shard of its own; `moving_to_broker_shard` as there."""
+    """One partition of a queue, on a broker shard of its own; the last two as there."""
 
     broker_shard: int
     counts: Counts = field(default_factory=Counts)
     moving_to_broker_shard: int | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,9 @@ class Queue:
         ordering_header: Messages with the same value of it are in one partition; empty: none.
         missing_partitions: The indexes of those that were not found: their broker is down, or a
             creation or deletion broke off, which should be repeated. Counts are without them.
-        settings_differ: A change of the settings did not reach all partitions: repeat it.
+        paused: Of a partitioned queue: some of it is; `partitions` has which.
+        settings_differ: Those that are not alike in all partitions, `paused` among them, since a
+            change did not reach all: repeat it.
         moving_to_broker_shard: In lists, of a queue that moves, and is not there yet; else None.
             Of a partitioned queue that of the first partition that moves.
     """
@@ -269,7 +275,7 @@ class Queue:
     partitions_count: int = 0
     ordering_header: str = ""
     missing_partitions: tuple[int, ...] = ()
-    settings_differ: bool = False
+    settings_differ: tuple[str, ...] = ()
     moving_to_broker_shard: int | None = None
 
     @property
@@ -301,7 +307,7 @@ class DeletedQueue:
 ETAGS_BETWEEN = "."
 """Between the etags of partitions in that of their queue."""
 
-_OWN = (
+_OWN = {
     "broker_shard",
     "revision",
     "etag",
@@ -313,7 +319,7 @@ _OWN = (
     "quarantine",
     "partition",
     "moving_to_broker_shard",
-)
+}
 """What is of a partition alone, and may differ from that of the others."""
 
 
@@ -344,23 +350,22 @@ def joined(parts: Sequence[queue_pb2.Queue]) -> Queue:
         quarantine=next((one.quarantine for one in queues if one.quarantine is not None), None),
         paused=any(queue.paused for queue in queues),
         partitions={
-            index: QueuePartition(queue.broker_shard, queue.counts, queue.moving_to_broker_shard)
+            index: QueuePartition(
+                queue.broker_shard, queue.counts, queue.moving_to_broker_shard, queue.paused
+            )
             for index, queue in by_index.items()
         },
         partitions_count=partition.count,
         ordering_header=partition.ordering_header,
         missing_partitions=tuple(n for n in range(partition.count) if n not in by_index),
         moving_to_broker_shard=next((shard for shard in moving_to if shard is not None), None),
-        settings_differ=any(_settings_of(part) != _settings_of(parts[0]) for part in parts),
+        settings_differ=tuple(
+            name
+            for name in queue_pb2.Queue.DESCRIPTOR.fields_by_name
+            if name not in _OWN
+            and any(getattr(one, name) != getattr(parts[0], name) for one in parts)
+        ),
     )
-
-
-def _settings_of(part: queue_pb2.Queue) -> queue_pb2.Queue:
-    settings = queue_pb2.Queue()
-    settings.CopyFrom(part)
-    for name in _OWN:
-        settings.ClearField(name)  # type: ignore[arg-type]
-    return settings
 
 
 def _by_priority(each: Sequence[Counts]) -> dict[int, PriorityCounts]:
@@ -379,15 +384,8 @@ def sum_of_counts(all_counts: Iterable[Counts]) -> Counts:
     """The counts of several queues, or of the partitions of one; not those by priority."""
     each = list(all_counts)
     ages = [one.oldest_claimable_age_ms for one in each if one.oldest_claimable_age_ms is not None]
-    return Counts(
-        available_count=sum(one.available_count for one in each),
-        delayed_count=sum(one.delayed_count for one in each),
-        in_flight_count=sum(one.in_flight_count for one in each),
-        done_count=sum(one.done_count for one in each),
-        failed_count=sum(one.failed_count for one in each),
-        archived_count=sum(one.archived_count for one in each),
-        oldest_claimable_age_ms=max(ages, default=None),
-    )
+    sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in _STATES}
+    return Counts(**sums, oldest_claimable_age_ms=max(ages, default=None))
 
 
 def queue_of(queue: queue_pb2.Queue) -> Queue:

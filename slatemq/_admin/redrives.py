@@ -12,11 +12,17 @@ from uuid import uuid4
 
 import grpc.aio
 
-from slatemq._checks import check_callback, check_text
+from slatemq._checks import check_on_progress, check_text
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    SlateMQError,
+    Unavailable,
+    incomplete,
+)
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
@@ -88,7 +94,8 @@ class RedriveCalls(Calls):
         `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: at most this many
         messages per second, up to 100,000; 0 = unlimited. Survives restarts, and moves each message
         once.
-        Raises NotFound, InvalidArgument, ResourceExhausted (too many are running).
+        Raises NotFound, InvalidArgument, ResourceExhausted (too many are running), and Unavailable
+        (INCOMPLETE) where only some partitions have begun: `metadata["redrive_id"]` names theirs.
         """
         check_text("into", into)
         check_text("request_id", request_id)
@@ -110,7 +117,11 @@ class RedriveCalls(Calls):
 
         # Each partition gets its share of the rate, one a second at least.
         request.rate = -(-request.rate // len(await self._locations.located(queue_id)))
-        return _joined(await self._locations.each(queue_id, attempt))
+        return _joined(
+            await self._locations.each(
+                queue_id, attempt, lambda begun: {"redrive_id": _joined(begun).redrive_id}
+            )
+        )
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
@@ -119,7 +130,8 @@ class RedriveCalls(Calls):
     async def cancel_redrive(self, redrive: Redrive | str) -> Redrive:
         """Stops it after the current message; it can be resumed.
 
-        Raises NotFound, FailedPrecondition (REDRIVE_DONE).
+        Raises NotFound, FailedPrecondition (REDRIVE_DONE), and Unavailable (INCOMPLETE) where only
+        the brokers of some partitions answer.
         """
         return await self._ask_redrive(
             redrive,
@@ -170,7 +182,7 @@ class RedriveCalls(Calls):
         Asks every `every` seconds, and calls `on_progress` each time.
         """
         if on_progress is not None:
-            check_callback("on_progress", on_progress)
+            check_on_progress(on_progress)
         every_s = seconds(every, "every")
         while True:
             now = await self.get_redrive(redrive)
@@ -187,7 +199,7 @@ class RedriveCalls(Calls):
         """The redrive that a method of its broker responds with; of partitions all of theirs.
 
         Those of partitions that are done stay as they are. Raises FailedPrecondition (REDRIVE_DONE)
-        where all of them are.
+        where all of them are, Unavailable (INCOMPLETE) where only some brokers answer.
         """
         redrive_id = redrive.redrive_id if isinstance(redrive, Redrive) else redrive
         check_text("redrive", redrive_id)
@@ -198,13 +210,25 @@ class RedriveCalls(Calls):
         calls = (self._ask_one(one, method, request_type) for one in parts)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         answered = [one for one in outcomes if isinstance(one, Redrive)]
+        done: list[_PartRedrive] = []
+        silent: dict[int, SlateMQError] = {}
         for one, outcome in zip(parts, outcomes, strict=True):
-            is_done = isinstance(outcome, FailedPrecondition) and outcome.reason == "REDRIVE_DONE"
-            if isinstance(outcome, BaseException) and not (is_done and answered):
+            if isinstance(outcome, FailedPrecondition) and outcome.reason == "REDRIVE_DONE":
+                done.append(one)
+            elif (
+                isinstance(outcome, Unavailable | DeadlineExceeded) and one.broker_shard is not None
+            ):
+                silent[one.broker_shard] = outcome
+            elif isinstance(outcome, BaseException):
                 raise outcome
-            if is_done:
-                answered.append(await self._ask_one(one, _get_redrive, entry_pb2.GetRedriveRequest))
-        return _joined(answered)
+        if silent and len(silent) < len(parts):
+            raise incomplete(silent)
+        if not answered:
+            raise next(one for one in outcomes if isinstance(one, SlateMQError))
+        ended = [
+            await self._ask_one(one, _get_redrive, entry_pb2.GetRedriveRequest) for one in done
+        ]
+        return _joined([*answered, *ended])
 
     async def _ask_one(
         self,

@@ -10,7 +10,7 @@ from typing import NamedTuple, Unpack
 
 from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.placement import least_loaded
-from slatemq._checks import check_callback, check_text, check_whole
+from slatemq._checks import check_on_progress, check_text, check_whole
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import CallOptions
 from slatemq.errors import (
@@ -251,7 +251,7 @@ class ShardCalls(ExaminingCalls):
         InvalidArgument (`partition`), NotFound (no such queue or shard), Unavailable.
         """
         check_text("queue_id", queue_id)
-        check_callback("on_progress", on_progress)
+        check_on_progress(on_progress)
         shards = await self._locations.located(queue_id, fresh=True)
         if partition is None and len(shards) > 1:
             raise InvalidArgument(

@@ -57,17 +57,18 @@ def task_id_of(ulid: bytes) -> str:
     return PREFIX + "".join(digits)
 
 
-def parse_task_id(text: str, field: str = "task_id") -> TaskId:
+def parse_task_id(text: str) -> TaskId:
     """Parse a task ID. Raises InvalidArgument for one that no ingest can have made."""
     digits = text.removeprefix(PREFIX)
     if digits == text or len(digits) != _LENGTH or not _DIGITS.keys() >= set(digits):
-        raise InvalidArgument(field, f"must be {PREFIX} and 26 of A-Z and 0-9, not {text!r}")
+        raise InvalidArgument("task_id", f"must be {PREFIX} and 26 of A-Z and 0-9, not {text!r}")
     number = 0
     for digit in digits:
         number = number << 5 | _DIGITS[digit]
     ulid = (number & (1 << 8 * _BYTES) - 1).to_bytes(_BYTES, "big")
     if number >> 8 * _BYTES or _check(ulid[:-_CHECK_BYTES]) != ulid[-_CHECK_BYTES:]:
-        raise InvalidArgument(field, f"no task has the ID {text}: one of its characters is wrong")
+        problem = f"no task has the ID {text}: one of its characters is wrong"
+        raise InvalidArgument("task_id", problem)
     return TaskId(int.from_bytes(ulid[:6], "big"), int.from_bytes(ulid[6:8], "big"), ulid)
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Final, TypeVar
 
 from slatemq._admin.task_ids import parse_task_id
@@ -18,7 +19,7 @@ from slatemq._publish.published import Published, published
 from slatemq._requests import fields_of, message_of
 from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import SlateMQError
+from slatemq.errors import DeadlineExceeded, SlateMQError
 from slatemq.models import Duration, seconds
 from slatemq.v1 import task_pb2
 from slatemq.v1.task_pb2_grpc import TaskServiceStub
@@ -28,6 +29,9 @@ R = TypeVar("R")
 
 WAIT_S: Final = 30.0
 """The wait of one call; a longer wait takes several calls."""
+
+LOOK_S: Final = 1.0
+"""How long an answer is waited for however short the wait is to be."""
 
 
 class TaskState(Enum):
@@ -62,7 +66,7 @@ class TaskCalls(Calls):
     """Reading tasks, waiting for them, and retrying those that failed; a part of the client."""
 
     async def get_task(self, task_id: str) -> Task:
-        """The task as it is now. Raises NotFound for one accepted over seven days ago."""
+        """The task as it is now. Raises NotFound for one forgotten after a week."""
         shard = _shard_of(task_id)
         request = task_pb2.GetTaskRequest(task_id=task_id)
         response = await self._peers.ask_ingest(
@@ -74,28 +78,43 @@ class TaskCalls(Calls):
         """Waits until a task is applied or has failed, for at most `timeout`; returns the task.
 
         None waits without a limit. A task is pending while its ingest still retries it. Raises as
-        `get_task`.
+        `get_task`, and where the ingest has not answered by then, what failed last: it has at least
+        a second for that.
         """
         shard = _shard_of(task_id)
         request = task_pb2.WaitTaskRequest(task_id=task_id)
-        bound = asyncio.timeout(None if timeout is None else seconds(timeout, "timeout"))
+        length_s = inf if timeout is None else seconds(timeout, "timeout")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        task: Task | None = None
+        failures: list[SlateMQError] = []
         try:
-            async with bound:
-                while True:
+            async with _ending(began_s + length_s):
+                while task is None or task.state is TaskState.PENDING:
+                    # The ingest answers shortly before the deadline of the call.
+                    attempt_s = min(WAIT_S, began_s + length_s - loop.time())
                     response = await self._peers.ask_ingest(
                         shard,
                         lambda channel: TaskServiceStub(channel).WaitTask,
                         request,
-                        attempt_s=WAIT_S,
-                        wait_s=WAIT_S,
+                        attempt_s=attempt_s,
+                        wait_s=attempt_s,
+                        on_failure=failures.append,
                     )
                     task = _task_of(response.task)
-                    if task.state is not TaskState.PENDING:
-                        return task
+                return task
         except TimeoutError:
-            if not bound.expired():
-                raise
-        return await self.get_task(task_id)
+            if task is not None:
+                return task
+        try:
+            async with _ending(began_s + max(length_s, LOOK_S)):
+                return await self.get_task(task_id)
+        except TimeoutError:
+            if failures:
+                raise failures[-1] from None
+            raise DeadlineExceeded(
+                f"ingest {shard} did not answer in {max(length_s, LOOK_S):g} s"
+            ) from None
 
     async def failed_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
         """The tasks that failed permanently, the oldest of each ingest first.
@@ -137,16 +156,22 @@ class TaskCalls(Calls):
         """Retries every task that failed permanently; returns how many.
 
         Ingests go on with it where this ends before; the next call gets the number of those, too.
-        Raises as `failed_tasks`, after the other ingests have done it. Safe to repeat.
+        Raises as `failed_tasks`, after the other ingests have done it: `metadata["retried_count"]`
+        of the error has their number. Safe to repeat.
         """
         answers = await self._ask_ingests(
             lambda channel: TaskServiceStub(channel).RetryFailedTasks,
             task_pb2.RetryFailedTasksRequest(),
         )
-        _raise_first(answers)
-        return sum(
+        count = sum(
             answer.retried_count for answer in answers if not isinstance(answer, SlateMQError)
         )
+        try:
+            _raise_first(answers)
+        except SlateMQError as error:
+            error.metadata["retried_count"] = str(count)
+            raise
+        return count
 
     async def _ask_ingests(self, method: Method[Q, R], request: Q) -> list[R | SlateMQError]:
         """The responses of all ingests, or their errors."""
@@ -163,6 +188,11 @@ class TaskCalls(Calls):
 def _shard_of(task_id: str) -> int:
     check_text("task_id", task_id)
     return parse_task_id(task_id).shard
+
+
+def _ending(at_s: float) -> asyncio.Timeout:
+    """Raises TimeoutError at this time of the loop; never where it is infinite."""
+    return asyncio.timeout_at(None if at_s == inf else at_s)
 
 
 def _raise_first(answers: Iterable[object]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
-from slatemq._admin.entry_models import Entry, entry_of
+from slatemq._admin.entry_models import Entry, entry_of, keys_of
 from slatemq._rpc.outages import Outage, OutageWatch, broker_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated, pause_s
 from slatemq._rpc.queue_locations import QueueLocations
@@ -55,7 +55,7 @@ class _PartitionWatch:
         self._locations = locations
         self._peers = locations.peers
         self._view = view
-        self._encryption = encryption
+        self._keys = keys_of(view, encryption)
         self._ready: deque[Entry] = deque()
         self._position = position
         self._position_after = position
@@ -149,7 +149,7 @@ class _PartitionWatch:
             self._drop()
             raise Unavailable("the stream ended", reason="STREAM_ENDED")
         self._watch.end()
-        self._ready.extend(entry_of(each, self._encryption) for each in answer.entries)
+        self._ready.extend(entry_of(each, self._keys) for each in answer.entries)
         self._position_after = answer.position
         if not self._ready:
             self._position = answer.position

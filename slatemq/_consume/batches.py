@@ -177,8 +177,8 @@ def claim_request(
     max_messages: int,
     *,
     wait: Duration = 0,
-    lease: Duration | None = None,
-    consumer_id: str = "",
+    lease: Duration | None,
+    consumer_id: str,
     max_bytes: int = 0,
 ) -> consumer_pb2.ClaimRequest:
     """The request; raises InvalidArgument for what it cannot hold, and for too long a wait."""

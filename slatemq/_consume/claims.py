@@ -52,11 +52,13 @@ async def claim_once(
     call_s: float,
     on_failure: Callable[[SlateMQError], None] | None = None,
     partition: int = 0,
+    on_lost: Callable[[SlateMQError], None] | None = None,
 ) -> Claimed:
     """As `claim`, for a caller to whom no messages means that none were claimed.
 
     Raises Unavailable (INGEST_DOWN) where the broker has waited for an ingest as long as the claim
     wants to; and why an answer was lost, with perhaps messages, where the repeats bring none.
+    `on_lost` gets that, also where the repeats fail.
     """
 
     def check(error: SlateMQError) -> None:
@@ -66,7 +68,11 @@ async def claim_once(
             on_failure(error)
 
     claiming = _Claim(locations, finisher, request, check, partition)
-    claimed = await claiming.run(call_s)
+    try:
+        claimed = await claiming.run(call_s)
+    finally:
+        if claiming.lost is not None and on_lost is not None:
+            on_lost(claiming.lost)
     if claiming.lost is not None and not claimed.payloads:
         raise claiming.lost
     return claimed

@@ -396,6 +396,11 @@ class ClaimedMessage:
             return self._plain
 
     @property
+    def stored_payload(self) -> bytes:
+        """The payload as it was published, encrypted or not."""
+        return self._payload
+
+    @property
     def message_id(self) -> int:
         """Unique in the instance."""
         return self._run.message_ids[self._place]

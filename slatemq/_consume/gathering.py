@@ -5,7 +5,8 @@
     partitions in turn, without waiting ──something──► it, and what the next ones have, until
                                            │           there is enough, or one does not answer
                                         ──nothing────► a stream from each, until one brings some:
-                                                       all stop, and what is too much goes back
+                                           │           all stop, and what is too much goes back
+                                        ──silence────► partitions in turn again
 
 A call that is cancelled may lose its response, and its messages an attempt. A stream that is
 stopped delivers what is on its way before it ends; so nothing is lost that comes twice. And the
@@ -19,7 +20,7 @@ import asyncio
 import random
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ import grpc.aio
 
 from slatemq._consume.claims import claim_once
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
-from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, NOT_REACHED, closed, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
 from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations
 from slatemq.errors import (
     INGEST_DOWN,
@@ -49,8 +50,8 @@ async def claim_from_all(
 ) -> list[Received]:
     """Up to `max_messages` of a queue, whichever partitions have them.
 
-    What does not answer is waited for as long as `call_s`, beyond the wait, or shorter where others
-    may have some. Raises as a claim does; where brokers do not answer and the others have nothing,
+    What does not answer is waited for as long as `call_s`, beyond the wait, unless others have
+    some. Raises as a claim does; where brokers do not answer and the others have nothing,
     Unavailable (INCOMPLETE).
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
@@ -63,6 +64,7 @@ async def claim_from_all(
         await gathering.take_present()
         if not gathering.messages and time.monotonic() < until_s:
             await gathering.wait(until_s)
+        await gathering.take_late(until_s + call_s)
     except BaseException:
         gathering.give_up()
         raise
@@ -80,8 +82,10 @@ class _Gathering:
     messages: list[Received] = field(default_factory=list, init=False)
     _bytes: int = field(default=0, init=False)
     _problems: dict[int, SlateMQError] = field(default_factory=dict, init=False)
-    _unanswered: set[int] = field(default_factory=set, init=False)
-    """Partitions of which a claim has no answer: it may have claimed some."""
+    """Why a partition does not answer, by its index."""
+    _lost: dict[int, SlateMQError] = field(default_factory=dict, init=False)
+    """Why a claim from a partition has no answer, which may have claimed some."""
+    _claims: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _asked: dict[int, int] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_over: bool = field(default=False, init=False)
@@ -114,6 +118,19 @@ class _Gathering:
                     await asyncio.gather(*map(self._take, turns))
                 return
 
+    async def take_late(self, until_s: float) -> None:
+        """Where there is nothing, asks again until those that are silent have answered."""
+        until_s -= 2 * self._silence_s  # How long it takes at most.
+        while self._is_only_silent() and time.monotonic() < until_s:
+            await _set_within(self._found, self._silence_s / 4)
+            if not self.messages:
+                await self.take_present()
+
+    def _is_only_silent(self) -> bool:
+        problems = self._problems.values()
+        is_silent = any(isinstance(one, Unavailable | DeadlineExceeded) for one in problems)
+        return is_silent and not self.messages and all(map(_is_down, problems))
+
     def _is_enough(self) -> bool:
         limit_bytes = self._request.max_bytes
         return len(self.messages) >= self._count or 0 < limit_bytes <= self._bytes
@@ -126,7 +143,9 @@ class _Gathering:
         request.max_messages = self._count - len(self.messages)
         if self._request.max_bytes:
             request.max_bytes = max(self._request.max_bytes - self._bytes, 1)
-        claiming = self._begin(self._claim(request, index), index)
+        claiming = self._claims.get(index)
+        if claiming is None or claiming.done():
+            claiming = self._claims[index] = self._begin(self._claim(request, index), index)
         try:
             await asyncio.wait([claiming], timeout=self._silence_s)
         finally:
@@ -156,15 +175,16 @@ class _Gathering:
             if time.monotonic() > until_s:
                 raise error
 
+        def lost(error: SlateMQError) -> None:
+            self._lost[index] = error
+
         try:
             finisher = self._origin.finisher
             claimed = await claim_once(
-                self._locations, finisher, request, self._try_s, check, partition=index
+                self._locations, finisher, request, self._try_s, check, index, lost
             )
         except SlateMQError as error:
             self._problems[index] = error
-            if _may_have_claimed(error):
-                self._unanswered.add(index)
         else:
             self._problems.pop(index, None)
             self._add(claimed)
@@ -227,8 +247,7 @@ class _Gathering:
                 ):
                     return
             else:
-                if index not in self._unanswered:
-                    self._problems.pop(index, None)
+                self._problems.pop(index, None)
                 return
             await _set_within(self._found, min(BACKOFF_S_MAX, until_s - time.monotonic()))
 
@@ -280,24 +299,24 @@ class _Gathering:
         self._found.set()
         wanted, surplus = self.messages[: self._count], self.messages[self._count :]
         self._release(surplus)
-        if not wanted and self._problems:
-            raise self._problem()
+        problems = {**self._lost, **self._problems}
+        if not wanted and problems:
+            raise self._problem(problems)
         return wanted
 
-    def _problem(self) -> SlateMQError:
-        for error in self._problems.values():
-            is_down = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
-            if not is_down or error.reason in (INGEST_DOWN, "CLIENT_CLOSED"):
+    def _problem(self, problems: Mapping[int, SlateMQError]) -> SlateMQError:
+        for error in problems.values():
+            if not _is_down(error):
                 return error
-        if len(self._problems) == len(self._shards):
-            return next(iter(self._problems.values()))
-        return incomplete({self._shards[index]: one for index, one in self._problems.items()})
+        if len(problems) == len(self._shards):
+            return next(iter(problems.values()))
+        return incomplete({self._shards[index]: one for index, one in problems.items()})
 
 
-def _may_have_claimed(error: SlateMQError) -> bool:
-    """Whether a claim that ended so may have leased messages."""
-    is_open = isinstance(error, Unavailable | DeadlineExceeded)
-    return is_open and error.reason not in (*NOT_REACHED, INGEST_DOWN, "CLIENT_CLOSED")
+def _is_down(error: SlateMQError) -> bool:
+    """Whether a broker does not answer, or does not have its partition."""
+    is_down = isinstance(error, Unavailable | DeadlineExceeded | NotFound)
+    return is_down and error.reason not in (INGEST_DOWN, "CLIENT_CLOSED")
 
 
 async def _set_within(event: asyncio.Event, wait_s: float) -> None:

@@ -14,7 +14,7 @@ from slatemq._checks import check_text, moved
 from slatemq.errors import InvalidArgument
 
 
-def handle_of(queue_id: str, message_id: int, place: str = "") -> str:
+def handle_of(queue_id: str, message_id: int, place: str) -> str:
     """The handle of a message in a queue; without a place it costs a search of the queue."""
     known = f"{queue_id}/{message_id:x}"
     return f"{known}/{place}" if place else known

@@ -21,17 +21,14 @@ from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2
 
 
-def size_of(message: OutgoingMessage, where: str = "") -> int:
-    """About the bytes of a message in a request.
-
-    Raises InvalidArgument for what has none; its field begins with `where`.
-    """
+def size_of(message: OutgoingMessage) -> int:
+    """About the bytes of a message in a request. Raises InvalidArgument for what has none."""
     try:
         size = len(message.payload) + 64
         if message.headers:
             size += sum(len(key) + len(value) + 8 for key, value in message.headers.items())
     except (TypeError, AttributeError) as error:
-        raise _named(error, message, where) from None
+        raise _named(error, message, "") from None
     return size
 
 

@@ -13,7 +13,8 @@ In reading order; a file imports only files above it:
 `metadata_channels` Channels whose calls carry metadata: the trace context, and the caller's token
 `tls`             TLS of a client or a service: its certificates as files, read again when they
                   change
-`tls_probe`       Whether a server speaks TLS: asked when a connection has failed, to say why
+`tls_probe`       Whether a server speaks TLS, and with whom: asked when a connection has failed, to
+                  say why
 `connecting`      How a client's channels are opened: plain or TLS, with the metadata of every call
 `peers`           Finding the processes of an instance from one address, and calling them until
                   they answer

@@ -12,8 +12,9 @@ from slatemq._rpc.forks import note_channel
 from slatemq._rpc.metadata_channels import CallMetadata, channel_with
 from slatemq._rpc.tls import CertificateFiles, ChannelTls, channel_to
 from slatemq._rpc.tls_probe import tls_mismatch
+from slatemq._secrets import path_of
 from slatemq.credentials import Credentials, TokenSource, is_loopback
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 
 Proof = tuple[int, int]
 """A number each of certificate and token, which grows with each new one."""
@@ -32,6 +33,7 @@ class Connecting:
         """
         credentials = credentials or Credentials()
         self._tls = None
+        self._has_certificate = credentials.cert is not None
         if credentials.is_tls:
             files = CertificateFiles(
                 *map(_path, (credentials.ca, credentials.cert, credentials.key))
@@ -58,9 +60,11 @@ class Connecting:
         """Which token and which certificate calls that begin now have."""
         return self.version, 0 if self._token is None else self._token.version
 
-    async def mismatch(self, address: str) -> InvalidArgument | None:
-        """The error about a server that speaks TLS and this client does not, or vice versa."""
-        return await tls_mismatch(address, is_tls=self._tls is not None)
+    async def mismatch(self, address: str) -> SlateMQError | None:
+        """The error about a server that wants another kind of client: with TLS, for example."""
+        return await tls_mismatch(
+            address, is_tls=self._tls is not None, has_certificate=self._has_certificate
+        )
 
     def open(self, address: str, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
         """A channel to `host:port`.
@@ -78,4 +82,4 @@ class Connecting:
 
 
 def _path(file: str | Path | None) -> Path | None:
-    return None if file is None else Path(file).expanduser()
+    return None if file is None else path_of(file)

@@ -25,6 +25,9 @@ def addresses_of(endpoint: str | Iterable[str], field: str = "endpoint") -> tupl
         check_text(field, address)
     addresses = tuple(dict.fromkeys(address.strip() for address in listed))
     for address in addresses:
+        if "@" in address:
+            problem = "must have no user and no password: write host:port, e.g. 127.0.0.1:7420"
+            raise InvalidArgument(field, problem)
         found = _ADDRESS.fullmatch(address)
         if found is None or not 1 <= int(found["port"]) <= 65_535:
             raise InvalidArgument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
@@ -21,11 +21,14 @@ from slatemq._rpc.peers import (
 )
 from slatemq._rpc.topology_cache import STAGGER_S, first_answer
 from slatemq.errors import (
+    INCOMPLETE,
     PARTITION,
     SHARD,
+    SHARDS,
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
+    ResourceExhausted,
     SlateMQError,
     Unavailable,
     brokers_silent,
@@ -45,6 +48,9 @@ T = TypeVar("T")
 
 ANSWER_S = 5.0
 """How long a question to all brokers waits for one of them, when others have answered."""
+
+PARTITIONS = "partitions"
+"""The fact of an error that names the partitions which are missing, or have not changed."""
 
 HOPS_MAX = 8
 """How often a queue that is not where it was is looked for: it may move while a call waits."""
@@ -257,24 +263,42 @@ class QueueLocations:
         self,
         queue_id: str,
         attempt: Callable[[int, int, float], Awaitable[T]],
-        patience_s: float | None = None,
-        *,
-        fresh: bool = False,
         **options: Unpack[CallOptions],
     ) -> list[T | SlateMQError]:
         """Calls to the brokers of all partitions at once; by index the result, or the error.
 
-        `attempt` gets the index, its shard and a timeout; one of several may take `patience_s` in
-        all. `fresh` as in `shards_of`. Raises as `call` for a queue that is not partitioned.
+        `attempt` gets the index, its shard and a timeout. Raises as `call` for a queue that is not
+        partitioned.
         """
-        count = len(await self.located(queue_id, fresh=fresh))
+        count = len(await self.located(queue_id))
         if count == 1:
             return [await self.call(queue_id, partial(attempt, 0), **options)]
-        if patience_s is not None:
-            options |= bounded(min(patience_s, self.peers.call_s))
         return await asyncio.gather(
             *(self.outcome(queue_id, attempt, index, **options) for index in range(count))
         )
+
+    async def outcomes_there(
+        self, queue_id: str, attempt: Callable[[int, int, float], Awaitable[T]]
+    ) -> list[T | SlateMQError]:
+        """As `outcomes`, but does not wait long for silent brokers where another one has answered.
+
+        Where none has, calls them again, and raises as `Peers.call`.
+        """
+        patience_s = ANSWER_S / 2
+
+        async def ask(timeout: float) -> list[T | SlateMQError]:
+            nonlocal patience_s
+            patience_s *= 2  # All of them may be busy.
+            options = bounded(min(patience_s, timeout))
+            outcomes = await self.outcomes(queue_id, attempt, **options)
+            silent = [one for one in outcomes if isinstance(one, Unavailable | DeadlineExceeded)]
+            if silent and all(one in silent or is_absent(one, queue_id) for one in outcomes):
+                raise silent[0]
+            return outcomes
+
+        if len(await self.located(queue_id)) == 1:
+            return await self.outcomes(queue_id, attempt)
+        return await self.peers.call(ask, attempt_s=self.peers.call_s)
 
     async def outcome(
         self,
@@ -293,33 +317,28 @@ class QueueLocations:
         self,
         queue_id: str,
         attempt: Callable[[int, int, float], Awaitable[T]],
+        facts: Callable[[list[T]], dict[str, str]] | None = None,
         **options: Unpack[CallOptions],
     ) -> list[T]:
-        """As `outcomes`, but raises the first error once all calls have ended.
+        """As `outcomes`, but raises an error once all calls have ended: the first refusal, if any.
 
         Where the queue is, is looked up first: a change must not miss a partition.
-        FailedPrecondition (PARTITIONS_MISSING) where some partitions do not exist.
+        FailedPrecondition (PARTITIONS_MISSING) where some partitions do not exist, Unavailable
+        (INCOMPLETE) where only some have the change: with `facts` of what they returned.
         """
-        outcomes = await self.outcomes(queue_id, attempt, fresh=True, **options)
+        shards = await self.located(queue_id, fresh=True)
+        outcomes = await self.outcomes(queue_id, attempt, **options)
         _check_partitions(queue_id, outcomes)
-        results: list[T] = []
-        for one in outcomes:
-            if isinstance(one, SlateMQError):
-                raise one
-            results.append(one)
+        results = [one for one in outcomes if not isinstance(one, SlateMQError)]
+        check_all_changed(queue_id, shards, outcomes, facts(results) if facts and results else {})
         return results
 
     async def answers(
         self, queue_id: str, attempt: Callable[[int, int, float], Awaitable[T]]
     ) -> Answers[T]:
-        """As `each`, of the partitions whose brokers answer; the first error if none does."""
+        """As `each`, of the partitions whose brokers answer."""
         shards = await self.located(queue_id, fresh=True)
-        if len(shards) == 1:
-            return Answers({shards[0]: await self.call(queue_id, partial(attempt, 0))}, {})
-        options = bounded(min(ANSWER_S, self.peers.call_s))
-        outcomes = await asyncio.gather(
-            *(self.outcome(queue_id, attempt, index, **options) for index in range(len(shards)))
-        )
+        outcomes = await self.outcomes_there(queue_id, attempt)
         _check_partitions(queue_id, outcomes)
         answers = Answers[T]({}, {})
         for shard, one in zip(shards, outcomes, strict=True):
@@ -329,8 +348,6 @@ class QueueLocations:
                 answers.problems[shard] = one
             else:
                 raise one
-        if not answers.by_shard:
-            raise answers.problems[shards[0]]
         return answers
 
     async def ask(
@@ -346,10 +363,14 @@ class QueueLocations:
         return await self.call(queue_id, attempt, partition, **options)
 
     async def ask_each(
-        self, queue_id: str, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+        self,
+        queue_id: str,
+        method: Method[Q, R],
+        request: Q,
+        facts: Callable[[list[R]], dict[str, str]] | None = None,
     ) -> list[R]:
         """Calls a method of the brokers of all partitions; the rest as in `each`."""
-        return await self.each(queue_id, self.asking(queue_id, method, request), **options)
+        return await self.each(queue_id, self.asking(queue_id, method, request), facts)
 
     def asking(
         self, queue_id: str, method: Method[Q, R], request: Q
@@ -481,7 +502,40 @@ def _check_partitions(queue_id: str, outcomes: Sequence[object]) -> None:
             f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke "
             "off; repeat it",
             subject=queue_id,
-            metadata={"partitions": ",".join(map(str, missing))},
+            metadata={PARTITIONS: ",".join(map(str, missing))},
+        )
+
+
+def check_all_changed(
+    queue_id: str,
+    shards: Sequence[int],
+    outcomes: Sequence[object],
+    facts: Mapping[str, str] | None = None,
+    changed: str = "changed",
+) -> None:
+    """Raises the first refusal of a change; Unavailable (INCOMPLETE) where some partitions have it.
+
+    That one names the others, and has the `facts` about those that have it.
+    """
+    problems = {n: one for n, one in enumerate(outcomes) if isinstance(one, SlateMQError)}
+    for problem in problems.values():
+        is_refused = not isinstance(problem, Unavailable | DeadlineExceeded | ResourceExhausted)
+        if is_refused or len(problems) == len(outcomes):
+            raise problem
+    if problems:
+        facts = facts or {}
+        done = [str(n) for n in range(len(outcomes)) if n not in problems]
+        done += [f"{name} {value}" for name, value in facts.items()]
+        left = ", ".join(f"{n} on broker shard {shards[n]}" for n in problems)
+        raise Unavailable(
+            f"queue {queue_id!r} is {changed} only in some partitions ({', '.join(done)}), so "
+            f"repeat it; the others ({left}) failed: {problems[min(problems)].message}",
+            reason=INCOMPLETE,
+            metadata={
+                SHARDS: ", ".join(str(shards[n]) for n in problems),
+                PARTITIONS: ",".join(map(str, problems)),
+                **facts,
+            },
         )
 
 

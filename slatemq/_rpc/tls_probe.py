@@ -1,8 +1,9 @@
-"""Whether a server speaks TLS: asked when a connection has failed, to say why.
+"""Whether a server speaks TLS, and with whom: asked when a connection has failed, to say why.
 
-gRPC reports no more than a closed socket where one side speaks TLS and the other does not. A probe
-sends nothing but what opens any connection, no token and no call, and what it finds becomes words
-alone: no connection is ever made without TLS because of it.
+gRPC reports no more than a closed socket where one side speaks TLS and the other does not, or where
+the server requires a certificate of its clients. A probe sends nothing but what opens any
+connection, no token and no call, and what it finds becomes words alone: no connection is ever made
+without TLS because of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ssl
 from contextlib import suppress
 from typing import Final
 
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 
 TLS_MISMATCH: Final = "TLS_MISMATCH"
 """The reason of an error about a client and a server of which only one speaks TLS."""
@@ -26,8 +27,11 @@ _FRAME_HEAD_BYTES: Final = 9
 _SETTINGS: Final = 4
 
 
-async def tls_mismatch(address: str, *, is_tls: bool) -> InvalidArgument | None:
-    """The error for a client with TLS, or without, that a server of the other kind answers."""
+async def tls_mismatch(address: str, *, is_tls: bool, has_certificate: bool) -> SlateMQError | None:
+    """The error for a client with TLS, or without, that a server of the other kind answers.
+
+    Unavailable for a client without a certificate, where the server may require one.
+    """
     if is_tls and await _speaks_plain(address):
         return InvalidArgument(
             "endpoint",
@@ -43,22 +47,54 @@ async def tls_mismatch(address: str, *, is_tls: bool) -> InvalidArgument | None:
             "certificate (--ca FILE, SLATEMQ_CA, or Credentials(ca=...))",
             reason=TLS_MISMATCH,
         )
+    if is_tls and not has_certificate and await _closes_at_once(address):
+        return Unavailable(
+            "it closes connections of TLS: it is stopping, or it requires a certificate of its "
+            "clients, and this client has none (--cert FILE and --key FILE, SLATEMQ_CERT and "
+            "SLATEMQ_KEY, or Credentials(cert=..., key=...))"
+        )
     return None
 
 
 async def _speaks_tls(address: str) -> bool:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # Nothing is sent to it but the handshake.
-    context.set_alpn_protocols(["h2"])
     try:
-        writer = (await _open(address, context))[1]
+        writer = (await _open(address, _trusting_all()))[1]
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")  # It refuses this handshake, in TLS.
     except (OSError, TimeoutError, ValueError):
         return False
     await _close(writer)
     return True
+
+
+async def _closes_at_once(address: str) -> bool:
+    """Whether a server ends the connection of a client without a certificate.
+
+    A server that takes it begins with its SETTINGS, or waits. gRPC's that require one close it
+    without an alert, as servers do that stop, and balancers that have none.
+    """
+    try:
+        reader, writer = await _open(address, _trusting_all())
+    except (OSError, TimeoutError, ValueError):
+        return False
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return not await reader.read(1)
+    except ssl.SSLError as error:
+        return "CERTIFICATE_REQUIRED" in (error.reason or "")
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        await _close(writer)
+
+
+def _trusting_all() -> ssl.SSLContext:
+    """For connections on which nothing is sent but the handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 async def _speaks_plain(address: str) -> bool:

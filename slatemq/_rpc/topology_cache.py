@@ -48,7 +48,7 @@ class TopologyCache:
         self,
         endpoints: Sequence[str],
         channel_at: Callable[[str], grpc.aio.Channel],
-        mismatch: Callable[[str], Awaitable[InvalidArgument | None]],
+        mismatch: Callable[[str], Awaitable[SlateMQError | None]],
     ) -> None:
         """Ask `endpoints` first, then every process known from the last answer.
 

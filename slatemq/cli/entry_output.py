@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import fields as dataclass_fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from slatemq._admin.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
 from slatemq._secrets import KEY_HEADER
+from slatemq.cli.failures import sentence
 from slatemq.cli.output import note, payload_fields, say, write_items, write_json
 from slatemq.cli.parameters import TIME, Number, flag, format_time
 from slatemq.cli.session import Session
+from slatemq.errors import DataLoss, FailedPrecondition, SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq._consume.delivered import ClaimedMessage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,7 +150,7 @@ def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
         fields["retention_s"] = entry.message.retention_s
         fields["etag"] = entry.etag
         if with_payload:
-            fields.update(payload_fields(entry.message.payload))
+            fields.update(opened_with_note(entry.message).fields)
     return fields
 
 
@@ -172,7 +177,7 @@ def show_entry(session: Session, entry: Entry) -> None:
     say(f"  etag     {entry.etag}")
     if entry.message.headers:
         say(f"  headers  {headers_text(entry.message)}")
-    say(f"  payload  {shown(entry.message.payload)}")
+    say(f"  payload  {shown(opened_with_note(entry.message).payload)}")
 
 
 def _describe(entry: Entry) -> str:
@@ -204,11 +209,37 @@ def note_encrypted(session: Session, headers: Mapping[str, str]) -> None:
     if key_id is None or session.has_keys or key_id in session.missing_keys:
         return
     session.missing_keys.add(key_id)
-    session.has_keys = True  # Said once is enough.
     note(
         f"payloads are encrypted with the key {key_id!r}: give the file that has it with "
         "--encryption-keys or SLATEMQ_ENCRYPTION_KEYS"
     )
+
+
+class Opened(NamedTuple):
+    """A payload; as it is stored where it cannot be decrypted, with the problem."""
+
+    payload: bytes
+    problem: SlateMQError | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """For programs."""
+        fields = payload_fields(self.payload)
+        return fields if self.problem is None else fields | {"not_decrypted": self.problem.message}
+
+
+def opened(message: StoredMessage | ClaimedMessage) -> Opened:
+    try:
+        return Opened(message.payload)
+    except (FailedPrecondition, DataLoss) as error:
+        return Opened(message.stored_payload, error)
+
+
+def opened_with_note(message: StoredMessage | ClaimedMessage) -> Opened:
+    found = opened(message)
+    if found.problem is not None:
+        note(f"the payload is shown as it is stored: {sentence(found.problem)}")
+    return found
 
 
 def headers_text(message: StoredMessage | None) -> str:

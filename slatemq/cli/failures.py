@@ -32,14 +32,29 @@ EXIT_SIGNALLED = 128
 """Plus the signal's number, as in shells: 130 after Ctrl-C, 141 when the reader of the output has
 closed it."""
 
-_OPTIONS = {"delay", "visible_at", "retention", "created_at", "dedupe_key", "start_from"}
+_NO_SLATEMQ = {"NOT_SLATEMQ", "TLS_MISMATCH"}
+"""The reasons of errors about an endpoint where SlateMQ does not answer, or not in this way."""
+
+_OPTIONS = {
+    "delay",
+    "visible_at",
+    "retention",
+    "created_at",
+    "dedupe_key",
+    "start_from",
+    "endpoint",
+}
 """Fields that are options, beside the settings of a queue."""
 
 _FIELD = re.compile(
-    r"(?:(?:queue|message|draft)\.|(?=(?:filter|start_from_ms)$))(?P<name>\w+?)(?P<unit>_ms|_s)?"
+    r"(?:(?:queue|message|draft)\.|(?=(?:filter|start_from_ms|endpoint)$))(?P<name>\w+?)(?P<unit>_ms|_s)?"
 )
 
 _BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
+
+
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+"""What gRPC says of a server whose certificate is not trusted, or has other names."""
 
 
 class BadInput(Exception):
@@ -57,18 +72,24 @@ class Interrupted(Exception):
 
 
 def exit_code(error: SlateMQError) -> int:
-    if isinstance(error, Unavailable | DeadlineExceeded):
+    if isinstance(error, Unavailable | DeadlineExceeded) or error.reason in _NO_SLATEMQ:
         return EXIT_UNREACHABLE
     return EXIT_REFUSED
+
+
+def _where_it_may_be(error: SlateMQError) -> str:
+    if any(sign in error.message for sign in _UNTRUSTED):
+        return "is --ca the file of its authority, and --server-name a name in its certificate?"
+    return (
+        "is SlateMQ running there? Name any of its services with --endpoint host:port or "
+        "SLATEMQ_ENDPOINT; `make up` starts a local stack on port 7420"
+    )
 
 
 def advice(error: SlateMQError) -> str:
     """What the user can do now; empty when the error itself says it."""
     if error.reason == "UNREACHABLE":
-        return (
-            "is SlateMQ running there? Name any of its services with --endpoint host:port or "
-            "SLATEMQ_ENDPOINT; `make up` starts a local stack on port 7420"
-        )
+        return _where_it_may_be(error)
     if error.reason == "NOT_SLATEMQ":
         return "name any service of SlateMQ with --endpoint host:port or SLATEMQ_ENDPOINT"
     if error.reason == "MESSAGE_TOO_LARGE":
@@ -110,7 +131,7 @@ def advice(error: SlateMQError) -> str:
             )
         case FailedPrecondition(reason="KEY_UNKNOWN"):
             return "add it to the file of --encryption-keys (SLATEMQ_ENCRYPTION_KEYS)"
-        case ResourceExhausted(reason="PRINCIPAL_LIMIT"):
+        case ResourceExhausted(reason="PRINCIPAL_LIMIT" | "PRINCIPAL_SHARE"):
             return ""  # The error says whether waiting helps, and what else does.
         case ResourceExhausted():
             return "retry in a moment, or send less in one call"
@@ -118,8 +139,10 @@ def advice(error: SlateMQError) -> str:
             return "retry; `slatemq events status` shows whether the event backend answers"
         case Unavailable():
             return "retry; `slatemq status` shows which service is down"
+        case DeadlineExceeded(reason="TASK_PENDING"):
+            return "`slatemq task pending` shows the error of its last attempt"
         case DeadlineExceeded():
-            return "it may have happened all the same: check before you repeat it"
+            return "if it was to change something, it may have done so: check before you repeat it"
         case Unimplemented():
             return "the process at this address is another version, or not part of SlateMQ"
         case DataLoss(reason="NOT_DECRYPTED"):

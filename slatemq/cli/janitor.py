@@ -114,6 +114,9 @@ def runs(session: Session, job: str | None, limit: int) -> None:
 
 
 def _show_runs(found: Sequence[JobRun]) -> None:
+    if not found:
+        note("no janitor run found")
+        return
     write_items(
         found,
         {

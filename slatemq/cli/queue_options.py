@@ -115,6 +115,8 @@ OPEN = "open"
 def state_of(one: Queue) -> str:
     if one.missing_partitions:
         return "partitions missing"
+    if "paused" in one.settings_differ:
+        return "paused in part"
     if one.settings_differ:
         return "settings differ"
     if one.paused:
@@ -129,6 +131,11 @@ def settings_rows(one: Queue) -> list[tuple[str, str]]:
     return [
         ("queue", one.queue_id),
         ("state", state_of(one)),
+        *(
+            [("settings that differ", ", ".join(one.settings_differ))]
+            if one.settings_differ
+            else []
+        ),
         *((setting.option.replace("-", " "), setting.shown(one)) for setting in SETTINGS),
         *((name, str(count)) for name, count in counts),
         ("oldest claimable", "-" if age_ms is None else format_duration(age_ms)),
@@ -155,8 +162,11 @@ def partition_rows(one: Queue) -> list[list[object]]:
     rows: list[list[object]] = []
     for index in range(one.partitions_count):
         part = one.partitions.get(index)
-        counts = ["-"] * len(COUNTS) if part is None else cells_of(part.counts)
-        rows.append([index, "missing" if part is None else part.broker_shard, *counts])
+        if part is None:
+            rows.append([index, "-", "missing", *["-"] * len(COUNTS)])
+        else:
+            state = "paused" if part.paused else OPEN
+            rows.append([index, part.broker_shard, state, *cells_of(part.counts)])
     return rows
 
 

@@ -22,6 +22,7 @@ from slatemq.errors import InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq.client import Client
+    from slatemq.encryption import KeyRing
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Session:
 
     Attributes:
         at_end: Called after a failed command's error was printed, to print what else is to say.
-        has_keys: Whether payloads are decrypted; once there is a client.
+        has_keys: Whether payloads are encrypted and decrypted; once there is a client.
         missing_keys: Those that a note has named: without keys, payloads stay encrypted.
     """
 
@@ -91,12 +92,18 @@ class Session:
     missing_keys: set[str] = field(default_factory=set)
 
     def connect(self) -> Client:
-        """A client of the server; entering it raises Unavailable when nothing answers there."""
+        """A client of the server; entering it raises Unavailable when nothing answers there.
+
+        Raises UsageError for credentials that cannot be used.
+        """
         address = self.address
         credentials = self.credentials()
-        self.has_keys = credentials.encryption_keys is not None
-        # Loads gRPC only now: that takes longer than a command that needs no server.
-        return slatemq.connect(address, call_timeout=self.timeout, credentials=credentials)
+        self.has_keys = bool(credentials.encryption_keys)
+        try:
+            # Loads gRPC only now: that takes longer than a command that needs no server.
+            return slatemq.connect(address, call_timeout=self.timeout, credentials=credentials)
+        except InvalidArgument as error:
+            raise _wrong_usage(error) from error
 
     def credentials(self) -> slatemq.Credentials:
         """The credentials of the options, the environment and the profile. Raises UsageError."""
@@ -104,7 +111,15 @@ class Session:
         try:
             return slatemq.Credentials.load(given, profile=self.profile)
         except InvalidArgument as error:
-            raise click.UsageError(error.message) from error
+            raise _wrong_usage(error) from error
+
+    def key_ring(self) -> KeyRing | None:
+        """The keys that payloads are encrypted with. Raises as `connect`."""
+        file = self.credentials().encryption_keys
+        try:
+            return import_module("slatemq.encryption").KeyRing.from_file(file) if file else None
+        except InvalidArgument as error:
+            raise _wrong_usage(error) from error
 
     def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Run `work` with a client to its end, as `run` does."""
@@ -132,6 +147,18 @@ class Session:
             return str(ENDPOINT.convert(address, None, None))
         except click.BadParameter as error:
             raise click.UsageError(f"{ENDPOINT_VARIABLE}: {error.message}") from error
+
+
+_FIELDS: Final = {
+    **{name: f"--{name.replace('_', '-')}" for name in CREDENTIALS},
+    "encryption": "--encryption-keys",
+    "call_timeout": "--timeout",
+}
+"""The options of what a client is made with."""
+
+
+def _wrong_usage(error: InvalidArgument) -> click.UsageError:
+    return click.UsageError(f"{_FIELDS.get(error.field, error.field)}: {error.description}")
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -166,7 +193,8 @@ SESSION_OPTIONS: tuple[click.Option, ...] = (
         type=DURATION,
         expose_value=False,
         callback=_keep,
-        help="How long to retry while services are down; the endpoint itself: 3s at most.  "
+        help="How long to retry while services are down; the endpoint itself: 3s at most, or 6s "
+        "where it takes connections and says nothing.  "
         "[default: 30s]",
     ),
 )
@@ -191,8 +219,30 @@ SESSION_OPTIONS += tuple(map(_credential_option, CREDENTIALS))
 _pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-SYNONYMS: Final[Mapping[str, str]] = {"--error": "--reason", "--token": "--token-file"}
-"""Options that people expect, and what they are called here."""
+SIMILARITY: Final = 0.7
+"""How similar a word must be to one of ours that is suggested for it, from 0 to 1."""
+
+SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
+    "--by": ("--lease",),
+    "--error": ("--reason",),
+    "--token": ("--token-file",),
+    "add": ("create",),
+    "delete": ("remove",),
+    "get": ("show",),
+    "list": ("ls",),
+    "remove": ("delete",),
+    "rm": ("delete", "remove"),
+}
+"""Options and commands that people expect, and what they may be called here."""
+
+
+def _suggestion(given: str, known: Sequence[str]) -> str:
+    """A question for the one of the words that was meant; empty where none is likely."""
+    from difflib import get_close_matches  # It takes longer to load than most commands.
+
+    ours = [one for one in SYNONYMS.get(given, ()) if one in known]
+    meant = ours or get_close_matches(given, known, 1, SIMILARITY)
+    return f" Did you mean {meant[0]!r}?" if meant else ""
 
 
 class Command(click.Command):
@@ -223,14 +273,12 @@ class Command(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Suggests our word where an option has another name here."""
+        """Suggests our word where an option has another name here, else the most similar one."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            ours = SYNONYMS.get(error.option_name)
-            if ours is None or not any(ours in one.opts for one in self.params):
-                raise
-            text = f"{error.message} Did you mean {ours!r}?"
+            known = [option for one in self.params for option in one.opts]
+            text = error.message + _suggestion(error.option_name, known)
             raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
 
 
@@ -386,7 +434,8 @@ class Group(click.Group):
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
             names = self.list_commands(ctx)
-            raise click.NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
+            text = error.message + _suggestion(error.command_name, names)
+            raise click.NoSuchCommand(error.command_name, text, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]

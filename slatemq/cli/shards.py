@@ -11,7 +11,7 @@ import click
 
 from slatemq._admin.rates import lags_of
 from slatemq.cli.output import note, progress, say, write_json, write_table
-from slatemq.cli.parameters import QUEUE, confirm, flag, yes_option
+from slatemq.cli.parameters import QUEUE, Number, confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
 from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError, Unavailable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from slatemq.client import Client
 
-_NUMBER = click.IntRange(0, 16_383)
+_NUMBER = Number(0, 16_383)
 _SHARD = click.argument("number", metavar="SHARD", type=_NUMBER)
 
 _MOVES_AT_ONCE = 4
@@ -162,7 +162,7 @@ async def _numbered(client: Client) -> tuple[Any, IngestShards, BrokerShards]:
 
 @shard.command("drain")
 @_SHARD
-@flag("--ingest", help="The ingest shard SHARD, which takes no publishes then.")
+@flag("--ingest", help="Drain the ingest shard SHARD: it takes no more publishes.")
 @flag("--cancel", help="End the drain: the shard takes new queues, or publishes, again.")
 @flag("--move", help="Move its queues to other shards, and wait until they are there.")
 def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool) -> None:
@@ -224,7 +224,7 @@ def _drained(found: BrokerShard | IngestShard, service: str, number: int) -> str
 @click.option(
     "--partition",
     metavar="INDEX",
-    type=click.IntRange(0),
+    type=Number(0),
     help="The partition that moves, of queues that have several.",
 )
 def move(
@@ -259,7 +259,7 @@ async def _emptied(session: Session, client: Client, number: int) -> SlateMQErro
     except Unavailable as error:
         if error.reason != INCOMPLETE or number in map(int, error.metadata[SHARDS].split(",")):
             raise
-        note(f"{error.message}; shard {number} is emptied without")
+        note(f"{error.message}; moving the other queues off shard {number}")
     return await _move_all(session, client, places, None)
 
 

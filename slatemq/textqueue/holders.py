@@ -27,7 +27,7 @@ from slatemq.textqueue.locks import put
 SLOT_BYTES = 512
 
 TOKEN_BEGINS = "@"
-TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+TOKEN_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 TOKEN_LENGTH = 12
 
 OWNER_LENGTH_MAX = 64
@@ -162,7 +162,7 @@ def new_token() -> str:
     """Identifies a claim; its beginning goes into the message's mutex variable."""
     import secrets  # loads modules that readers do not need
 
-    return TOKEN_BEGINS + "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
+    return TOKEN_BEGINS + "".join(secrets.choice(TOKEN_CHARACTERS) for _ in range(TOKEN_LENGTH))
 
 
 @cache

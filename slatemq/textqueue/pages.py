@@ -79,7 +79,7 @@ def begin_marks(firsts: bytes, states: frozenset[State]) -> bytes:
     return firsts.translate(_kinds(states)).replace(b" ", b"\0").replace(b"\n", b"\0")
 
 
-def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> list[str] | None:
+def texts_in(content: bytes | memoryview, states: frozenset[State]) -> list[str] | None:
     """The texts of the entries in these states; the content must be complete entries.
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.

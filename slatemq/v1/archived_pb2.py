@@ -26,7 +26,7 @@ from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 from slatemq.v1 import removal_pb2 as slatemq_dot_v1_dot_removal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/archived.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x18slatemq/v1/removal.proto\"\x84\x01\n\x16RedriveArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x18\n\x10\x63reated_revision\x18\x02 \x01(\x03\x12\x17\n\x0ftarget_queue_id\x18\x03 \x01(\t\x12%\n\x04rows\x18\x04 \x03(\x0b\x32\x17.slatemq.v1.ArchivedRow\"\xd2\x01\n\x0b\x41rchivedRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_order\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x35\n\x07headers\x18\x06 \x03(\x0b\x32$.slatemq.v1.ArchivedRow.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"n\n\x17RedriveArchivedResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x11\n\tgone_rows\x18\x03 \x03(\x05\x12\x14\n\x0c\x65xpired_rows\x18\x04 \x03(\x05\"L\n\x13\x44ropArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12#\n\x04rows\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\"T\n\x14\x44ropArchivedResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x11\n\tgone_rows\x18\x03 \x03(\x05\x32\xf5\x01\n\x0f\x41rchivedService\x12}\n\x0fRedriveArchived\x12\".slatemq.v1.RedriveArchivedRequest\x1a#.slatemq.v1.RedriveArchivedResponse\"!\xca\xbd\x18\x1d\x18\x04\"\x08queue_id\"\x0ftarget_queue_id\x12\x63\n\x0c\x44ropArchived\x12\x1f.slatemq.v1.DropArchivedRequest\x1a .slatemq.v1.DropArchivedResponse\"\x10\xca\xbd\x18\x0c\x18\x04\"\x08queue_idB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/archived.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x18slatemq/v1/removal.proto\"\x84\x01\n\x16RedriveArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x18\n\x10\x63reated_revision\x18\x02 \x01(\x03\x12\x17\n\x0ftarget_queue_id\x18\x03 \x01(\t\x12%\n\x04rows\x18\x04 \x03(\x0b\x32\x17.slatemq.v1.ArchivedRow\"\xd2\x01\n\x0b\x41rchivedRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_order\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x35\n\x07headers\x18\x06 \x03(\x0b\x32$.slatemq.v1.ArchivedRow.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"n\n\x17RedriveArchivedResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x11\n\tgone_rows\x18\x03 \x03(\x05\x12\x14\n\x0c\x65xpired_rows\x18\x04 \x03(\x05\"L\n\x13\x44ropArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12#\n\x04rows\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\"T\n\x14\x44ropArchivedResponse\x12\x15\n\rdropped_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x11\n\tgone_rows\x18\x03 \x03(\x05\x32\xa4\x02\n\x0f\x41rchivedService\x12\x94\x01\n\x0fRedriveArchived\x12\".slatemq.v1.RedriveArchivedRequest\x1a#.slatemq.v1.RedriveArchivedResponse\"8\xca\xbd\x18\x34\x18\x04\"\x08queue_id\"\x0ftarget_queue_id*\x0frows.message_idB\x04rows\x12z\n\x0c\x44ropArchived\x12\x1f.slatemq.v1.DropArchivedRequest\x1a .slatemq.v1.DropArchivedResponse\"\'\xca\xbd\x18#\x18\x04\"\x08queue_id*\x0frows.message_idB\x04rowsB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARCHIVEDROW_HEADERSENTRY']._loaded_options = None
   _globals['_ARCHIVEDROW_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_ARCHIVEDSERVICE'].methods_by_name['RedriveArchived']._loaded_options = None
-  _globals['_ARCHIVEDSERVICE'].methods_by_name['RedriveArchived']._serialized_options = b'\312\275\030\035\030\004\"\010queue_id\"\017target_queue_id'
+  _globals['_ARCHIVEDSERVICE'].methods_by_name['RedriveArchived']._serialized_options = b'\312\275\0304\030\004\"\010queue_id\"\017target_queue_id*\017rows.message_idB\004rows'
   _globals['_ARCHIVEDSERVICE'].methods_by_name['DropArchived']._loaded_options = None
-  _globals['_ARCHIVEDSERVICE'].methods_by_name['DropArchived']._serialized_options = b'\312\275\030\014\030\004\"\010queue_id'
+  _globals['_ARCHIVEDSERVICE'].methods_by_name['DropArchived']._serialized_options = b'\312\275\030#\030\004\"\010queue_id*\017rows.message_idB\004rows'
   _globals['_REDRIVEARCHIVEDREQUEST']._serialized_start=93
   _globals['_REDRIVEARCHIVEDREQUEST']._serialized_end=225
   _globals['_ARCHIVEDROW']._serialized_start=228
@@ -53,5 +53,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DROPARCHIVEDRESPONSE']._serialized_start=630
   _globals['_DROPARCHIVEDRESPONSE']._serialized_end=714
   _globals['_ARCHIVEDSERVICE']._serialized_start=717
-  _globals['_ARCHIVEDSERVICE']._serialized_end=962
+  _globals['_ARCHIVEDSERVICE']._serialized_end=1009
 # @@protoc_insertion_point(module_scope)

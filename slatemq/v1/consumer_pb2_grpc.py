@@ -101,10 +101,11 @@ class ConsumerServiceServicer:
         Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
         FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
         (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
-        UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message;
-        TOO_MANY_IN_FLIGHT: there are messages, and the caller holds half of all that the broker may
-        have in flight), UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT:
-        storing the claim took half of its lease). None of these errors counts an attempt.
+        PRINCIPAL_SHARE: the caller has half of them open; UNREAD_ANSWERS: responses that consumers
+        have not read leave no memory for the next message; TOO_MANY_IN_FLIGHT: there are messages, and
+        the caller holds half of all that the broker may have in flight), UNAVAILABLE (INGEST_DOWN: the
+        ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None
+        of these errors counts an attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

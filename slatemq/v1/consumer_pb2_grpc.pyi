@@ -52,10 +52,11 @@ class ConsumerServiceStub:
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
     FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
     (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
-    UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message;
-    TOO_MANY_IN_FLIGHT: there are messages, and the caller holds half of all that the broker may
-    have in flight), UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT:
-    storing the claim took half of its lease). None of these errors counts an attempt.
+    PRINCIPAL_SHARE: the caller has half of them open; UNREAD_ANSWERS: responses that consumers
+    have not read leave no memory for the next message; TOO_MANY_IN_FLIGHT: there are messages, and
+    the caller holds half of all that the broker may have in flight), UNAVAILABLE (INGEST_DOWN: the
+    ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None
+    of these errors counts an attempt.
     """
     StopClaim: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]
     """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
@@ -147,10 +148,11 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
     FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
     (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
-    UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message;
-    TOO_MANY_IN_FLIGHT: there are messages, and the caller holds half of all that the broker may
-    have in flight), UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT:
-    storing the claim took half of its lease). None of these errors counts an attempt.
+    PRINCIPAL_SHARE: the caller has half of them open; UNREAD_ANSWERS: responses that consumers
+    have not read leave no memory for the next message; TOO_MANY_IN_FLIGHT: there are messages, and
+    the caller holds half of all that the broker may have in flight), UNAVAILABLE (INGEST_DOWN: the
+    ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None
+    of these errors counts an attempt.
     """
     StopClaim: _aio.UnaryUnaryMultiCallable[_consumer_pb2.StopClaimRequest, _consumer_pb2.StopClaimResponse]  # type: ignore[assignment]
     """Ends the wait of a claim: it returns what there is for it, perhaps nothing. For a caller that
@@ -245,10 +247,11 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile),
         FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused meanwhile), RESOURCE_EXHAUSTED
         (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set otherwise;
-        UNREAD_ANSWERS: responses that consumers have not read leave no memory for the next message;
-        TOO_MANY_IN_FLIGHT: there are messages, and the caller holds half of all that the broker may
-        have in flight), UNAVAILABLE (INGEST_DOWN: the ingest with the payloads is down; SLOW_COMMIT:
-        storing the claim took half of its lease). None of these errors counts an attempt.
+        PRINCIPAL_SHARE: the caller has half of them open; UNREAD_ANSWERS: responses that consumers
+        have not read leave no memory for the next message; TOO_MANY_IN_FLIGHT: there are messages, and
+        the caller holds half of all that the broker may have in flight), UNAVAILABLE (INGEST_DOWN: the
+        ingest with the payloads is down; SLOW_COMMIT: storing the claim took half of its lease). None
+        of these errors counts an attempt.
         """
 
     @_abc_1.abstractmethod

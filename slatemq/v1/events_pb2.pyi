@@ -59,7 +59,7 @@ class GetEventsStatusResponse(_message.Message):
     consistency: _builtins.str
     """The setting `queue.consistency`."""
     answering: _builtins.bool
-    """Whether the backend answers now."""
+    """Whether the backend answers now, and takes what it is given."""
     cursor: _builtins.int
     """Ingest: the ID of the last message whose event is published, as are those of all messages
     before it. Broker: the number of the last event published. Janitor: the number of checks of
@@ -78,7 +78,9 @@ class GetEventsStatusResponse(_message.Message):
     failed_count: _builtins.int
     """Events in publishes that failed since the process began."""
     dropped_count: _builtins.int
-    """Events given up since the process began, in `fire-and-forget`."""
+    """Events given up since the process began: in `fire-and-forget`, or since the backend takes none
+    as large.
+    """
     lost_count: _builtins.int
     """Messages that were purged before their events were published, since events were first published
     here.

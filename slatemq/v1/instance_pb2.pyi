@@ -118,7 +118,7 @@ class Instance(_message.Message):
     """When the record was written, in milliseconds since the Unix epoch, by the writer's clock."""
     wal_store: _builtins.str
     """URL of the store that holds the write-ahead logs alone, without its options; empty = the root's
-    own store holds them.
+    own store holds them, or the caller may not operate.
     """
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
@@ -146,12 +146,19 @@ class GetInstanceRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITHOUT_RECORD_FIELD_NUMBER: _builtins.int
+    without_record: _builtins.bool
+    """Leaves out the latest record, and so does not read the store: what the process says of itself
+    comes while the store is down, too.
+    """
     def __init__(
         self,
+        *,
+        without_record: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["without_record", b"without_record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,15 +174,22 @@ class GetInstanceResponse(_message.Message):
     RUNNING_NUMBER_FIELD_NUMBER: _builtins.int
     OPEN_WITHOUT_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     running_number: _builtins.int
     """The number of the record with which the responding process runs; if it is less than the latest,
     restart the process to adopt that.
     """
     store: _builtins.str
-    """URL of the root, as the responding process reaches it, without its options."""
+    """URL of the root, as the responding process reaches it, without its options; empty = the caller
+    may not operate.
+    """
+    note: _builtins.str
+    """What holds up the callers of the responding process, as text; empty = nothing, or the caller
+    may not operate.
+    """
     @_builtins.property
     def instance(self) -> Global___Instance:
-        """The latest record."""
+        """The latest record; empty with `without_record`."""
 
     @_builtins.property
     def open_without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -190,10 +204,11 @@ class GetInstanceResponse(_message.Message):
         running_number: _builtins.int = ...,
         open_without: _abc.Iterable[_builtins.str] | None = ...,
         store: _builtins.str = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "open_without", b"open_without", "running_number", b"running_number", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "note", b"note", "open_without", b"open_without", "running_number", b"running_number", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

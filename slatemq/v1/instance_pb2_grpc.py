@@ -66,9 +66,10 @@ class InstanceServiceServicer:
 
     def GetInstance(self, request, context):
         """Reads the latest record from the store, and returns the number of the one with which this
-        process runs.
+        process runs. Only callers that may operate get where the stores are, and the note.
 
-        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
+        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged); neither with
+        `without_record`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

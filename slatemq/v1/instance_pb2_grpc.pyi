@@ -40,9 +40,10 @@ class InstanceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> InstanceServiceAsyncStub: ...
     GetInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]
     """Reads the latest record from the store, and returns the number of the one with which this
-    process runs.
+    process runs. Only callers that may operate get where the stores are, and the note.
 
-    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
+    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged); neither with
+    `without_record`.
     """
     UpdateInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]
     """Changes settings. The change is durable when answered; each process adopts it at its next
@@ -77,9 +78,10 @@ class InstanceServiceAsyncStub(InstanceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]  # type: ignore[assignment]
     """Reads the latest record from the store, and returns the number of the one with which this
-    process runs.
+    process runs. Only callers that may operate get where the stores are, and the note.
 
-    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
+    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged); neither with
+    `without_record`.
     """
     UpdateInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]  # type: ignore[assignment]
     """Changes settings. The change is durable when answered; each process adopts it at its next
@@ -117,9 +119,10 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.GetInstanceResponse, _abc.Awaitable[_instance_pb2.GetInstanceResponse]]:
         """Reads the latest record from the store, and returns the number of the one with which this
-        process runs.
+        process runs. Only callers that may operate get where the stores are, and the note.
 
-        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
+        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged); neither with
+        `without_record`.
         """
 
     @_abc_1.abstractmethod

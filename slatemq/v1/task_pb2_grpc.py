@@ -84,8 +84,9 @@ class TaskServiceServicer:
         """Returns a task.
 
         Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
-        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
-        UNAVAILABLE (the store is down).
+        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, forgotten, and
+        not pending), UNAVAILABLE (the store is down; BACKEND_DOWN: of a task accepted over seven days
+        ago).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

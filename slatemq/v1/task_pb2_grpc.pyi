@@ -45,8 +45,9 @@ class TaskServiceStub:
     """Returns a task.
 
     Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
-    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
-    UNAVAILABLE (the store is down).
+    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, forgotten, and
+    not pending), UNAVAILABLE (the store is down; BACKEND_DOWN: of a task accepted over seven days
+    ago).
     """
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]
     """Waits until a task is applied or has failed, for a minute and until a second before the call's
@@ -94,8 +95,9 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Returns a task.
 
     Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
-    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
-    UNAVAILABLE (the store is down).
+    `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, forgotten, and
+    not pending), UNAVAILABLE (the store is down; BACKEND_DOWN: of a task accepted over seven days
+    ago).
     """
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]  # type: ignore[assignment]
     """Waits until a task is applied or has failed, for a minute and until a second before the call's
@@ -146,8 +148,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns a task.
 
         Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard,
-        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, and forgotten),
-        UNAVAILABLE (the store is down).
+        `shard` in the ErrorInfo's metadata), NOT_FOUND (accepted over seven days ago, forgotten, and
+        not pending), UNAVAILABLE (the store is down; BACKEND_DOWN: of a task accepted over seven days
+        ago).
         """
 
     @_abc_1.abstractmethod

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from slatemq.models import AccessCheck
 
 NAME_LENGTH_MAX = 255
+ATTRIBUTES_MAX = 64
+"""The services refuse a file of tokens with more of one, or with longer names, as a whole."""
+
+KEY_LENGTH_MAX = 1024
+"""YAML takes no longer names, with quotes and escapes."""
 
 VERBS = ("publish", "consume", "inspect", "edit", "administer", "operate")
 
@@ -54,11 +59,16 @@ def _principal(text: str) -> str:
     return text
 
 
-def _attribute(text: str) -> tuple[str, str]:
+_Value = str | list[str]
+
+
+def _attribute(text: str) -> tuple[str, _Value]:
     name, equals, value = text.partition("=")
+    is_list = name.endswith("+")
+    name = name.removesuffix("+")
     if not name or not equals:
-        raise ValueError(f"{text!r} is not a valid attribute (expected KEY=VALUE)")
-    return name, value
+        raise ValueError(f"{text!r} is not a valid attribute (expected KEY=VALUE or KEY+=VALUE)")
+    return name, [value] if is_list else value
 
 
 ATTRIBUTE = click.option(
@@ -68,7 +78,7 @@ ATTRIBUTE = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="A fact of the caller that conditions of the policy can read. Repeatable; a key that is "
-    "repeated has a list.",
+    "repeated has a list. KEY+=VALUE adds to a list, also as its only value.",
 )
 
 
@@ -98,7 +108,7 @@ ATTRIBUTE = click.option(
 def token(
     session: Session,
     principal: str,
-    attributes: tuple[tuple[str, str], ...],
+    attributes: tuple[tuple[str, _Value], ...],
     lifetime_ms: int | None,
     out: Path | None,
     tokens: Path | None,
@@ -111,13 +121,17 @@ def token(
 
     Examples:
       slatemq access token shop --add-to tokens.yaml --out shop.token
-      slatemq access token shop --attribute tenant=acme --expires 90d
+      slatemq access token shop --attribute tenant=acme --attribute groups+=eu --expires 90d
       slatemq access token shop --json | jq -r .token > shop.token
     """
+    facts = _collected(attributes)
+    _check_attributes(facts)
     expires = None
     if lifetime_ms is not None:
+        if lifetime_ms < 1_000:
+            raise click.UsageError("--expires must be at least 1s")
         expires = datetime.now(UTC).replace(microsecond=0) + timedelta(milliseconds=lifetime_ms)
-    made = new_token(principal, _collected(attributes), expires)
+    made = new_token(principal, facts, expires)
     files = import_module("slatemq.cli.access.token_files")
     try:
         # The token first: an entry whose token is lost would stay for ever.
@@ -140,18 +154,30 @@ def token(
         note(f"add this to the list `tokens` of the services' file:\n{entry}")
 
 
-def _collected(attributes: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
-    collected: dict[str, str | list[str]] = {}
+def _collected(attributes: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+    collected: dict[str, _Value] = {}
     for name, value in attributes:
         before = collected.get(name)
-        match before:
-            case None:
-                collected[name] = value
-            case str():
-                collected[name] = [before, value]
-            case list():
-                before.append(value)
+        collected[name] = value if before is None else [*_listed(before), *_listed(value)]
     return collected
+
+
+def _check_attributes(facts: dict[str, _Value]) -> None:
+    if len(facts) > ATTRIBUTES_MAX:
+        raise click.UsageError(f"a token has {ATTRIBUTES_MAX} attributes at most")
+    for name, value in facts.items():
+        if len(name) > NAME_LENGTH_MAX:
+            raise click.UsageError(f"names of attributes have {NAME_LENGTH_MAX} characters at most")
+        if len(import_module("slatemq.cli.access.token_files").quoted(name)) > KEY_LENGTH_MAX:
+            raise click.UsageError(f"the attribute {name!a} is too long with its escapes")
+        try:
+            "".join((name, *_listed(value))).encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"the attribute {name!a} is not text in UTF-8") from None
+
+
+def _listed(value: _Value) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 @access.command("check")
@@ -178,7 +204,7 @@ def check(
     verb: str,
     queue: str,
     pairs: tuple[tuple[str, str], ...],
-    attributes: tuple[tuple[str, str], ...],
+    attributes: tuple[tuple[str, _Value], ...],
     policy: Path | None,
 ) -> None:
     """Explain whether the policy permits PRINCIPAL to do VERB on QUEUE, and why.

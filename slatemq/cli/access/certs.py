@@ -16,7 +16,7 @@ hosts_option = click.option(
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A further name or IP address of the services, besides those of this machine. Repeatable.",
+    help="Another name or IP address of the services, besides those of this machine. Repeatable.",
 )
 
 

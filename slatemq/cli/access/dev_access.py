@@ -24,6 +24,9 @@ OPERATOR: Final = "operator"
 CONSOLE_NAME: Final = "slatemq-console"
 """The name by which the console's probes on Kubernetes ask."""
 
+CONTAINER_DAYS: Final = 398
+"""How long their certificates are valid: browsers take none that is for longer."""
+
 POLICY: Final = f"""\
 # What principals may do: docs/how-to/secure.md
 roles:
@@ -82,9 +85,7 @@ def make_access(
     return [folder / file.name for file in files]
 
 
-def make_for_containers(
-    folder: Path, console: Path, hosts: Sequence[str] = (), days: int = 398
-) -> None:
+def make_for_containers(folder: Path, console: Path, hosts: Sequence[str] = ()) -> None:
     """Make both folders, unless the first is there: `ca.crt`, `console.crt` and its key for one.
 
     `hosts` are further names of the services.
@@ -97,7 +98,7 @@ def make_for_containers(
         if not console.exists():
             raise FileNotFoundError(f"there is {folder}, but no {console}: make it, or remove both")
         return
-    authority = Authority(days)
+    authority = Authority(CONTAINER_DAYS)
     # Of an earlier authority, which is gone.
     shutil.rmtree(console, ignore_errors=True)
     console.mkdir(mode=0o700)
@@ -105,7 +106,7 @@ def make_for_containers(
     files = {"ca.crt": authority.pem, "console.crt": certificate, "console.key": key}
     for name, data in files.items():
         write_new(console / name, data)
-    make_access(folder, hosts, days, authority)
+    make_access(folder, hosts, CONTAINER_DAYS, authority)
 
 
 def main(arguments: Sequence[str]) -> None:

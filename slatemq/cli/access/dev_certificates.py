@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,8 @@ SERVICE_NAME: Final = "slatemq-service"
 AUTHORITY_NAME: Final = "SlateMQ development, not for production"
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+_DNS_NAME: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_]))*")
 
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 
@@ -55,8 +58,16 @@ def make_certificates(
     Raises:
         FileExistsError: One of the files is there.
         OSError: One cannot be written.
+        ValueError: The client has the services' name: its certificate would be that of a service.
+            Or a host is neither a DNS name nor an address, or the client's name does not print.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for host in hosts:
+        if not _is_address(host) and not _DNS_NAME.fullmatch(host):
+            raise ValueError(f"{host!r} is neither a DNS name nor an IP address")
+    if not client or not client.isprintable():
+        raise ValueError(f"{client!a} is not a name: it needs characters that print")
+    if client == SERVICE_NAME:
+        raise ValueError(f"{client} is the name of the services: give the client another one")
     names = ("ca.crt", "service.crt", "service.key", "client.crt", "client.key")
     files = [folder / name for name in names]
     for file in files:
@@ -65,6 +76,7 @@ def make_certificates(
     authority = authority or Authority(days)
     service = authority.sign(SERVICE_NAME, (SERVICE_NAME, *LOOPBACK, *hosts))
     own = authority.sign(client, (client,))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file, data in zip(files, (authority.pem, *service, *own), strict=True):
         write_new(file, data)
     return files
@@ -136,10 +148,17 @@ def _name(text: str) -> x509.Name:
 
 
 def _host(text: str) -> x509.GeneralName:
+    if _is_address(text):
+        return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
+    return x509.DNSName(text)
+
+
+def _is_address(text: str) -> bool:
     try:
-        return x509.IPAddress(ipaddress.ip_address(text))
+        ipaddress.ip_address(text.strip("[]"))
     except ValueError:
-        return x509.DNSName(text)
+        return False
+    return True
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

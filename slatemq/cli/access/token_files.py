@@ -76,7 +76,17 @@ def _add(file: Path, made: NewToken) -> None:
 
 def entry_lines(made: NewToken, indent: str = "  ") -> str:
     """A token's entry in YAML, of which JSON is a part: no library is needed to write it."""
-    pairs = [
-        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in made.entry.items()
-    ]
+    pairs = [f"{name}: {quoted(value)}" for name, value in made.entry.items()]
     return "\n".join(f"{indent}{'  ' if n else '- '}{pair}" for n, pair in enumerate(pairs))
+
+
+def quoted(value: object) -> str:
+    """A value in JSON, but with YAML's escapes: of JSON's, a character over U+FFFF would be two."""
+    return "".join(map(_escaped, json.dumps(value, ensure_ascii=False)))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._consume.handles import shard_of
-from slatemq.cli.entry_output import note_encrypted, one_line, shown
+from slatemq.cli.entry_output import Opened, note_encrypted, one_line, opened_with_note, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
-from slatemq.cli.output import note, payload_fields, say, write_json
+from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import (
     DURATION,
     WORDS,
@@ -122,12 +122,12 @@ def _note_cut(queue: str, lease: timedelta | None, message: Received) -> None:
         note(f"leases of {queue} are at most {longest} (its --max-lease); `slatemq extend` extends")
 
 
-def message_fields(message: Received) -> dict[str, Any]:
+def message_fields(message: Received, payload: Opened) -> dict[str, Any]:
     """A message for programs, named as in the protos; IDs are text."""
     return {
         "message_id": str(message.message_id),
         "handle": message.handle,
-        **payload_fields(message.payload),
+        **payload.fields,
         "headers": dict(message.headers),
         "created_at_ms": message.created_at_ms,
         "received_at_ms": message.received_at_ms,
@@ -141,8 +141,9 @@ def message_fields(message: Received) -> dict[str, Any]:
 
 def show(session: Session, message: Received) -> None:
     note_encrypted(session, message.headers)
+    payload = opened_with_note(message)
     if session.json:
-        write_json(message_fields(message))
+        write_json(message_fields(message, payload))
         return
     left_s = max(0, round(message.lease_deadline_ms / 1000 - time.time()))
     headers = " ".join(f"{key}={value}" for key, value in sorted(message.headers.items()))
@@ -153,7 +154,7 @@ def show(session: Session, message: Received) -> None:
     say(f"  lease    {message.lease_token}")
     if headers:
         say(f"  headers  {one_line(headers)}")
-    say(f"  payload  {shown(message.payload)}")
+    say(f"  payload  {shown(payload.payload)}")
 
 
 _LEASES = click.argument("leases", type=WORDS, nargs=-1, required=True, metavar="LEASE...")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slatemq._secrets import KEY_HEADER
 from slatemq.cli.consume.claiming import message_fields
 from slatemq.cli.consume.programs import (
     NOT_RUN,
@@ -23,7 +24,7 @@ from slatemq.cli.consume.programs import (
     has_reader_gone,
     run_program,
 )
-from slatemq.cli.entry_output import note_encrypted
+from slatemq.cli.entry_output import note_encrypted, opened
 from slatemq.cli.failures import EXIT_REFUSED, BadInput, ReaderGone
 from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, Number, consumer_option, queue_argument
@@ -70,6 +71,11 @@ object; omitted over 100,000 bytes).
 Without --exec each payload is written to stdout, followed by a newline, and
 acked once it is written. --json writes messages as `claim` does; with --exec
 it writes the outcome of each message.
+
+A message whose payload cannot be decrypted is nacked, and neither written nor
+given to CMD. If three have keys that are not among those given, before any was
+decrypted, `consume` ends with exit code 2, and returns the messages without
+counting an attempt.
 
 Leases are extended while messages are processed. Ctrl-C stops: messages being
 processed are returned, and no attempt is counted. The exit code is 1 when there
@@ -148,7 +154,7 @@ def consume(
         is_reported = is_reported and tally["acked"] + tally["nacked"] > 0
         raise
     finally:
-        if is_reported or tally["lost"]:
+        if is_reported or tally["lost"] or tally["nacked"]:
             counts = f"{tally['acked']} acked, {tally['nacked']} nacked"
             note(f"{counts}, {tally['lost']} whose lease was lost")
 
@@ -157,6 +163,9 @@ class _Worker:
     def __init__(self, session: Session, tally: Counter[str]) -> None:
         self.session = session
         self.tally = tally
+        self._has_decrypted = False
+        self._unknown: set[int] = set()  # messages of keys that are not there
+        self._unread: list[tuple[Received, SlateMQError]] = []  # those that wait
 
     async def take(self, message: Received) -> None:
         """Called first, for one message at a time, in order."""
@@ -164,15 +173,42 @@ class _Worker:
 
     async def finish(self, message: Received) -> Sequence[Received]:
         """Called then, in parallel; returns the messages that are finished now."""
+        problem = opened(message).problem
+        if problem is None:
+            self._has_decrypted = self._has_decrypted or KEY_HEADER in message.headers
+            return [*await self._fail_unread(), *await self.process(message)]
+        if problem.reason == "KEY_UNKNOWN" and not self._has_decrypted:
+            # One message that comes again and again is at fault itself: it is counted once.
+            self._unread.append((message, problem))
+            self._unknown.add(message.message_id)
+            if len(self._unknown) >= NOT_RUN_MAX:
+                raise _wrong_keys(problem)
+            return []
+        await self.fail(message, problem.message)
+        return [message]
+
+    async def _fail_unread(self) -> list[Received]:
+        unread, self._unread = self._unread, []
+        for message, problem in unread:
+            await self.fail(message, problem.message)
+        return [message for message, _ in unread]
+
+    async def process(self, message: Received) -> Sequence[Received]:
+        """As `finish`, of a message whose payload can be read."""
         await self.settle(message, "acked", message.ack())
         return [message]
+
+    async def fail(self, message: Received, why: str, status: int | None = None) -> str:
+        """Nack, and say why; returns the result. `status`: the exit status of its command."""
+        note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
+        return await self.settle(message, "nacked", message.nack(why))
 
     async def finish_waiting(self) -> Sequence[Received]:
         """Called while no messages come; returns the messages that are finished now.
 
         Raises BadInput if none can be processed.
         """
-        return []
+        return await self._fail_unread()
 
     async def settle(self, message: Received, result: str, call: Awaitable[None]) -> str:
         """Await an ack or nack; return and count its result, or that the lease was lost."""
@@ -185,13 +221,25 @@ class _Worker:
         return result
 
 
+def _wrong_keys(problem: SlateMQError) -> BadInput:
+    # Not the messages' fault: all are returned, and no attempt is counted.
+    return BadInput(
+        f"{problem.message}: none was decrypted, and {NOT_RUN_MAX} are of keys that are not among "
+        "those given. The messages were returned, and no attempt was counted: add the key to the "
+        "file of --encryption-keys, or cancel the messages"
+    )
+
+
 class _Printer(_Worker):
     async def take(self, message: Received) -> None:
         await super().take(message)
+        payload = opened(message)
+        if payload.problem is not None:
+            return
         if self.session.json:
-            content = json_line(message_fields(message))
+            content = json_line(message_fields(message, payload))
         else:
-            content = message.payload + b"\n"
+            content = payload.payload + b"\n"
         await in_thread(lambda: write_bytes(content))
 
 
@@ -204,7 +252,7 @@ class _Executor(_Worker):
         self._not_run: set[int] = set()  # messages, since it last did
         self._held: list[tuple[Received, Outcome]] = []
 
-    async def finish(self, message: Received) -> Sequence[Received]:
+    async def process(self, message: Received) -> Sequence[Received]:
         try:
             outcome = await run_program(self._program, message, self._queue)
         except OSError as error:
@@ -225,7 +273,7 @@ class _Executor(_Worker):
     async def finish_waiting(self) -> Sequence[Received]:
         if self._held and not self._can_run:
             raise self._cannot_run()
-        return await self._settle_held()
+        return [*await super().finish_waiting(), *await self._settle_held()]
 
     def _cannot_run(self) -> BadInput:
         _, (status, why) = self._held[-1]
@@ -245,9 +293,16 @@ class _Executor(_Worker):
     async def _settle(self, message: Received, status: int, why: str) -> None:
         if status == 0:
             result = await self.settle(message, "acked", message.ack())
+            await self._report(message, result, status)
         else:
-            note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
-            result = await self.settle(message, "nacked", message.nack(why))
+            await self.fail(message, why, status)
+
+    async def fail(self, message: Received, why: str, status: int | None = None) -> str:
+        result = await super().fail(message, why)
+        await self._report(message, result, status)
+        return result
+
+    async def _report(self, message: Received, result: str, status: int | None) -> None:
         if self.session.json:
             fields = {
                 "message_id": str(message.message_id),

@@ -13,10 +13,10 @@ from uuid import uuid4
 import click
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
-from slatemq.cli.entry_output import listing_options, note_encrypted
-from slatemq.cli.failures import BadInput
+from slatemq.cli.entry_output import Opened, listing_options, note_encrypted, opened
+from slatemq.cli.failures import BadInput, sentence
 from slatemq.cli.files.queue_files import exported, head
-from slatemq.cli.output import progress
+from slatemq.cli.output import note, progress
 from slatemq.cli.parameters import flag, now_ms, queue_argument
 from slatemq.cli.session import Session, command
 from slatemq.errors import INCOMPLETE, SlateMQError, Unavailable, incomplete
@@ -33,6 +33,8 @@ PAGE_BYTES = 1 << 20
 
 FIRST_PAGE_COUNT = 4
 """Messages in the first page, before their lengths are known."""
+
+OWN_MODE = 0o600
 
 PAGE_COUNT_MAX = 1000
 """The server's maximum."""
@@ -101,6 +103,7 @@ def export(
             "queue_id": queue,
             "state": state,
             "exported_count": done.messages_count,
+            "not_decrypted_count": done.not_decrypted_count,
         }
         session.show(fields, f"exported: {done.messages_count} to {out}, {done.size_bytes} bytes")
     if done.problem is not None:
@@ -113,6 +116,7 @@ class Exported(NamedTuple):
     messages_count: int
     size_bytes: int
     problem: SlateMQError | None
+    not_decrypted_count: int
 
 
 async def write_export(
@@ -133,13 +137,20 @@ async def write_export(
     count = size = 0
     problem: SlateMQError | None = None
     problems: dict[int, SlateMQError] = {}
+    not_decrypted: SlateMQError | None = None
+    not_decrypted_count = 0
     entries = _entries(client, queue, state, limit, bounds, problems)
     with progress(not session.json, "export", min(total, limit or total)) as update:
         try:
             async for entry in entries:
+                payload = Opened(b"")
                 if entry.message is not None:
                     note_encrypted(session, entry.message.headers)
-                buffer += exported(entry)
+                    payload = opened(entry.message)
+                if payload.problem is not None:
+                    not_decrypted = not_decrypted or payload.problem
+                    not_decrypted_count += 1
+                buffer += exported(entry, payload)
                 count += 1
                 if len(buffer) >= WRITE_BYTES:
                     size += stream.write(buffer)
@@ -154,7 +165,12 @@ async def write_export(
         size += stream.write(buffer)
     if problems:
         problem = incomplete(problems)
-    return Exported(count, size, problem)
+    if not_decrypted is not None:
+        note(
+            "payloads that could not be decrypted, and are in the file as they are stored: "
+            f"{not_decrypted_count}; the first: {sentence(not_decrypted)}"
+        )
+    return Exported(count, size, problem, not_decrypted_count)
 
 
 def _entries(
@@ -205,7 +221,7 @@ async def _listed(
 
 def next_size(entries: Sequence[Entry], size: int) -> int:
     """The length of the next page, if its messages are as long as those of this one."""
-    taken = sum(len(entry.message.payload) for entry in entries if entry.message is not None)
+    taken = sum(len(entry.message.stored_payload) for entry in entries if entry.message is not None)
     fitting = PAGE_BYTES * len(entries) // max(taken, 1) if entries else size
     # Grows slowly: one page may have short messages, and all others long ones.
     return max(1, min(fitting, 4 * size, PAGE_COUNT_MAX))
@@ -218,7 +234,10 @@ def is_bounded(bounds: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
-    """The file, which gets its name once it is complete; a failure leaves nothing."""
+    """The file, which gets its name once it is complete; a failure leaves nothing.
+
+    Its user alone may read it, since payloads may be decrypted; the mode of an existing one stays.
+    """
     if out == STDOUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -232,7 +251,11 @@ def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
         return
     beside = Path(f"{out}.{os.getpid()}.exporting")
     try:
-        with beside.open("xb") as stream:
+        with open(
+            beside, "xb", opener=lambda name, flags: os.open(name, flags, OWN_MODE)
+        ) as stream:
+            if path.exists():
+                os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

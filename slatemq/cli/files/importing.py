@@ -3,7 +3,10 @@
 The request ID or dedupe keys of a batch must be the same when the run after a kill sends it again,
 and differ for anything else that is imported: files often begin alike, and are filled and emptied
 again. So they include the secret of the run. Only a message with its ID, from an export, has the
-same key in every run.
+same key in every run. The server knows all that is in that key but an encrypted payload, which it
+could find by trying: so it is made with the key that encrypts, where there is one. The dedupe keys
+of other messages are the same without that key: a run that ends at the first message which needs it
+can be repeated with it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import click
 
 from slatemq import textqueue
 from slatemq._consume.commands import Push
+from slatemq._secrets import KEY_HEADER
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
-from slatemq.cli.files.queue_files import Content, content_of
+from slatemq.cli.files.queue_files import Content, content_of, encryption_problem
 from slatemq.cli.output import note, progress
 from slatemq.cli.parameters import QUEUE, flag, now_ms
+from slatemq.cli.publish.applied import stored
 from slatemq.cli.publish.runs import Run
 from slatemq.cli.session import Session, command, in_thread
 from slatemq.cli.tq.entries import STDIN, marked, name_of, translated_errors
@@ -43,6 +48,7 @@ from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:
     from slatemq.client import Client
+    from slatemq.encryption import KeyRing
 
 _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
 """The part of an error's field that is replaced by the line of the file."""
@@ -145,15 +151,17 @@ def push_of(queue_id: str, content: Content) -> Push:
     return Push(queue_id, content.payload, content.headers, retention=content.retention_s)
 
 
-def outgoing_of(item: Item, secret: str) -> OutgoingMessage:
+def outgoing_of(item: Item, secret: str, ring: KeyRing | None) -> OutgoingMessage:
     """A publish; within the dedupe window an exported message is published once."""
-    content = item.content
+    content, key = item.content, _key(item, secret)
+    if ring is not None and KEY_HEADER in content.headers:
+        key = ring.digest(key.encode()).hex()
     return OutgoingMessage(
         content.payload,
         content.headers,
         content.created_at_ms,
         content.retention_s,
-        dedupe_key="tq-" + _key(item, secret),
+        dedupe_key="tq-" + key,
     )
 
 
@@ -197,6 +205,7 @@ class Importer:
         self.counts: Counter[str] = Counter()
         self._session = session
         self._client = client
+        self._ring = session.key_ring()
         self._file = file
         self._to = to
         self._states = states
@@ -319,7 +328,15 @@ class Importer:
         if content.is_gone:
             note(f"{self._name}:{entry.line}: skipped: its message was no longer stored")
             return None
-        return Item(entry, content)
+        item = Item(entry, content)
+        self._check_encryption(item)
+        return item
+
+    def _check_encryption(self, item: Item) -> None:
+        """Raises BadInput where its payload must not be sent so."""
+        problem = encryption_problem(item.content, self._ring)
+        if problem:
+            raise BadInput(f"{self._name}:{item.entry.line}: {problem}")
 
     def _warn_of_unknown(self, entry: textqueue.Entry, is_first: bool) -> None:
         """Note it. Raises BadInput where a file begins with it: others have lists in them, too."""
@@ -370,6 +387,8 @@ class Importer:
                 batch.append(Item(entry, content_of(entry, self._name)))
         except (textqueue.TextQueueError, BadInput):
             batch = []
+        for item in batch:
+            self._check_encryption(item)
         if request_id(self._target, batch, self._secret) != sending.request_id:
             self._doubt(journal, "and the file was changed since")
             if self._unsure == "skip":
@@ -422,9 +441,10 @@ class Importer:
                 await self._client.execute(pushes, request_id=request_id)
                 self.counts["imported"] += len(batch)
                 return
-            done = await self._client.publish_many(
-                [outgoing_of(item, self._secret) for item in batch]
+            published = await self._client.publish_many(
+                [outgoing_of(item, self._secret, self._ring) for item in batch]
             )
+            done = await stored(self._client, published, self._session.timeout)
         except InvalidArgument as error:
             place = _PLACE.match(error.field)
             line = batch[int(place[1]) if place else 0].entry.line

@@ -9,6 +9,8 @@ r"""Messages of a queue as entries of a queue file (TextQueue), and back.
     \header.type=order                   one for each header
     \header-json=["a=b", "two\nlines"]   one that does not fit on a line as it is
     \encoding=base64                     the payload is base64, as long as this is here
+    \decrypted=yes                       the payload was decrypted for the export
+    \not_decrypted=…                     why it could not be: it is as it is stored
     \attempts=3  \reason=…  \failed_at=…    and so on, for people
 
 A comment without an ID above a message is a note on it; so are the notes of its history.
@@ -23,13 +25,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slatemq import textqueue
-from slatemq._admin.entry_models import Entry, EntryState
+from slatemq._admin.entry_models import Entry, EntryState, SealedMessage
+from slatemq._secrets import KEY_HEADER
+from slatemq.cli.entry_output import Opened
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.windows_lines import expect_none
 from slatemq.cli.parameters import format_time, parse_time
+from slatemq.cli.publish.plain_text import not_decrypted_problem, sealing_problem
 from slatemq.textqueue import State, render
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 CONTROL_OF = {
     EntryState.AVAILABLE: State.QUEUED,
@@ -69,6 +78,8 @@ class Content:
         handle: Of the message when it was exported; empty for none.
         digest: Of payload and headers as they were exported; empty for none.
         is_gone: The message was no longer stored when it was exported.
+        is_decrypted: The payload was encrypted, and the export decrypted it.
+        is_not_decrypted: The export had keys, and could not decrypt it.
         settled: Whether this archived dead letter was settled.
     """
 
@@ -81,6 +92,8 @@ class Content:
     retention_s: int | None = None
     created_at_ms: int | None = None
     is_gone: bool = False
+    is_decrypted: bool = False
+    is_not_decrypted: bool = False
     settled: str = ""
 
     @property
@@ -107,20 +120,24 @@ def head(queue_id: str, state: str, text: str, session: str, now_ms: int) -> byt
     return render(text, variables, State.COMMENT) + b"\n"
 
 
-def exported(entry: Entry) -> bytes:
+def exported(entry: Entry, payload: Opened) -> bytes:
     """An entry of a queue in a queue file: its notes, the message and a blank line."""
     notes = b"".join(
         render(f" {note}".replace("\n", "\n "), (), State.COMMENT) for note in notes_of(entry)
     )
     message = entry.message
-    text, encoding = _text(message.payload) if message is not None else ("", "")
+    text, encoding = _text(payload.payload)
     variables = [*_names(entry), *_facts(entry)]
     if message is None:
         variables.append("gone=the message is no longer stored")
     else:
         variables += [_header(name, value) for name, value in sorted(message.headers.items())]
         variables += [f"encoding={encoding}"] if encoding else []
-        variables.append(f"content={digest_of(message.payload, message.headers)}")
+        if payload.problem is not None:
+            variables.append(f"not_decrypted={_one_line(payload.problem.message)}")
+        elif KEY_HEADER in message.headers and isinstance(message, SealedMessage):
+            variables.append("decrypted=yes")
+        variables.append(f"content={digest_of(payload.payload, message.headers)}")
     return notes + render(text, variables, CONTROL_OF[entry.state]) + b"\n"
 
 
@@ -224,11 +241,25 @@ def content_of(entry: textqueue.Entry, file: str) -> Content:
             retention_s=_whole(known, "retention"),
             created_at_ms=_moment(known, "created_at"),
             is_gone="gone" in known,
+            is_decrypted="decrypted" in known,
+            is_not_decrypted="not_decrypted" in known,
             settled=fields.get(SETTLED, ""),
         )
     except _Wrong as error:
         line = entry.line if error.variable is None else entry.line_of(error.variable)
         raise BadInput(f"{file}:{line}: {error}") from None
+
+
+def encryption_problem(content: Content, ring: KeyRing | None) -> str:
+    """Why a client with or without keys must not send this; empty when it may."""
+    key_id = content.headers.get(KEY_HEADER)
+    if content.is_not_decrypted and key_id is not None:
+        problem = not_decrypted_problem(content.payload, key_id, ring)
+        if problem:
+            return problem
+    return sealing_problem(
+        content.payload, content.headers, ring is not None, is_decrypted=content.is_decrypted
+    )
 
 
 def _payload(text: str, known: _Known) -> bytes:

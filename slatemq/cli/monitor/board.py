@@ -135,6 +135,9 @@ COLUMNS: Final = (
     Column("lag", lambda row: row.lag, short_count),
 )
 
+BAD: Final = "red"
+"""The style of what is wrong. In a terminal of few rows, that is shown in place of the title."""
+
 BY_NAME: Final = -1
 """The place of the queues' names among the columns by which rows are sorted."""
 
@@ -237,7 +240,11 @@ class Board:
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The whole view, in at most `width` columns and `height` rows."""
-        head = [*self._head(), Text()] if height > 8 else self._head()[:1]
+        title, state, sums = self._head()
+        if height > 8:
+            head = [title, state, sums, Text()]
+        else:
+            head = [state if state.style == BAD else title]
         rows = self.rows()
         self._page = max(1, height - len(head) - 2)
         self._first = max(0, min(self._first, len(rows) - self._page))
@@ -249,12 +256,12 @@ class Board:
             line.truncate(width, overflow="ellipsis")
         return lines[:height]
 
-    def _head(self) -> list[Text]:
+    def _head(self) -> tuple[Text, Text, Text]:
         state = "PAUSED" if self.is_paused else f"every {self._interval}"
         title = Text(f"{self._title}  {self._at}  {state}", style="bold")
         if self._sample is None:
-            return [title, _state(None, self.problem), Text()]
-        return [title, _state(self._sample.status, self.problem), Text(_sums(self._rows))]
+            return title, _state(None, self.problem), Text()
+        return title, _state(self._sample.status, self.problem), Text(_sums(self._rows))
 
     def _table(self, shown: Sequence[QueueRow], rows: Sequence[QueueRow], width: int) -> list[Text]:
         longest = max([LEAST_NAME_WIDTH, *(cell_len(row.name) for row in rows)])
@@ -283,14 +290,14 @@ class Board:
 def _state(status: Status | None, problem: str) -> Text:
     """How the processes are, and how far routing lags."""
     if problem or status is None:
-        return Text(problem or "asking…", style="red" if problem else "")
-    down = [one for one in status.services if not one.serving]
-    names = ", ".join(f"{one.service} {one.shard}: {printable(one.detail)}" for one in down)
-    bad = [f"down: {names}"] if down else []
+        return Text(problem or "asking…", style=BAD if problem else "")
+    down = {f"{one.service} {one.shard}": one.detail for one in status.services if not one.serving}
+    bad = [f"down: {', '.join(down)}"] if down else []
     if status.unlisted_brokers:
         bad.append(missing_queues(status.unlisted_brokers))
     if bad:
-        return Text("; ".join(bad), style="red")
+        bad += (f"{name}: {printable(detail)}" for name, detail in down.items())  # may be long
+        return Text("; ".join(bad), style=BAD)
     lag = whole_lag(lags_of(status))
     shown = "unknown" if lag is None else short_count(lag)
     notes = "".join(f"; {printable(one)}" for one in status.refusals)

@@ -67,7 +67,7 @@ async def _examine(session: Session, client: Client) -> list[Finding]:
 
 
 def _own_certificates(session: Session) -> list[CertificateExpiry]:
-    """The certificates of this command that can be read; cryptography comes with TLS clients."""
+    """The client's own certificates that can be read; only those load `cryptography`."""
     credentials = session.credentials()
     files = [Path(file) for file in (credentials.cert, credentials.ca) if file]
     if not files:

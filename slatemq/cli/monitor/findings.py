@@ -40,8 +40,6 @@ EVERY_KIND: Final[Mapping[str, str]] = {
 }
 """What an instance lacks without a process of this kind."""
 
-OWNERS: Final = ("ingest", "broker")
-
 
 class Level(StrEnum):
     """How bad a finding is."""
@@ -124,6 +122,9 @@ def _processes(answers: Answers) -> Found:
         if not one.serving:
             what = f"{one.service} {one.shard} at {one.address} does not serve: {one.detail}"
             yield Level.PROBLEM, what, "look at its log; start it again where it has ended"
+        elif one.detail:
+            what = f"{one.service} {one.shard} at {one.address} serves, but {one.detail}"
+            yield Level.WARNING, what, "look at its log"
     kinds = {one.service for one in services}
     for kind, lack in EVERY_KIND.items():
         if kind not in kinds:

@@ -91,6 +91,7 @@ class Top:
             loop.add_reader(sys.stdin.fileno(), self._read)
             loop.add_signal_handler(signal.SIGWINCH, self._draw)
             loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+            loop.add_signal_handler(signal.SIGQUIT, self._ended.set)
             asking = asyncio.create_task(self._ask())
             ended = asyncio.create_task(self._ended.wait())
             try:
@@ -100,6 +101,7 @@ class Top:
                 loop.remove_reader(sys.stdin.fileno())
                 loop.remove_signal_handler(signal.SIGWINCH)
                 loop.remove_signal_handler(signal.SIGTSTP)
+                loop.remove_signal_handler(signal.SIGQUIT)
                 for task in (asking, ended):
                     task.cancel()
         if asking.done() and not asking.cancelled():

@@ -7,8 +7,9 @@ import re
 import shutil
 import sys
 import tempfile
+from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
@@ -16,17 +17,16 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 import click
 import msgspec
 
-import slatemq
 from slatemq.cli.failures import EXIT_UNREACHABLE, BadInput
 from slatemq.cli.output import Update, note, progress, say, write_items, write_json
 from slatemq.cli.parameters import flag
+from slatemq.cli.publish.applied import applied
 from slatemq.cli.session import Group, Session, in_thread, run
-from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.errors import InvalidArgument
 from slatemq.events import Notifications, message_of, read_notifications
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import EventsStatus
-    from slatemq._publish.published import Published
     from slatemq.client import Client
     from slatemq.models import OutgoingMessage
 
@@ -44,12 +44,14 @@ class Document(NamedTuple):
 
 
 def read_documents(stream: BinaryIO, name: str) -> Iterator[Document]:
-    """The documents of a file, from its beginning, without its empty lines.
+    """The documents of a file, from its beginning, without a byte order mark and empty lines.
 
     Raises BadInput, which names the file and the line; OSError.
     """
     stream.seek(0)
-    end = number = 0
+    end = len(BOM_UTF8) if stream.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+    stream.seek(end)
+    number = 0
     is_whole_first = True
     while line := stream.readline(DOCUMENT_BYTES_MAX + 1):
         number += 1
@@ -202,21 +204,9 @@ async def _publish(
     timeout: timedelta,
 ) -> None:
     while batch := await in_thread(lambda: next(batches, None)):
-        published = await client.publish_many(batch)
-        _count(counts, [message for message in published if not message.task_id])
-        # Only an applied task says which of its messages were duplicates.
-        for task_id, accepted in Counter(one.task_id for one in published if one.task_id).items():
-            task = await client.wait_task(task_id, timeout)
-            if task.state is slatemq.TaskState.FAILED:
-                raise FailedPrecondition("TASK_FAILED", f"{task_id} failed: {task.error}")
-            _count(counts, task.published)
-            counts["accepted"] += accepted - len(task.published)
-
-
-def _count(counts: Counter[str], published: Sequence[Published]) -> None:
-    duplicates = sum(message.duplicate for message in published)
-    counts["duplicate"] += duplicates
-    counts["published"] += len(published) - duplicates
+        for one in await applied(client, await client.publish_many(batch), timeout):
+            is_new = "accepted" if one.task_id else "published"
+            counts["duplicate" if one.duplicate else is_new] += 1
 
 
 @events.command("status")

@@ -12,8 +12,8 @@ import stat
 from collections import deque
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from slatemq._publish.published import Published
 from slatemq.cli.output import Update, note, progress
+from slatemq.cli.publish.applied import stored
 from slatemq.cli.publish.lines import Batch, LineError, LineReader, TooFewLines
 from slatemq.cli.publish.reach import check_queue, note_lines_reach
 from slatemq.cli.publish.runs import Run
@@ -21,6 +21,8 @@ from slatemq.cli.session import Session, in_thread
 from slatemq.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from slatemq.client import Client
 
 REQUESTS_MAX = 4
@@ -39,7 +41,7 @@ _PLACE = re.compile(r"messages\[(\d+)\]\.?")
 
 class _Flight(NamedTuple):
     batch: Batch
-    task: asyncio.Task[list[Published]]
+    task: asyncio.Task[None]
 
 
 class LinePublisher:
@@ -50,13 +52,19 @@ class LinePublisher:
             durable; later ones may be too.
     """
 
-    def __init__(self, client: Client, reader: LineReader, run: Run, update: Update) -> None:
-        """Start where the reader is; `update` gets the bytes of the file made durable."""
+    def __init__(
+        self, client: Client, reader: LineReader, run: Run, update: Update, timeout: timedelta
+    ) -> None:
+        """Start where the reader is; `update` gets the bytes of the file made durable.
+
+        Tasks that batches are accepted as are waited for, each for `timeout`.
+        """
         self.durable_count = reader.position
         self._client = client
         self._reader = reader
         self._run = run
         self._update = update
+        self._timeout = timeout
         self._flights: deque[_Flight] = deque()
 
     async def run(self) -> None:
@@ -101,11 +109,14 @@ class LinePublisher:
         )
 
     def _send(self, batch: Batch) -> None:
+        self._flights.append(_Flight(batch, asyncio.create_task(self._store(batch))))
+
+    async def _store(self, batch: Batch) -> None:
         request_id = self._run.request_id(batch)
-        publish = self._client.publish_batch(
+        published = await self._client.publish_batch(
             batch.messages, request_id=request_id, shard=self._run.shard(request_id)
         )
-        self._flights.append(_Flight(batch, asyncio.create_task(publish)))
+        await stored(self._client, published, self._timeout)
 
     async def _wait(self, *others: asyncio.Task[Batch | None]) -> None:
         """Wait until a task ends. Raises the error of a failed batch."""
@@ -164,6 +175,7 @@ async def publish_lines(
     this_run: Run | None = None
     try:
         async with session.connect() as client:
+            reader.has_keys = session.has_keys
             if checked is not None:
                 await check_queue(client, checked)
             if not reader.pointers:
@@ -175,7 +187,7 @@ async def publish_lines(
             this_run = Run(source, options, shards)
             with progress(True, "publish", _length(reader.stream), COLUMNS) as update:
                 update(advance=await in_thread(lambda: reader.skip(skip)))
-                publisher = LinePublisher(client, reader, this_run, update)
+                publisher = LinePublisher(client, reader, this_run, update, session.timeout)
                 try:
                     await publisher.run()
                 finally:
@@ -196,6 +208,10 @@ async def publish_lines(
     if this_run is not None:
         this_run.finish()
     _report_durable(session, durable, skip)
+    if reader.position > skip:
+        for pointer in reader.pointers:
+            if pointer.header not in reader.found:
+                note(f"no line has {pointer.text}: no message has the header {pointer.header!r}")
 
 
 def _to_repair(error: BaseException) -> str:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from slatemq.cli.failures import BadInput
+from slatemq.cli.publish.plain_text import publish_problem
 from slatemq.models import OutgoingMessage
 
 HEADER_BYTES_MAX = 65_535
@@ -185,13 +186,17 @@ class LineReader:
         stream: Where the lines come from.
         template: Every message but for its payload.
         pointers: Where in the line further headers are; without any, lines are not parsed.
+        has_keys: Whether payloads will be encrypted.
         position: Lines read so far.
+        found: The headers that some line has had by the pointers.
     """
 
     stream: BinaryIO
     template: OutgoingMessage = PLAIN
     pointers: Sequence[Pointer] = ()
+    has_keys: bool = False
     position: int = 0
+    found: set[str] = field(default_factory=set)
     _held: tuple[OutgoingMessage, int] | None = None
 
     def skip(self, count: int) -> int:
@@ -241,11 +246,16 @@ class LineReader:
         headers = self.template.headers
         if self.pointers:
             try:
-                headers = {**headers, **headers_from(payload, self.pointers)}
+                of_line = headers_from(payload, self.pointers)
             except NoHeader as error:
                 raise LineError(number, str(error)) from None
+            self.found.update(of_line)
+            headers = {**headers, **of_line}
             if len(headers) > HEADERS_MAX:
                 raise LineError(number, f"has {len(headers)} headers; a message has at most 255")
+        problem = publish_problem(payload, headers, self.has_keys)
+        if problem:
+            raise LineError(number, problem)
         message = OutgoingMessage(payload, headers, *self.template[2:])
         return message, len(line)
 

@@ -26,6 +26,7 @@ from slatemq.cli.parameters import (
 )
 from slatemq.cli.publish.jsonl import publish_lines
 from slatemq.cli.publish.lines import LineReader, Pointer, parse_pointers
+from slatemq.cli.publish.plain_text import publish_problem
 from slatemq.cli.publish.reach import (
     check_queue,
     check_taken,
@@ -174,6 +175,8 @@ async def _publish_one(
     if text == STDIN or file is not None:
         payload = await in_thread(lambda: read_all(file or STDIN))
     async with session.connect() as client:
+        if problem := publish_problem(payload, headers, session.has_keys):
+            raise BadInput(problem)
         if checked is not None:
             await check_queue(client, checked)
             await check_taken(client, checked, headers, len(payload), **options)

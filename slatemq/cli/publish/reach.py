@@ -102,7 +102,7 @@ async def check_taken(
 async def note_lines_reach(
     client: Client, queue: str | None, headers: Mapping[str, str], is_delayed: bool
 ) -> None:
-    """Note that no queue matches an empty message with these headers, or observes its delay.
+    """Note that no queue matches an empty message with these headers, or applies its delay.
 
     `queue` exists, and is asked for by name: routers may not know it yet.
     """
@@ -138,7 +138,7 @@ def note_reach(queues: list[str] | None) -> None:
 
 
 async def note_unused_delay(client: Client, queues: list[str]) -> None:
-    """Note that none of these queues is a delayed queue: only those observe a delay."""
+    """Note that none of these queues is a delayed queue: only those apply a delay."""
     if not queues or len(queues) > LOOKUPS_MAX:
         return
     try:
@@ -148,6 +148,6 @@ async def note_unused_delay(client: Client, queues: list[str]) -> None:
         return
     if not any(queue.default_delay_ms for queue in found):
         note(
-            "--delay has no effect: only delayed queues (created with --default-delay) observe it, "
-            "and none of these is one; --visible-at +5m delays in any queue"
+            "--delay has no effect: only delayed queues (created with --default-delay) apply it, "
+            "and none of these is delayed; --visible-at +5m delays in any queue"
         )

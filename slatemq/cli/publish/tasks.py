@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._admin.task_ids import parse_task_id
 from slatemq.cli.output import note, say, write_items, write_json
-from slatemq.cli.parameters import DURATION, WORDS, format_time
+from slatemq.cli.parameters import DURATION, Number, Parsed, format_time
+from slatemq.cli.publish.applied import check_failed
 from slatemq.cli.session import Group, Session, write_listing
-from slatemq.errors import DeadlineExceeded, FailedPrecondition
+from slatemq.errors import DeadlineExceeded, InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq._admin.tasks import Task
 
-_TASK = click.argument("task_id", type=WORDS, metavar="TASK")
+
+def _task_id(text: str) -> str:
+    try:
+        parse_task_id(text)
+    except InvalidArgument as error:
+        raise ValueError(error.description) from None
+    return text
+
+
+_TASK = click.argument("task_id", type=Parsed("task", _task_id), metavar="TASK")
 _limit_option = partial(
     click.option,
     "--limit",
@@ -61,19 +72,17 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
       slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT --for 1m --json
 
     Exit codes: 0 it is applied, 1 it has failed, 3 it was still pending when the
-    time was over; it stays pending.
+    time was over, or its ingest did not answer; it stays pending.
     """
     found = session.call(lambda client: client.wait_task(task_id, length))
     _print(session, found)
-    state = found.state.value
-    if state == "failed":
-        raise FailedPrecondition("TASK_FAILED", f"{task_id} failed: {found.error}")
-    if state == "pending":
-        raise DeadlineExceeded(f"{task_id} is still pending")
+    check_failed(found)
+    if found.state.value == "pending":
+        raise DeadlineExceeded(f"{task_id} is still pending", reason="TASK_PENDING")
 
 
 @task.command("failed")
-@_limit_option(type=click.IntRange(1, 10_000))
+@_limit_option(type=Number(1, 10_000))
 def failed(session: Session, limit: int) -> None:
     """List the tasks that have failed, with their errors.
 
@@ -87,6 +96,9 @@ def failed(session: Session, limit: int) -> None:
 
 
 def _show_failed(found: Sequence[Task]) -> None:
+    if not found:
+        note("no task has failed")
+        return
     write_items(
         found,
         {
@@ -99,7 +111,7 @@ def _show_failed(found: Sequence[Task]) -> None:
 
 
 @task.command("pending")
-@_limit_option(type=click.IntRange(1, 1_000))
+@_limit_option(type=Number(1, 1_000))
 def pending(session: Session, limit: int) -> None:
     """List the tasks that wait to be applied, with the errors of their attempts.
 
@@ -112,6 +124,9 @@ def pending(session: Session, limit: int) -> None:
 
 
 def _show_pending(found: Sequence[Task]) -> None:
+    if not found:
+        note("no task is known to wait")
+        return
     write_items(
         found,
         {
@@ -132,9 +147,19 @@ def retry(session: Session) -> None:
       slatemq task retry
 
     Remove the cause first. Attempts count from 0 again. A task that was applied
-    is never applied again.
+    is never applied again. Where an ingest is down, those of the others are
+    retried.
     """
-    count = session.call(lambda client: client.retry_failed_tasks())
+    try:
+        count = session.call(lambda client: client.retry_failed_tasks())
+    except SlateMQError as error:
+        if count := int(error.metadata.get("retried_count", 0)):
+            _show_retried(session, count)
+        raise
+    _show_retried(session, count)
+
+
+def _show_retried(session: Session, count: int) -> None:
     if session.json:
         write_json({"retried_count": count})
     else:
@@ -147,6 +172,8 @@ def _print(session: Session, found: Task) -> None:
         return
     say(f"task {found.task_id} is {found.state.value}")
     say(f"  accepted  {format_time(found.accepted_at_ms)}")
+    if found.state.value == "pending":
+        note("an ID that was never given out is shown as pending, too")
     if found.ended_at_ms:
         say(f"  {found.state.value:<8}  {format_time(found.ended_at_ms)}")
     for one in found.published:

@@ -22,6 +22,7 @@ from slatemq.cli.parameters import (
     SECONDS,
     TIME,
     WHEN,
+    Number,
     flag,
     header_option,
     headers_of,
@@ -49,18 +50,21 @@ if TYPE_CHECKING:
 @click.option(
     "--size",
     "payload_bytes",
-    type=click.IntRange(min=0),
+    type=Number(min=0),
     default=0,
     metavar="BYTES",
-    help="Bytes of its payload.",
+    help="Bytes of the message's payload.",
 )
-@click.option("--created-at", type=TIME, help="When it was created.  [default: now]")
-@click.option("--delay", type=DURATION, help="Its own delay.")
-@click.option("--visible-at", type=WHEN, help="When it becomes available.")
+@click.option("--created-at", type=TIME, help="When the message was created.  [default: now]")
+@click.option("--delay", type=DURATION, help="The message's own delay.")
+@click.option("--visible-at", type=WHEN, help="When the message becomes available.")
 @click.option(
-    "--retention", type=SECONDS, default=0, help="How long it is kept.  [default: 0, forever]"
+    "--retention",
+    type=SECONDS,
+    default=0,
+    help="How long the message is kept.  [default: 0, forever]",
 )
-@click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="Its ID.")
+@click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="The message's ID.")
 @queues_option
 @click.option(
     "--filter", "draft_filter", type=CEL, help="Judge by this filter alone; no queue has to exist."

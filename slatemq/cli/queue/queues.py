@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.output import CUT_WIDTH, cut, printable, say, width_beside, write_json, write_table
-from slatemq.cli.parameters import QUEUE, START, WORDS, confirm, etag_option, yes_option
+from slatemq.cli.parameters import QUEUE, START, WORDS, Number, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
     COUNTS,
     OPEN,
@@ -58,13 +58,13 @@ def queue() -> None:
 )
 @click.option(
     "--shard",
-    type=click.IntRange(min=0),
+    type=Number(min=0),
     metavar="N",
     help="Place it on this broker shard.  [default: one with little load]",
 )
 @click.option(
     "--partitions",
-    type=click.IntRange(min=1),
+    type=Number(min=1),
     metavar="N",
     help="Spread it over this many broker shards, for more than one shard can do.",
 )
@@ -160,7 +160,7 @@ def show(session: Session, name: str) -> None:
         write_table(("priority", "available", "delayed"), priority_rows(found))
     if found.partitions_count:
         say("")
-        write_table(("partition", "broker shard", *COUNTS), partition_rows(found))
+        write_table(("partition", "broker shard", "state", *COUNTS), partition_rows(found))
 
 
 @queue.command("update")

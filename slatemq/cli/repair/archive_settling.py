@@ -89,9 +89,8 @@ class ArchiveSettler(DeadLetterSettler):
             self._is_marking = False
             note(f"what was done cannot be noted in {step.file}: {error}")
 
-    def _size(self, step: PlannedSettlement) -> int:
-        dropped = isinstance(step.settlement, DropDeadLetter)
-        return 0 if dropped else len(step.content.payload)
+    def _sends_content(self, step: PlannedSettlement) -> bool:
+        return not isinstance(step.settlement, DropDeadLetter)
 
     async def _settle(self, batch: list[PlannedSettlement]) -> None:
         """Settle a batch in its order; what cannot be done is reported, and left out."""

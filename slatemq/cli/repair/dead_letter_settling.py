@@ -15,8 +15,8 @@ from slatemq._admin.settling import (
     RedriveDeadLetter,
     ReplaceDeadLetter,
 )
-from slatemq.cli.entry_output import one_line
-from slatemq.cli.files.queue_files import notes_of
+from slatemq.cli.entry_output import one_line, opened
+from slatemq.cli.files.queue_files import encryption_problem, notes_of
 from slatemq.cli.output import note, write_json
 from slatemq.cli.parameters import format_time
 from slatemq.cli.repair.dead_letter_plans import PlannedSettlement, with_note
@@ -24,6 +24,7 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateM
 
 if TYPE_CHECKING:
     from slatemq.client import Client
+    from slatemq.encryption import KeyRing
 
 SHOWN_MAX = 200
 """Dead letters shown one by one before the question; all others are counted."""
@@ -49,20 +50,35 @@ class DeadLetterSettler:
         counts: By action; also those done already, and those that conflict.
     """
 
-    def __init__(self, client: Client, consumer_id: str, as_json: bool) -> None:
-        """`consumer_id` goes into the records of what is dropped or replaced."""
+    def __init__(
+        self,
+        client: Client,
+        consumer_id: str,
+        *,
+        as_json: bool = False,
+        ring: KeyRing | None = None,
+    ) -> None:
+        """`consumer_id` goes into the records of what is dropped or replaced.
+
+        `ring`: the keys that the client encrypts payloads with.
+        """
         self.counts: Counter[str] = Counter()
         self._client = client
         self._consumer_id = consumer_id
         self._as_json = as_json
+        self._ring = ring
         self._asked: dict[str, int] = {}
 
     # --- Looking ------------------------------------------------------------
 
     async def decide_once(self, step: PlannedSettlement) -> PlannedSettlement:
-        """Like `decide`; a dead letter that already had a step in the file is a conflict."""
+        """Like `decide`; a conflict is also one that had a step in the file, or may not be sent."""
         if step.settlement is None or step.problem:
             return await self.decide(step)
+        if self._sends_content(step):
+            problem = encryption_problem(step.content, self._ring)
+            if problem:
+                return replace(step, problem=problem)
         line = self._asked.get(step.content.handle)
         if line is not None:
             return replace(step, problem=f"{_TWICE}: line {line} counts")
@@ -146,10 +162,13 @@ class DeadLetterSettler:
             size += taken
         await self._settle(batch)
 
+    def _sends_content(self, step: PlannedSettlement) -> bool:
+        """Whether payload and headers are those of the file."""
+        return isinstance(step.settlement, ReplaceDeadLetter)
+
     def _size(self, step: PlannedSettlement) -> int:
         """Bytes of payload that are sent with it."""
-        replaced = isinstance(step.settlement, ReplaceDeadLetter)
-        return len(step.content.payload) if replaced else 0
+        return len(step.content.payload) if self._sends_content(step) else 0
 
     async def _settle(self, batch: list[PlannedSettlement]) -> None:
         """Settle a batch; what cannot be done is reported, and left out."""
@@ -247,7 +266,7 @@ def _lines(step: PlannedSettlement) -> Iterator[str]:
     if isinstance(settlement, ReplaceDeadLetter) and now is not None and now.message is not None:
         payload = settlement.payload
         assert isinstance(payload, bytes), "as content_of made it"
-        yield from _diff(now.message.payload, payload)
+        yield from _diff(opened(now.message).payload, payload)
         yield from _headers(now.message.headers, settlement.headers or {})
     if settlement is not None and settlement.note:
         yield f"  note: {one_line(settlement.note)}"

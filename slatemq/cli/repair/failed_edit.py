@@ -193,15 +193,19 @@ def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> 
     name = session_of_file(file)
     settler_of = ArchiveSettler if archived else DeadLetterSettler
     consumer_id = f"{_user()}, slatemq failed edit {name}"[:200]
+    ring = session.key_ring()
+
+    def settler_with(client: Client) -> DeadLetterSettler:
+        return settler_of(client, consumer_id, as_json=session.json, ring=ring)
 
     async def look(client: Client) -> Counter[str]:
         with translated_errors():
-            settler = settler_of(client, consumer_id, session.json)
+            settler = settler_with(client)
             # With --json stdout is for the result alone.
             return await review(settler, steps(file, queue), remark if session.json else say)
 
     async def settle(client: Client) -> Counter[str]:
-        settler = settler_of(client, consumer_id, session.json)
+        settler = settler_with(client)
         with translated_errors():
             await settler.settle_all(steps(file, queue))
         return settler.counts

@@ -10,7 +10,7 @@ import click
 
 from slatemq.cli.entry_output import note_encrypted, shown
 from slatemq.cli.output import payload_fields, say, write_items, write_json
-from slatemq.cli.parameters import WORDS, confirm, format_time, yes_option
+from slatemq.cli.parameters import WORDS, Number, confirm, format_time, yes_option
 from slatemq.cli.session import Group, Session, write_listing
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def discard(session: Session, push_ids: tuple[str, ...], yes: bool) -> None:
 
 
 @outbox.command("resume")
-@click.option("--broker", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
-@click.option("--ingest", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
+@click.option("--broker", type=Number(0, 16_383), required=True, help="Its shard.")
+@click.option("--ingest", type=Number(0, 16_383), required=True, help="Its shard.")
 @yes_option
 def resume(session: Session, broker: int, ingest: int, yes: bool) -> None:
     """Let a halted outbox continue from the number that its ingest has.

@@ -130,7 +130,7 @@ def test_another_server_behind_the_address_is_not_called_a_fault_of_ours(cli: Cl
         result = cli.run("status", "--endpoint", other)
     finally:
         server.stop(None).wait()
-    assert result.code == 1
-    assert f"{other} is not SlateMQ: a gRPC server answers there" in result.err
+    assert result.code == 3
+    assert f"--endpoint: {other} is not SlateMQ: a gRPC server answers there" in result.err
     assert "--endpoint" in result.err
     assert "report" not in result.err

@@ -14,7 +14,7 @@ from tests.unit.events.test_s3 import document, record
 pytestmark = pytest.mark.stack
 
 
-def named(bucket: str, key: str, name: str = "ObjectCreated:Put") -> dict[str, object]:
+def named(bucket: str, key: object, name: str = "ObjectCreated:Put") -> dict[str, object]:
     """A record about an object of a bucket of this test."""
     sent = record(name)
     sent["s3"]["bucket"]["name"] = bucket
@@ -69,16 +69,17 @@ def test_notifications_become_events_that_queues_filter_and_are_stored_once(
     }
 
 
+@pytest.mark.parametrize("key", [5, "k" * 70_000], ids=["no text", "too long for a header"])
 def test_a_file_that_is_wrong_at_its_end_publishes_nothing(
-    cli: Cli, bucket: str, tmp_path: Path
+    cli: Cli, bucket: str, tmp_path: Path, key: object
 ) -> None:
     good = document(*(named(bucket, f"{number}.jpg") for number in range(1_500)))
     file = tmp_path / "f"
-    file.write_bytes(good + b"\n" + document({"eventName": 5}))
+    file.write_bytes(good + b"\n" + document(named(bucket, key)))
 
     wrong = cli.run("events", "import", str(file), "--json")
     assert (wrong.code, wrong.out) == (2, b"")
-    assert f"{file}, line 2: Records[0]" in wrong.err
+    assert f"{file}, line 2: Records[0].s3.object.key: " in wrong.err
 
     # And once it is repaired, all of it is published, which it would not be had some been before
     file.write_bytes(good)

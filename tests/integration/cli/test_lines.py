@@ -90,6 +90,17 @@ def test_headers_come_from_the_lines(cli: Cli, tmp_path: Path) -> None:
     assert drain(cli, "flags", 1) == lines[2:3]
 
 
+def test_a_pointer_that_no_line_has_is_noted(cli: Cli, queue: str) -> None:
+    arguments = ("publish", "--jsonl", "-", "--headers-from", "/region,/regoin", "--to", queue)
+
+    published = cli.ok(*arguments, stdin=b'{"region": "eu"}\n{"id": 7}\n')
+
+    assert durable(published.out) == 2
+    assert "no line has /regoin: no message has the header 'regoin'" in published.err
+    assert "/region:" not in published.err
+    assert "no line has" not in cli.ok(*arguments, stdin=b"").err
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [(b'{"type": {}}', "object"), (b"{", "not JSON"), (b'{"type": "\xff"}', "UTF-8")],

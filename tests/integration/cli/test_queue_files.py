@@ -474,5 +474,22 @@ def test_an_encrypted_queue_is_exported_and_imported_with_its_keys(
     assert "one lamp" not in sealed.read_text()
     assert "encrypted with the key '2026'" in blind.err
     assert "--encryption-keys" in blind.err
-    (found,) = cli.ok(*with_keys, "--json", "claim", other, "--wait", "30s").objects
+
+    # Nor are plain text published by those without, nor ciphertext encrypted by those with
+    again = ("import", "--state", "processed", "--to", other)
+    refused = cli.run(*again, str(file))
+    assert (refused.code, "it is plain text" in refused.err) == (2, True), refused
+    refused = cli.run(*with_keys, "import", str(sealed), "--to", other)
+    assert (refused.code, "is encrypted already" in refused.err) == (2, True), refused
+    assert counts(cli, other) == {"available": 1}
+    claimed = cli.ok(*with_keys, "--json", "claim", other, "--wait", "30s")
+    (found,) = claimed.objects
     assert (found["payload"], found["headers"]["slatemq-key"]) == ("one lamp", "2026")
+
+    # Nor what a claim has printed
+    file.write_bytes(claimed.out)
+    for source in (("--jsonl", str(file)), ("--file", str(file))):
+        publish = ("publish", *source, "--to", queue)
+        refused = cli.run(*publish)
+        assert (refused.code, "it is plain text" in refused.err) == (2, True), refused
+        cli.ok(*with_keys, *publish)

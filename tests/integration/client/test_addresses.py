@@ -18,7 +18,8 @@ import slatemq
 from slatemq._rpc import peers, topology_cache
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable, Unimplemented
-from tests.integration.client.peers import Ingest, Instance, refuse
+from slatemq.v1 import topology_pb2_grpc
+from tests.integration.client.peers import Directory, Ingest, Instance, refuse
 
 
 @pytest.fixture
@@ -362,3 +363,17 @@ async def test_a_publish_that_one_dead_shard_must_store_says_so(instance: Instan
         # Keys of the other shard are stored meanwhile
         other = next(key for key in map(str, range(100)) if dedupe_shard(key, [0, 1]) == 0)
         await client.publish(b"y", dedupe_key=other)
+
+
+async def test_an_instance_that_names_no_process_is_unavailable() -> None:
+    # Given one whose root was replaced, and whose owners have not announced themselves there
+    server = grpc.aio.server()
+    topology_pb2_grpc.add_TopologyServiceServicer_to_server(Directory(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+
+    async with slatemq.connect(address, call_timeout=1) as client:
+        for call in (client.get_instance, client.get_caller):
+            with pytest.raises(Unavailable, match="no process has announced itself"):
+                await call()
+    await server.stop(None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import slatemq
 from slatemq import _file_status
 from slatemq import credentials as module
 from slatemq._rpc import connecting
+from slatemq._rpc.tls import CertificateFiles
+from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.credentials import Credentials, TokenSource, is_loopback
 from slatemq.errors import InvalidArgument
 
@@ -22,7 +26,7 @@ from slatemq.errors import InvalidArgument
 def profiles(tmp_path: Path) -> dict[str, str]:
     file = tmp_path / "profiles.toml"
     file.write_text(
-        '[default]\nca = "/d/ca"\ntoken = "default"\n'
+        'text = "x"\n[default]\nca = "/d/ca"\ntoken = "default"\n'
         '[work]\ntls = true\ntoken_file = "/w/token"\n'
         '[odd]\ntokens = "x"\n[wrong]\ntls = "yes"\n'
     )
@@ -58,10 +62,11 @@ def test_nothing_given_is_a_plain_connection(tmp_path: Path, monkeypatch: Any) -
     assert not loaded.is_tls
 
 
-@pytest.mark.parametrize("name", ["absent", "odd", "wrong"])
+@pytest.mark.parametrize("name", ["absent", "odd", "wrong", "text"])
 def test_a_bad_profile_is_refused(profiles: dict[str, str], name: str) -> None:
-    with pytest.raises(InvalidArgument, match="profile"):
+    with pytest.raises(InvalidArgument, match="profile") as caught:
         Credentials.load({}, profiles, name)
+    assert not caught.value.field.endswith(".")
 
 
 def test_a_named_file_of_profiles_must_be_there() -> None:
@@ -175,3 +180,47 @@ def test_a_missing_file_is_named_when_the_client_is_made(tmp_path: Path) -> None
         connecting.Connecting(Credentials(ca=tmp_path / "absent"))
 
     assert caught.value.field == "ca"
+
+
+@pytest.mark.parametrize("part", ["ca", "token_file"])
+def test_a_home_that_is_not_there_is_a_file_that_is_not_there(part: str) -> None:
+    parts: Any = {part: "~no-such-user/file"}
+
+    with pytest.raises(InvalidArgument, match="cannot read ~no-such-user/file") as caught:
+        connecting.Connecting(Credentials(**parts))
+
+    assert caught.value.field == part
+
+
+@pytest.mark.parametrize(
+    ("text", "is_tls"), [("", False), ("0", False), ("false", False), ("1", True), ("true", True)]
+)
+def test_the_environment_says_whether_to_connect_by_tls(
+    text: str, is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROFILES_FILE", tmp_path / "absent")
+
+    assert Credentials.load({}, {"SLATEMQ_TLS": text}).is_tls is is_tls
+
+
+@pytest.mark.parametrize("text", ["no", "False", "off"])
+def test_another_word_in_the_environment_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="SLATEMQ_TLS must be 1, true, 0 or false"):
+        Credentials.load({}, {"SLATEMQ_TLS": text})
+
+
+def test_certificates_come_through_pipes(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    make_certificates(folder)
+    with ExitStack() as opened:
+
+        def piped(content: bytes) -> Path:
+            """As `<(cat FILE)` of a shell names one."""
+            reader, writer = os.pipe()
+            opened.callback(os.close, reader)
+            with open(writer, "wb") as end:
+                end.write(content)
+            return Path(f"/dev/fd/{reader}")
+
+        cert, key = ((folder / name).read_bytes() for name in ("service.crt", "service.key"))
+        assert CertificateFiles(None, piped(cert), piped(key)).read() == (None, cert, key)

@@ -13,6 +13,7 @@ import pytest
 import slatemq
 import slatemq.sync
 from slatemq import Complete, EntryState, OutgoingMessage, Push, ReplaceDeadLetter, codecs
+from slatemq._admin.entry_models import ViewName
 from slatemq.encryption import KEY_HEADER, OVERHEAD_BYTES, KeyRing, new_key
 from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
 from tests.acceptance.local_stack import LocalStack
@@ -135,6 +136,35 @@ async def test_a_payload_that_was_changed_is_an_error(
     with pytest.raises(DataLoss, match=f"message {message_id}: ") as caught:
         assert message.payload
     assert caught.value.reason == "NOT_DECRYPTED"
+
+
+async def test_a_payload_that_was_blanked_is_an_error_wherever_it_is_read(
+    client: slatemq.Client, plain: slatemq.Client
+) -> None:
+    await client.create_queue("blanked")
+    blank = await plain.publish(b"", {"queue": "blanked", KEY_HEADER: "old"})
+    (message,) = await claimed(client, "blanked", 1)
+    await message.release()
+
+    def listed(view: ViewName) -> AsyncIterator[slatemq.Entry]:
+        return client.list_entries("blanked", EntryState.AVAILABLE, view=view)
+
+    (entry,) = [one async for one in listed("full")]
+    shown = await client.get_entry(entry.handle)
+    for read in (
+        message,
+        entry.message,
+        shown.message,
+        (await client.read_messages([blank]))[blank],
+    ):
+        assert read is not None
+        with pytest.raises(DataLoss) as caught:
+            assert read.payload
+        assert caught.value.reason == "NOT_DECRYPTED"
+    # Where no payload was asked for, none is missing
+    (entry,) = [one async for one in listed("headers")]
+    assert entry.message is not None
+    assert entry.message.payload == b""
 
 
 async def test_stored_messages_are_read_edited_and_replaced(

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -29,8 +29,6 @@ from tests.integration.janitor.instances import Instance, instance
 from tests.logged import logged_besides
 
 pytestmark = pytest.mark.stack
-
-T = TypeVar("T")
 
 BROKERS = 3
 
@@ -413,97 +411,6 @@ async def test_dead_letters_of_all_partitions_are_listed_settled_and_redriven(
     async with asyncio.timeout(60):
         while (await client.get_queue("keyed")).counts.available_count < 50:
             await asyncio.sleep(0.05)
-
-
-async def listed_without(down: int, listing: AsyncIterator[T]) -> list[T]:
-    """What a listing has, at whose end this broker is named as missing."""
-    found: list[T] = []
-
-    async def read() -> None:
-        async for one in listing:
-            found.append(one)  # noqa: PERF401 - what came before an error counts
-
-    with pytest.raises(Unavailable) as refused:
-        await read()
-    assert refused.value.reason == "INCOMPLETE"
-    assert refused.value.metadata == {"broker_shards": str(down)}
-    return found
-
-
-async def test_a_partition_whose_broker_is_down_holds_up_no_other_and_is_named(
-    made: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = made.client
-    queue = await create(made, "q")
-    await made.publish("q", 300)
-    await made.routed()
-    down = queue.partitions[1].broker_shard
-    there = 300 - (await client.get_queue("q")).partitions[1].counts.available_count
-    await client.wait_redrive(await client.start_redrive("q"), every=0.1)
-    await made.brokers[down].kill()
-
-    seen = await client.get_queue("q")
-    assert seen.missing_partitions == (1,)
-    assert seen.counts.available_count == there
-    with pytest.raises(Unavailable) as refused:
-        [one async for one in client.list_queues()]
-    assert refused.value.reason == "INCOMPLETE"
-    assert len(await listed_without(down, client.list_entries("q", "available"))) == there
-    assert len(await listed_without(down, client.list_redrives("q"))) == 1
-    for etag in (queue.etag, seen.etag):
-        with pytest.raises(Unavailable, match=r"misses partitions \(1\)") as refused:
-            await client.update_queue("q", max_attempts=7, etag=etag)
-        assert refused.value.reason == "INCOMPLETE"
-        with pytest.raises(Unavailable, match=r"misses partitions \(1\)"):
-            await client.delete_queue("q", etag=etag)
-    with monkeypatch.context() as patient:
-        patient.setattr(gathering, "REFUSED_S", 5.0)
-        got = await claimed(made, "q", there)
-    await client.ack([one.lease_token for one in got])
-    done = await listed_without(down, client.list_entries("q", "done"))
-    assert sorted(one.message_id for one in done) == sorted(one.message_id for one in got)
-    with pytest.raises(Unavailable) as refused:
-        await client.claim("q", 10)
-    assert refused.value.metadata["broker_shards"] == str(down)
-    with pytest.raises((Unavailable, DeadlineExceeded)):
-        await client.queue_view("q", codecs.BYTES, timeout=0.2).try_next()
-
-    # What the others do not have comes once it is back.
-    async with client.consume("q") as messages, asyncio.timeout(120):
-        task = asyncio.ensure_future(anext(messages))
-        await asyncio.sleep(0.2)
-        await made.brokers[down].start()
-        left = [await task]
-        while len(left) < 300 - there:
-            left.append(await anext(messages))
-    assert not {one.message_id for one in left} & {one.message_id for one in got}
-
-
-async def test_a_search_ends_with_the_partition_whose_broker_is_down(made: Instance) -> None:
-    await create(made, "q")
-    await made.publish("q", 30)
-    await made.routed()
-    queue = await made.client.get_queue("q")
-    ids = [entry.message_id async for entry in made.client.list_entries("q", "available")]
-    there, missing = ids[0], ids[queue.partitions[0].counts.available_count]
-    await made.brokers[queue.partitions[1].broker_shard].kill()
-    address = made.brokers[queue.partitions[0].broker_shard].address
-
-    async def search(message_id: int) -> list[int]:
-        """The messages that are found, until a broker does not answer."""
-        found: list[int] = []
-        async with slatemq.connect(address, call_timeout=3) as client:
-
-            async def read() -> None:
-                async for one in client.find_message(message_id, ["q"]):
-                    found.append(one.message_id)  # noqa: PERF401 - what came before the error
-
-            with pytest.raises(Unavailable):
-                await read()
-        return found
-
-    assert await search(there) == [there]
-    assert await search(missing) == []
 
 
 async def test_a_creation_that_broke_off_is_visible_routes_nothing_and_is_finished_by_a_repeat(

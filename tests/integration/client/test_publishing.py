@@ -116,7 +116,8 @@ async def test_a_full_shard_sends_to_another(instance: Instance) -> None:
     other = Ingest(shard=1)
     await instance.serve(ingest=other)
     for ingest in (instance.ingest, other):
-        ingest.before.append(ResourceExhausted("no IDs are left", reason="SHARD_FULL"))
+        full = ResourceExhausted("no IDs are left", reason="SHARD_FULL", retry_after_ms=None)
+        ingest.before.append(full)
     other.before.clear()
     async with slatemq.connect(instance.endpoint) as client:
         for n in range(4):

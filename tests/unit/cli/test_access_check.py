@@ -52,6 +52,28 @@ def test_what_is_permitted_exits_with_0_and_says_by_which_rule(
     assert 'headers.tenant = "b", principal.tenants = ["a", "b"]' in out
 
 
+def test_a_list_may_have_one_value(policy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wanted = ("shop", "publish", "orders", "--header", "tenant=a")
+
+    assert check(policy, *wanted, "--attribute", "tenants+=a") == 0
+    assert 'principal.tenants = ["a"]' in capfd.readouterr().out
+    both = ("--attribute", "tenants=b", "--attribute", "tenants+=a")
+    assert check(policy, *wanted, *both) == 0
+    assert 'principal.tenants = ["b", "a"]' in capfd.readouterr().out
+
+
+def test_a_rule_of_an_alias_has_the_line_of_the_alias(
+    policy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy.write_text(
+        "roles:\n  base: &base\n    - verbs: [consume]\n  shop: *base\n"
+        "bindings:\n  - {principals: [shop], roles: [shop]}\n"
+    )
+
+    assert check(policy, "shop", "consume", "orders") == 0
+    assert "  roles.shop[0], line 4, by bindings[0], line 6" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "findings"),
     [
@@ -81,6 +103,7 @@ def test_what_is_not_permitted_exits_with_1_and_says_what_came_near(
         (("shop", "consume", "orders", "--header", "a=b"), "--header is for the verb publish"),
         (("shop", "publish", "--header", "queue=orders"), "name the queue as QUEUE"),
         (("shop", "publish", "orders", "--attribute", "a"), "expected KEY=VALUE"),
+        (("shop", "publish", "orders", "--attribute", "+=a"), "expected KEY=VALUE"),
         (("", "publish", "orders"), "1 to 255 printable characters"),
     ],
 )

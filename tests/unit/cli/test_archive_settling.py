@@ -25,7 +25,7 @@ def drop(file: Path, offset: int, handle: str = HANDLE) -> PlannedSettlement:
 
 @pytest.fixture
 def settler() -> ArchiveSettler:
-    return ArchiveSettler(Client("127.0.0.1:1"), "ann", as_json=False)
+    return ArchiveSettler(Client("127.0.0.1:1"), "ann")
 
 
 def test_what_was_done_is_noted_under_the_dead_letter_alone(

@@ -114,13 +114,16 @@ def test_queues_that_a_broker_did_not_list_are_said_to_be_missing() -> None:
     assert "broker shard 0 did not list its queues" in said
 
 
-def test_what_is_down_is_named() -> None:
+@pytest.mark.parametrize("height", [2, 8, 20])
+def test_what_is_down_is_named_before_why_in_a_terminal_of_any_height(height: int) -> None:
     one = sample(queue("orders"))
-    down = ServiceStatus("broker", 3, "127.0.0.1:1", False, "waits for the store")
+    down = ServiceStatus("broker", 3, "127.0.0.1:1", False, "waits for the store" * 9)
+    status = Status([*SERVICES, down], [], [], [3])
 
-    said = text(board_of(one._replace(status=Status([*SERVICES, down], [], [], []))))
+    said = text(board_of(one._replace(status=status)), 110, height)
 
-    assert "down: broker 3: waits for the store" in said
+    missing = "broker shard 3 did not list its queues: they are missing"
+    assert f"down: broker 3; {missing}; broker 3: waits for the store" in said
 
 
 @given(width=st.integers(1, 200), height=st.integers(1, 60), rows=st.integers(0, 100))

@@ -29,6 +29,51 @@ async def test_its_token_may_do_everything_by_its_policy(tmp_path: Path) -> None
     caller.require("publish", "any")
 
 
+def test_no_client_gets_the_name_of_the_services(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "certs"
+
+    assert invoke(["certs", "dev", str(folder), "--client", SERVICE_NAME]) == 2
+    assert f"{SERVICE_NAME} is the name of the services" in " ".join(capfd.readouterr().err.split())
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--host", ""],
+        ["--host", "10.0.0.0/8"],
+        ["--host", "a b"],
+        ["--host", "a..b"],
+        ["--host", "m\u00fcnchen.example"],
+        ["--client", ""],
+        ["--client", "a\nb"],
+    ],
+)
+def test_what_is_no_name_gets_no_certificate_and_leaves_no_folder(
+    tmp_path: Path, words: list[str]
+) -> None:
+    folder = tmp_path / "certs"
+
+    assert invoke(["certs", "dev", str(folder), *words]) == 2
+    assert not folder.exists()
+
+
+def test_a_host_is_an_address_with_brackets_and_without_or_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    hosts = ["10.0.0.7", "[fe80::1]", "fe80::2", "*.example.com", "build-7.internal"]
+    words = [word for host in hosts for word in ("--host", host)]
+
+    assert invoke(["certs", "dev", str(folder), *words]) == 0
+
+    certificate = x509.load_pem_x509_certificate((folder / "service.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = {str(one) for one in names.get_values_for_type(x509.IPAddress)}
+    assert {"10.0.0.7", "fe80::1", "fe80::2"} <= addresses
+    assert {"*.example.com", "build-7.internal"} <= set(names.get_values_for_type(x509.DNSName))
+
+
 def test_what_is_secret_is_for_its_user_alone(tmp_path: Path) -> None:
     files = dev_access.make_access(tmp_path / "access")
     modes = {file.name: file.stat().st_mode & 0o777 for file in files}

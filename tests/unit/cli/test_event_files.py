@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_a_file_is_one_document_or_one_on_each_line() -> None:
         ["object.created"],
     ]
     assert types(b"") == types(b"\n \n") == []
+
+
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    one = document(record())
+    pretty = json.dumps(json.loads(one), indent=2).encode()
+
+    for text in (one, pretty, one + b"\n" + OTHER):
+        (*_, last) = read_documents(io.BytesIO(BOM_UTF8 + text), "f")
+        assert types(BOM_UTF8 + text) == types(text)
+        assert last.end == len(BOM_UTF8 + text)
+    assert types(BOM_UTF8) == []
 
 
 def test_each_document_says_where_it_ends_and_what_is_left_out() -> None:

@@ -1,6 +1,7 @@
 """The pages of an export: how long they are, and what it says of those that are missing."""
 
 import io
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -86,6 +87,22 @@ async def test_an_export_says_which_brokers_it_lacks_also_where_it_ends_at_its_l
     assert isinstance(done.problem, Unavailable)
     assert done.problem.reason == INCOMPLETE
     assert "broker shard 4 does not answer" in done.problem.message
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 0o600), (0o600, 0o600), (0o640, 0o640)])
+def test_an_exported_file_is_private_unless_it_was_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int | None, after: int
+) -> None:
+    monkeypatch.setattr(Session, "connect", lambda _: TwoPartitions())
+    file = tmp_path / "out.tq"
+    if before is not None:
+        file.touch()
+        file.chmod(before)
+
+    invoke(["export", "q", "--state", "available", "--out", str(file), "--force"])
+
+    assert file.stat().st_size
+    assert stat.S_IMODE(file.stat().st_mode) == after
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from slatemq.cli.failures import advice
 from slatemq.encryption import KeyRing, new_key
-from slatemq.errors import DataLoss
+from slatemq.errors import DataLoss, DeadlineExceeded
 
 
 def test_another_key_of_the_same_id_is_not_taken_for_damage_in_the_store() -> None:
@@ -17,3 +17,9 @@ def test_another_key_of_the_same_id_is_not_taken_for_damage_in_the_store() -> No
 
     assert advice(caught.value) == "compare the key of this ID with the one that its sender has"
     assert advice(DataLoss("lost", reason="DAMAGED_DATA")).startswith("stored bytes are damaged")
+
+
+def test_a_call_that_only_reads_is_not_said_to_have_happened() -> None:
+    assert advice(DeadlineExceeded("no answer")).startswith("if it was to change something")
+    pending = DeadlineExceeded("task_1 is still pending", reason="TASK_PENDING")
+    assert advice(pending) == "`slatemq task pending` shows the error of its last attempt"

@@ -117,6 +117,10 @@ CASES = {
         with_status(services=broken("broker", serving=False, detail="waits for the store")),
         ("processes", Level.PROBLEM, "waits for the store"),
     ),
+    "serving with a file that is refused": (
+        with_status(services=broken("broker", detail="'service.key' is refused as it is now")),
+        ("processes", Level.WARNING, "broker 0 at 127.0.0.1:1 serves, but 'service.key' is ref"),
+    ),
     "no router": (
         with_status(services=[one for one in answers().status.services if one.service != "router"]),
         ("processes", Level.PROBLEM, "there is no router: nothing is routed"),

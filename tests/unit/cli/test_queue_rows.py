@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slatemq._admin.queue_models import queue_of
-from slatemq.cli.queue_options import queue_fields, settings_rows, state_of
+from slatemq._admin.queue_models import joined, queue_of
+from slatemq.cli.queue_options import partition_rows, queue_fields, settings_rows, state_of
 from slatemq.v1 import queue_pb2
 
 
@@ -57,6 +57,29 @@ def test_a_quarantine_is_shown_with_its_reason_and_since_when() -> None:
         "since_ms": 1_767_225_600_000,
         "being_created": False,
     }
+
+
+def test_a_queue_that_is_paused_in_part_says_which_partitions_and_settings_differ() -> None:
+    parts = [queue_pb2.Queue(queue_id="q", lease_ms=1000) for _ in range(3)]
+    for index, part in enumerate(parts):
+        part.broker_shard = part.revision = index
+        part.partition.index, part.partition.count = index, 3
+    assert (state_of(joined(parts)), joined(parts).settings_differ) == ("open", ())
+    parts[1].lease_ms = 2000
+    assert state_of(joined(parts)) == "settings differ"
+    parts[2].paused = True
+
+    queue = joined(parts)
+
+    assert state_of(queue) == "paused in part"
+    assert dict(settings_rows(queue))["settings that differ"] == "lease_ms, paused"
+    assert [row[2] for row in partition_rows(queue)] == ["open", "open", "paused"]
+    assert [row[2] for row in partition_rows(joined(parts[1:]))] == ["missing", "open", "paused"]
+    fields = queue_fields(queue)
+    assert (fields["settings_differ"], fields["partitions"][2]["paused"]) == (
+        ("lease_ms", "paused"),
+        True,
+    )
 
 
 def test_programs_are_shown_the_priority_that_people_are_shown() -> None:

@@ -47,6 +47,65 @@ def test_the_services_know_what_was_added(tmp_path: Path, text: str | None) -> N
         assert entry.principal.name == name
 
 
+def test_an_attribute_may_be_a_list_of_one(tmp_path: Path) -> None:
+    tokens, out = tmp_path / "tokens.yaml", tmp_path / "shop"
+    facts = ("--attribute", "groups+=eu", "--attribute", "tenant=a")
+
+    assert make("shop", *facts, "--add-to", tokens, "--out", out) == 0
+
+    entry = TokenFile(Document.read(tokens)).get(token_id(out.read_text().strip()))
+    assert entry is not None
+    assert entry.principal.attributes == {"groups": ["eu"], "tenant": "a"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--attribute", "note=a\udcff"],
+        ["--attribute", "no\udcffte=a"],
+        ["--attribute", f"{'x' * 256}=a"],
+        ["--attribute", f"{chr(0x200B) * 171}=a"],
+        [word for number in range(65) for word in ("--attribute", f"k{number}=a")],
+        ["--expires", "0s"],
+    ],
+    ids=["half", "half in name", "long name", "long with escapes", "too many", "expired"],
+)
+def test_what_the_services_would_refuse_is_not_added(tmp_path: Path, words: list[str]) -> None:
+    tokens, out = tmp_path / "tokens.yaml", tmp_path / "shop"
+
+    assert make("shop", *words, "--add-to", tokens, "--out", out) == 2
+
+    assert not tokens.exists()
+    assert not out.exists()
+
+
+def test_attributes_may_have_any_character(tmp_path: Path) -> None:
+    tokens, out = tmp_path / "tokens.yaml", tmp_path / "shop"
+    text = 'ä\xa0\u200b\x7f\x85\x80\u2028\ufeff\ufffe\n\t\\"\U000e0001\U0001f600'
+    words = ["--attribute", f"{text}={text}", "--attribute", f"list+={text}"]
+    longest = chr(0x200B) * 170
+
+    assert (
+        make("shop", *words, "--attribute", f"{longest}=a", "--add-to", tokens, "--out", out) == 0
+    )
+
+    entry = TokenFile(Document.read(tokens)).get(token_id(out.read_text().strip()))
+    assert entry is not None
+    assert entry.principal.attributes == {text: text, "list": [text], longest: "a"}
+
+
+def test_as_many_attributes_as_the_services_take_are_added(tmp_path: Path) -> None:
+    tokens, out = tmp_path / "tokens.yaml", tmp_path / "shop"
+    facts = {f"{number}".rjust(255, "ü"): "ä \U0001f600" for number in range(64)}
+    words = [word for fact in facts.items() for word in ("--attribute", "=".join(fact))]
+
+    assert make("shop", *words, "--add-to", tokens, "--out", out) == 0
+
+    entry = TokenFile(Document.read(tokens)).get(token_id(out.read_text().strip()))
+    assert entry is not None
+    assert entry.principal.attributes == facts
+
+
 def test_the_layout_of_a_list_is_kept(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     assert make("shop", "--add-to", tokens, "--out", tmp_path / "shop") == 0

@@ -76,6 +76,8 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         "failed redrive q --rate -1",
         "failed redrive q --id 0",
         "queue create q --backoff linear:1s,multiplier=2",
+        "task show task_foo",
+        "task wait task_foo",
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(
@@ -116,6 +118,24 @@ def test_no_server_at_the_address_ends_with_3_and_says_what_to_do(
     assert said.out == ""
     assert nowhere in said.err
     assert "--endpoint" in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("status --token-file /no/such/file", "--token-file"),
+        ("status --ca /no/such/file", "--ca"),
+        ("status --cert /no/such/file --key /no/such/file", "--cert"),
+        ("status --cert /no/such/file", "--key"),
+        ("status --encryption-keys /no/such/file", "--encryption-keys"),
+        ("status --profile no-such-profile", "--profile"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_wrong_usage_and_name_their_option(
+    line: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(line.split()) == 2
+    assert f"Error: {option}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["failed redrive q --id abc", "message show abc"])
@@ -219,13 +239,38 @@ def test_every_command_teaches_itself(
 
 @pytest.mark.parametrize(
     ("line", "ours"),
-    [("nack 0-1 --error broken", "--reason"), ("status --token smq_a_b", "--token-file")],
+    [
+        ("nack 0-1 --error broken", "--reason"),
+        ("status --token smq_a_b", "--token-file"),
+        ("extend 0-1 --by 5m", "--lease"),
+        ("queue create q --filtr x", "--filter"),
+        ("queue remove q", "delete"),
+        ("queue list", "ls"),
+        ("shard rm 3", "remove"),
+        ("failed get q", "show"),
+        ("queue creat q", "create"),
+    ],
 )
-def test_another_word_for_an_option_is_answered_with_ours(
+def test_another_word_for_ours_is_answered_with_the_one_that_is_meant(
     line: str, ours: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(line.split()) == 2
-    assert f"'{ours}'" in capsys.readouterr().err
+    assert capsys.readouterr().err.rstrip().endswith(f"'. Did you mean {ours!r}?")
+
+
+def test_a_word_that_is_like_none_of_ours_is_answered_with_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["claim", "q", "--visibility", "3"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("No such option '--visibility'.")
+
+
+@pytest.mark.parametrize("line", ["shard move q --to x", "queue create q --partitions few"])
+def test_what_is_no_number_is_answered_with_its_bounds(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(line.split()) == 2
+    assert "must be a whole number, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["access init", "access token", "certs dev"])

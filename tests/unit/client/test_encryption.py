@@ -121,6 +121,10 @@ def test_a_key_in_the_place_of_its_id_is_not_quoted() -> None:
 def test_an_absent_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot read"):
         KeyRing.from_file(tmp_path / "absent")
+    key = new_key()
+    with pytest.raises(InvalidArgument, match="must be the path of a key file") as refused:
+        KeyRing.from_file(f"2026 {key}")
+    assert key not in str(refused.value)
 
 
 def test_a_request_is_encrypted_alike_each_time_and_other_content_with_another_key() -> None:

@@ -68,7 +68,7 @@ def test_what_is_published_is_its_id() -> None:
 
 def test_handles_name_their_queue() -> None:
     assert handle_of("a.b-c", 255, "p5") == "a.b-c/ff/p5"
-    assert queue_of_handle(handle_of("a.b-c", 255)) == "a.b-c"
+    assert queue_of_handle(handle_of("a.b-c", 255, "")) == "a.b-c"
 
 
 def test_states_and_views_may_be_their_names() -> None:
