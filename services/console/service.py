@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from libs.serving.http.listening import TlsListener
+from libs.serving.http.listening import TlsListener, listen_on
 from libs.serving.http.parts import HttpParts
-from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
+from libs.serving.process.exits import EXIT_CLEAN, ExitCause
 from libs.serving.process.health import Health
 from libs.serving.process.memory import bound_arenas, keep_for_good, return_memory
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
 from libs.serving.startup import begin, recorder_of
-from libs.serving.tls import certificate_files, https_context, require_tls
+from libs.serving.tls import certificate_files, https_context, require_tls, setting_of
 from services.console import connections
 from services.console.app import build_app
 from services.console.config import ConsoleConfig
@@ -53,15 +53,23 @@ def run(config: ConsoleConfig) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         check(config)
-        tls = https_context(config)
-        listener = socket.create_server((config.host, config.port), backlog=128)
+        tls = https_context(certificate_files(config))
+        listener = listen_on(config.host, config.port)
     except InvalidArgument as error:
-        log.error("%s: %s", flag_of(error.field), error.description)
-        return EXIT_USAGE
+        setting = flag_of(setting_of(error.field))
+        return _refuse(ExitCause.usage(f"{setting}: {error.description}"))
     except OSError as error:
-        log.error("cannot listen on %s:%d: %s", config.host, config.port, error.strerror or error)
-        return EXIT_FAILED
+        return _refuse(_cannot_listen(config.address_host, config.port, error))
     return asyncio.run(_serve(config, listener, tls, exposition))
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ExitCause:
+    return ExitCause.failed(f"cannot listen on {host}:{port}: {error.strerror or error}")
+
+
+def _refuse(cause: ExitCause) -> int:
+    cause.log(log)
+    return cause.code
 
 
 def check(config: ConsoleConfig) -> None:
@@ -93,7 +101,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    host, port = config.host, listener.getsockname()[1]
+    host, port = config.address_host, listener.getsockname()[1]
     scheme = "http" if tls is None else "https"
     facts = {"address": f"{host}:{port}"}
     http: HttpServer | None = None
@@ -102,8 +110,7 @@ async def _serve(
             render = partial(exposition.render, recorder.series)
             http, facts["http_address"] = await _http_port(config, render, tls)
         except OSError as error:
-            log.error("cannot listen on %s:%d: %s", host, config.http_port, error.strerror or error)
-            return EXIT_FAILED
+            return _refuse(_cannot_listen(host, config.http_port, error))
     log.info("serving", extra={**facts, "address": f"{scheme}://{host}:{port}"})
     write_ready_file(config.ready_file, facts)
     keep_for_good()
@@ -148,7 +155,7 @@ async def _http_port(
     server: HttpServer = import_module("libs.serving.http.server").HttpServer(
         health, render, HttpParts(), tls
     )
-    return server, await server.start(config.host, config.http_port)
+    return server, await server.start(config.address_host, config.http_port)
 
 
 class _Server(uvicorn.Server):

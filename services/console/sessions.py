@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -32,10 +33,12 @@ class Session:
     Attributes:
         token: That of the person; empty before a login.
         session_id: Random; another one after each login.
+        until_s: When the cookie that it came with ends, in seconds since the Unix epoch.
     """
 
     token: str = field(default="", repr=False)
     session_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    until_s: float = field(default=math.inf, compare=False)
 
 
 class SessionSeal:
@@ -58,7 +61,8 @@ class SessionSeal:
         if text is None:
             return None
         session_id, _, token = text.partition("\n")
-        session = Session(token, session_id)
+        until_s = self._sessions.extract_timestamp(cookie) + self.session_s
+        session = Session(token, session_id, until_s)
         return None if self.has_ended(session) else session
 
     def end(self, session: Session) -> None:
@@ -71,7 +75,8 @@ class SessionSeal:
         self._ended[session.session_id] = now_s + self.session_s + 1
 
     def has_ended(self, session: Session) -> bool:
-        return session.session_id in self._ended
+        """Whether its cookie is too old by now, or it has logged out."""
+        return time.time() > session.until_s or session.session_id in self._ended
 
     def seal_notice(self, text: str) -> str:
         return self._notices.encrypt(text.encode()).decode()

@@ -23,7 +23,7 @@ class ScalerConfig(MutualTlsConfig):
         default="",
     )
     keda_identity: str = setting(
-        "Name that KEDA's certificate has among its alternative names, where the scaler serves "
+        "DNS name that KEDA's certificate has among its alternative names, where the scaler serves "
         "with TLS; other callers are refused.",
         default="slatemq-keda",
     )

@@ -34,6 +34,7 @@ from libs.serving.tls import (
     https_context,
     measure_certificates,
     require_tls,
+    setting_of,
 )
 from services.scaler.config import ScalerConfig
 from services.scaler.readings import Readings
@@ -71,12 +72,11 @@ async def _run(config: ScalerConfig, exposition: Exposition | None) -> int:
     try:
         files = certificate_files(config)
         tls = _server_tls(config, files)
-        http_tls = https_context(config)
+        http_tls = https_context(files)
         revoked = revoked_certificates(config)
         client = _client(config, files)
     except InvalidArgument as error:
-        name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
-        log.error("%s: %s", flag_of(name), error.description)
+        log.error("%s: %s", flag_of(setting_of(error.field)), error.description)
         return EXIT_USAGE
     try:
         return await _serve(config, tls, http_tls, revoked, client, exposition)
@@ -125,23 +125,26 @@ async def _serve(
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)
     gate = Gate(CALLS_MAX)
     # Its acts are lines of the log alone: it has no events.
-    door = ServiceDoor(
-        config.keda_identity if tls is not None else "", revoked, Auditor(lambda act: None)
-    )
+    auditor = Auditor("scaler", lambda act: None)
+    door = ServiceDoor(config.keda_identity if tls is not None else "", revoked, auditor)
     guard = CallGuard(gate, recorder, REQUEST_BYTES_MAX).of_door(door)
     port = GrpcPort(partial(_new_server, guard, handlers), tls)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    facts = {"address": f"{config.host}:{port.bind(config.host, config.port)}"}
+    host = config.address_host
+    facts = {"address": f"{host}:{port.bind(host, config.port)}"}
     http: HttpServer | None = None
-    watch = None if revoked is None else asyncio.create_task(revoked.watch())
+    watches: list[asyncio.Task[None]] = []
+    if revoked is not None:
+        watches.append(asyncio.create_task(revoked.watch(auditor.record_file)))
+        watches.append(asyncio.create_task(door.open_calls.watch()))
     try:
         if exposition is not None:
             module = import_module("libs.serving.http.server")
             render = partial(exposition.render, recorder.series)
             opened: HttpServer = module.HttpServer(health, render, HttpParts(), http_tls)
-            facts["http_address"] = await opened.start(config.host, config.http_port)
+            facts["http_address"] = await opened.start(host, config.http_port)
             http = opened
         await port.start()
         gate.open()
@@ -153,7 +156,7 @@ async def _serve(
         await health.not_serving("the scaler is stopping")
         scaler.stop_streams()
     finally:
-        if watch is not None:
+        for watch in watches:
             watch.cancel()
         await port.stop(config.drain_ms / 1000)
         if http is not None:

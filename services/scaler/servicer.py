@@ -30,13 +30,13 @@ class Scaler(ExternalScalerServicer):
         """End them without an error: KEDA opens them again, at another scaler if there is one."""
         self._stopping.set()
 
-    async def IsActive(  # noqa: N802 - the RPC's name
+    async def IsActive(
         self, request: externalscaler_pb2.ScaledObjectRef, context: Any
     ) -> externalscaler_pb2.IsActiveResponse:
         active = await self._readings.is_active(trigger_of(request.scalerMetadata))
         return externalscaler_pb2.IsActiveResponse(result=active)
 
-    async def StreamIsActive(  # noqa: N802 - the RPC's name
+    async def StreamIsActive(
         self, request: externalscaler_pb2.ScaledObjectRef, context: Any
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
         """Silent while a broker is down: the calls that KEDA polls say so.
@@ -57,7 +57,7 @@ class Scaler(ExternalScalerServicer):
             except TimeoutError:
                 continue
 
-    async def GetMetricSpec(  # noqa: N802 - the RPC's name
+    async def GetMetricSpec(
         self, request: externalscaler_pb2.ScaledObjectRef, context: Any
     ) -> externalscaler_pb2.GetMetricSpecResponse:
         trigger = trigger_of(request.scalerMetadata)
@@ -68,13 +68,13 @@ class Scaler(ExternalScalerServicer):
         )
         return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
 
-    def StreamMetricSpec(  # noqa: N802 - the RPC's name
+    def StreamMetricSpec(
         self, request: externalscaler_pb2.ScaledObjectRef, context: Any
     ) -> AsyncIterator[externalscaler_pb2.GetMetricSpecResponse]:
         """Not served: a target changes with its trigger alone, upon which KEDA asks again."""
         raise Unimplemented("targets do not change by themselves: call GetMetricSpec")
 
-    async def GetMetrics(  # noqa: N802 - the RPC's name
+    async def GetMetrics(
         self, request: externalscaler_pb2.GetMetricsRequest, context: Any
     ) -> externalscaler_pb2.GetMetricsResponse:
         trigger = trigger_of(request.scaledObjectRef.scalerMetadata)

@@ -23,6 +23,9 @@ from slatemq.variables import unknown_variables
 DEFAULT_ENDPOINT = "127.0.0.1:7420"
 """Where clients look that are given no address."""
 
+LOCK_NAME = "launcher.lock"
+"""A file in the data folder that a running launcher has locked, with its process ID."""
+
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -34,31 +37,41 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if warning:
             report(f"warning: {warning}")
     with ExitStack() as held:
-        flag = "--ports"
+        flag, beside = "--ports", ""
         try:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
+            if other:
+                beside = f"a stack runs on {options.data} already (process {other}): "
+                if not options.take_over:
+                    report(
+                        f"{beside}stop it, or give --take-over, and with it other --ports, and "
+                        "this one takes its data"
+                    )
+                    return EXIT_FAILED
+            if options.ready_file is not None:
+                # A script that waits for it must not find that of an earlier run.
+                options.ready_file.unlink(missing_ok=True)
             names = [part.name for part in parts]
             ports = choose_ports(options.ports, names)
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
                 flag = "--http-ports"
                 http_ports = choose_ports(options.http_ports or None, names, ports.values())
+            if other and options.data is not None:
+                taker = _take_over(options.data, other, held)
+                if taker:
+                    report(
+                        f"process {taker} has taken over {options.data} meanwhile: stop it first"
+                    )
+                    return EXIT_FAILED
         except PortInUse as error:
-            if other:
-                report(f"{error}: a stack runs on {options.data} already (process {other})")
-            else:
-                report(f"{error}: stop what listens there, or give other {flag}")
+            report(f"{beside}{error}: stop what listens there, or give other {flag}")
             return EXIT_FAILED
         except OSError as error:
             why = f"cannot write to {error.filename or options.data}: {error.strerror}"
             report(why + full_disk(options.data, why))
             return EXIT_FAILED
-        if other:
-            report(
-                f"warning: another stack (process {other}) runs on {options.data}; it loses that "
-                "data to this one: its services will be fenced and stop"
-            )
         what = programs(options, ports, http_ports, environ)
         stack = Stack(parts, what, options.root, options.ready_file, report)
         return asyncio.run(_serve(stack, options))
@@ -74,6 +87,8 @@ async def _serve(stack: Stack, options: StackOptions) -> int:
     loop = asyncio.get_running_loop()
 
     def received() -> None:
+        if not asked.is_set():
+            report("stopping; a second signal ends the calls in flight at once")
         (hurry if asked.is_set() else asked).set()
 
     for number in _END_SIGNALS:
@@ -82,6 +97,9 @@ async def _serve(stack: Stack, options: StackOptions) -> int:
         code = await _until_end(stack, options, asked)
     finally:
         clean = await stack.stop(hurry)
+        if asked.is_set():
+            how = "all has stopped" if clean else "all has ended, not all of it by itself"
+            report(f"{how}; data in {options.root}{_logs(options)}")
     return code if clean or code != EXIT_CLEAN else EXIT_FAILED
 
 
@@ -154,8 +172,6 @@ def _prepare_folders(options: StackOptions) -> None:
         _try_writing(folder)
     if options.ready_file is not None:
         _try_writing(options.ready_file.resolve().parent)
-        # A script that waits for it must not find that of an earlier run.
-        options.ready_file.unlink(missing_ok=True)
 
 
 def _try_writing(folder: Path) -> None:
@@ -165,14 +181,11 @@ def _try_writing(folder: Path) -> None:
 
 
 def _other_launcher(data: Path | None, held: ExitStack) -> str:
-    """The process that runs a stack on the folder; empty: this one does, while it is `held`.
-
-    Another one is not an error by itself: taking over its data may be what is wanted.
-    """
+    """The process that runs a stack on the folder; empty: this one does, while it is `held`."""
     if data is None:
         return ""
     # Without a buffer: where the disk is full, closing the file would fail once more.
-    lock = held.enter_context((data / "launcher.lock").open("a+b", buffering=0))
+    lock = held.enter_context((data / LOCK_NAME).open("a+b", buffering=0))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -181,3 +194,24 @@ def _other_launcher(data: Path | None, held: ExitStack) -> str:
     lock.truncate(0)
     lock.write(str(os.getpid()).encode())
     return ""
+
+
+def _take_over(data: Path, other: str, held: ExitStack) -> str:
+    """The process that has taken the folder meanwhile; empty: this one has, while it is `held`."""
+    folder = os.open(data, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # Of several at once only the first finds `other` there.
+        found = _other_launcher(data, held)
+        if found != other:
+            return found
+        # The other one's file stays locked until it has ended.
+        (data / LOCK_NAME).unlink(missing_ok=True)
+        taker = _other_launcher(data, held)
+    finally:
+        os.close(folder)
+    if not taker:
+        report(
+            f"warning: another stack (process {other}) runs on {data}; it loses that data to this "
+            "one: its services will be fenced and stop"
+        )
+    return taker

@@ -51,6 +51,7 @@ class StackOptions:
         ready_file: Where to write the endpoints as JSON once all serve.
         wal_store: URL of the store of the write-ahead logs alone; empty: as the instance has it.
         standbys: Whether ingest and broker have a standby each.
+        take_over: Whether to take the data of a stack that runs on the same folder.
     """
 
     root: str
@@ -62,6 +63,7 @@ class StackOptions:
     config: str
     wal_store: str
     standbys: bool = False
+    take_over: bool = False
 
 
 def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
@@ -98,6 +100,7 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
         config=args.config,
         wal_store=args.wal_store,
         standbys=args.standbys,
+        take_over=args.take_over,
     )
 
 
@@ -181,6 +184,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--standbys",
         action="store_true",
         help="run a standby each of ingest and broker, which takes over when its owner ends",
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="take the data of a stack that runs on the same folder: its services are fenced, and "
+        "it ends; without this, the start is refused",
     )
     parser.add_argument(
         "--config",

@@ -15,6 +15,7 @@ One that stands by serves, or waits for its shard, and is started again when it 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN, EXIT_USAGE
 from libs.serving.process.healthprobe import NO_TLS, probe, probe_answers, probe_pages, tls_files
@@ -47,6 +49,12 @@ HURRIED_SECONDS = 2.0
 """For a service that was asked twice to end."""
 
 TAIL_BYTES = 8_192
+
+_RECORD = re.compile(r'^(?=\d{4}-\d\d-\d\dT[\d:.]+Z |\{")', re.MULTILINE)
+"""Where a record of a log begins: with its time, or as a JSON object."""
+
+_EXIT_CODE = re.compile(r' exit_code=\d+$|"exit_code": \d+[,}].*$', re.MULTILINE)
+"""The end of the record of why a process ended: see `ExitCause.log`."""
 
 
 @dataclass
@@ -129,9 +137,12 @@ class Supervised:
 
     @property
     def last_words(self) -> str:
-        """The last line that this life has logged, on a line of its own; empty where none is."""
-        words = last_line(self._program.log, self._log_offset)
-        return f"\n    {words}" if words else ""
+        """What this life has logged last, on lines of its own; empty where it has nothing."""
+        return self._words(was_killed=False)
+
+    def _words(self, *, was_killed: bool) -> str:
+        words = words_of(self._program.log, self._log_offset, was_killed=was_killed)
+        return indent(f"\n{words}", "    ") if words else ""
 
     def start(self) -> asyncio.Task[None]:
         """Begin to keep it running; the task ends once it was stopped or refused.
@@ -176,7 +187,7 @@ class Supervised:
                 code, served_seconds, end = EXIT_FAILED, 0.0, f"cannot be started: {error}"
             if self._stopping.is_set():
                 return
-            words = self.last_words
+            words = self._words(was_killed=code < 0)
             if code == EXIT_USAGE or (code == EXIT_FENCED and not self._program.stands_by):
                 self.refused = code
                 self._report(f"{self.name} {end}; not starting it again{words}")
@@ -264,18 +275,26 @@ def _size(log: Path | None) -> int:
     return log.stat().st_size if log is not None and log.exists() else 0
 
 
-def last_line(path: Path | None, since_bytes: int = 0) -> str:
-    """The last line of a log, written after its first `since_bytes`; empty where there is none."""
+def words_of(path: Path | None, since_bytes: int = 0, *, was_killed: bool = False) -> str:
+    """What a log says after its first `since_bytes`: why its process ended, else its last line.
+
+    The reason is found whatever was logged beside it, or written by libraries. A process that a
+    signal has killed gave none: one that is there is of a process of another stack, whose data this
+    one has taken.
+    """
     if path is None:
         return ""
     try:
         with path.open("rb") as log:
             end = log.seek(0, 2)
             log.seek(max(since_bytes, end - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").split("\n")
+            text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    for record in () if was_killed else reversed(_RECORD.split(text)):
+        if ended := _EXIT_CODE.search(record):
+            return record[: ended.end()].strip()
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
 
 
 def _end_of(code: int) -> str:

@@ -233,6 +233,25 @@ async def test_an_audit_log_from_redis_has_each_event_once(tmp_path: Path) -> No
     assert sorted(event.id for event in logged.events) == sorted(event.id for event in events)
 
 
+async def test_an_audit_log_from_redis_goes_on_after_its_stream_was_removed(tmp_path: Path) -> None:
+    logged = Logged(tmp_path / "audit")
+    (tmp_path / "server").mkdir()
+    with running(RedisServer(tmp_path / "server", "streams")) as server:
+        settings = server.settings("slatemq")
+        backend = open_backend("redis")
+        await backend.connect(settings)
+        try:
+            with program("audit_log_redis", "--url", settings.url, str(tmp_path / "audit")):
+                sent = []
+                for number in range(3):
+                    sent.append(created(f"{number}"))
+                    await backend.publish(sent[-1])
+                    await eventually(lambda: logged.lines_count == len(sent))
+                    server.control("FLUSHALL")
+        finally:
+            await backend.close()
+
+
 async def test_a_cache_forgets_what_an_event_names(
     events_stack: LocalStack, client: slatemq.Client, tmp_path: Path
 ) -> None:

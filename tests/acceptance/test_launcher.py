@@ -84,6 +84,9 @@ async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stub
     assert not any(is_running(pid) for pid in pids.values())
     assert not (stack.folder / "ready.json").exists()
     assert "stopped: SIGTERM" in broker_log.read_text()
+    assert "slatemq: stopping; " in stack.said
+    last = stack.said.splitlines()[-1]
+    assert last.startswith(f"slatemq: all has stopped; data in {(stack.folder / 'data').as_uri()}")
 
 
 def test_a_restarted_service_keeps_its_port(own: LocalStack) -> None:
@@ -96,16 +99,15 @@ def test_a_restarted_service_keeps_its_port(own: LocalStack) -> None:
     assert "router was killed by SIGKILL; starting it again" in own.said
 
 
-def test_ports_that_the_folders_own_stack_has_are_distinguished_from_those_of_others(
-    own: LocalStack,
-) -> None:
-    data = own.folder / "data"
+def test_a_second_stack_on_a_folder_is_refused_and_disturbs_nothing(own: LocalStack) -> None:
+    data, ready = own.folder / "data", own.folder / "ready.json"
 
-    ended = launch("--data", str(data), "--ports", own.endpoint.rpartition(":")[2])
+    ended = launch("--data", str(data), "--ready-file", str(ready))
 
     assert ended.returncode == 1
     assert f"a stack runs on {data} already (process {own.process.pid})" in ended.stderr
-    assert "will be fenced" not in ended.stderr
+    assert "--take-over" in ended.stderr
+    assert all(is_running(pid) for pid in own.pids.values())
 
 
 def test_a_killed_launcher_leaves_no_orphan(own: LocalStack) -> None:

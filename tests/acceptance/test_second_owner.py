@@ -12,6 +12,7 @@ import pytest
 from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
+from tests.acceptance.test_launcher import launch
 from tests.acceptance.workload import Run, make_lines
 from tests.ready_process import popen
 
@@ -82,14 +83,20 @@ async def test_the_first_broker_stops_as_fenced_and_no_answered_ack_is_lost(
     assert run.faults() == []
 
 
-def test_a_second_stack_on_the_same_folder_warns_and_takes_over(
+def test_a_second_stack_on_the_same_folder_takes_over_where_its_options_say_so(
     stack: LocalStack, tmp_path: Path
 ) -> None:
     # When another launcher is started on the same data
-    with LocalStack(tmp_path / "other", "--data", str(tmp_path / "data")) as other:
+    data = str(tmp_path / "data")
+    with LocalStack(tmp_path / "other", "--data", data, "--take-over") as other:
         # Then it says so, and the first one ends by itself, as fenced
         assert f"another stack (process {stack.process.pid})" in other.said
         assert stack.process.wait(timeout=120) == EXIT_FENCED
         assert "no service that owns data is left" in stack.said
         assert other.process.poll() is None
         assert all(is_running(pid) for pid in other.pids.values())
+
+        # And a third one finds it there
+        third = launch("--data", data)
+        assert third.returncode == 1
+        assert f"already (process {other.process.pid})" in third.stderr

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from libs.events.tasks import WriteTask
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import (
     EventData,
@@ -17,7 +18,7 @@ from slatemq.events.catalogue import (
     QueuePurged,
     QueueUpdated,
 )
-from slatemq.events.envelope import Event, make_task_id
+from slatemq.events.envelope import Event
 from tests.simulation.event_judge import EventJudge
 from tests.simulation.event_server import EventServer, SimulatedBackend
 from tests.simulation.judge import Judge, Violated
@@ -172,7 +173,7 @@ def run(scenario: Any) -> None:
 
 def task() -> WriteTask:
     return WriteTask(
-        task_id=make_task_id(1), operation="Publish", created_at="2026-02-22T12:00:00.000Z",
+        task_id=TaskIds(0).make(1), operation="Publish", created_at="2026-02-22T12:00:00.000Z",
         max_retries=1, payload={},
     )  # fmt: skip
 

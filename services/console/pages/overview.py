@@ -41,7 +41,7 @@ async def live_response(request: Request, draw: Callable[[Watch], str]) -> Respo
 
     def draw_in_session(seen: Watch) -> str:
         if console.seal.has_ended(session):
-            raise Unauthenticated("you have logged out")
+            raise Unauthenticated("the session has ended")
         return draw(seen)
 
     return _LiveResponse(console.watches, watch, draw_in_session)

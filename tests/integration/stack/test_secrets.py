@@ -84,6 +84,10 @@ class Planted(NamedTuple):
         found = [decode_event(data) for data in self.events()]
         return [event for event in found if event.type == "access.act"]
 
+    def change_policy(self) -> None:
+        policy = Path(self.made.environ["SLATEMQ_ACCESS_POLICY"])
+        policy.write_text(f"# of today\n{policy.read_text()}")
+
     def leaks(self, *texts: str | bytes) -> list[str]:
         """The names of the secrets that are in a text."""
         each = [text if isinstance(text, bytes) else text.encode() for text in texts]
@@ -178,6 +182,7 @@ async def work(planted: Planted) -> None:
 
 async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Planted) -> None:
     await work(planted)
+    planted.change_policy()
     service = "/slatemq.v1."
     wanted = {
         ("ops", f"{service}QueueService/CreateQueue", "OK", "broker-0"),
@@ -190,6 +195,8 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         ("", f"{service}QueueService/GetQueue", "UNAUTHENTICATED", "broker-0"),
         # On the port for services, with a client's certificate
         ("dev-client", f"{service}RemovalService/RemoveEntries", "PERMISSION_DENIED", "broker-0"),
+        # Files, by each process that has them
+        *(("", "read-file", "OK", source) for source in ("ingest-0", "broker-0", "janitor-0")),
     }
 
     def missing() -> set[tuple[str, str, str, str]]:
@@ -205,12 +212,14 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         for name in ("/PurgeQueue", "/RunJob")
     ]
     assert (purge["subjects"], purge["proof"]) == (["orders"], "token")
-    assert (run["subjects"], run["details"]) == (["orders"], ["job=restore", "dry_run=false"])
+    assert run["subjects"] == ["orders"]
+    assert run["details"][:2] == ["job=restore", "dry_run=false"]
     assert purge["peer"].startswith("ipv4:127.0.0.1:")
     assert planted.leaks(*planted.events()) == []
     lines = [line for line in planted.logs.splitlines() if "slatemq.audit" in line]
-    for principal, act, outcome, _ in wanted:
-        facts = (f"principal={principal or json.dumps('')}", f"act={act}", f"outcome={outcome}")
+    for principal, act, outcome, source in wanted:
+        who = principal or json.dumps("")
+        facts = (f"source={source}", f"principal={who}", f"act={act}", f"outcome={outcome}")
         assert any(all(fact in line for fact in facts) for line in lines), facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import signal
 import sys
@@ -20,6 +21,8 @@ from tests.integration.stack.recorded_calls import REPOSITORY, Call, CallRecorde
 from tests.ready_process import create_subprocess
 
 pytestmark = pytest.mark.slow
+
+log = logging.getLogger(__name__)
 
 TOUR = REPOSITORY / "docs" / "tour.md"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
@@ -53,6 +56,9 @@ async def test_a_message_passes_the_functions_of_the_tour_in_their_order(tmp_pat
     for name in SERVICES:
         recorded = json.loads((tmp_path / f"{name}.json").read_text())
         calls += [(when, called) for when, called in recorded if began <= when <= ended]
+    functions = {name for _, name in calls}
+    files = {name.partition(":")[0] for name in functions}
+    log.info("%d functions in %d files are called meanwhile", len(functions), len(files))
     assert first_out_of_order(steps(), sorted(calls)) is None
 
 

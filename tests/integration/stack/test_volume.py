@@ -16,12 +16,12 @@ from benchmarks.suite import payloads
 from benchmarks.suite.servers import UNSCHEDULED
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
-from libs.storage.database.binding import Row
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.keys import log_key
+from libs.storage.layout.primitives import Row
 from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Reason
