@@ -82,12 +82,26 @@ class Document:
             problem = f"{error.reason} at byte {error.start}"
             raise InvalidArgument(field, f"{file} is not UTF-8: {problem}") from None
 
+    def get(self, key: str, empty: Any) -> Any:
+        """What the file has at a key; `empty` where it has nothing, or the key alone.
+
+        The key alone is what is left of a list whose last entry was removed.
+        """
+        value = self.values.get(key)
+        return empty if value is None else value
+
     def convert(self, path: str, value: object, kind: type[T]) -> T:
         """The value at `path` (`issuers[2]`), as this type.
 
         Raises:
-            InvalidArgument: It does not fit; names the key and its line.
+            InvalidArgument: It does not fit, or a key of an entry has no value, as is left of a
+                condition whose end was removed; names the key and its line.
         """
+        for number, entry in enumerate(value if isinstance(value, list) else ()):
+            for key, given in entry.items() if isinstance(entry, dict) else ():
+                if given is None:
+                    problem = "has no value: give it one, or remove the key"
+                    raise self.error(f"{path}[{number}].{key}", problem)
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
@@ -96,17 +110,21 @@ class Document:
             raise self.error(path + place.rstrip("`"), problem) from error
 
     def line(self, path: str) -> int:
-        """The line on which the value at `path` begins; 0: there is none."""
-        return self._lines.get(path, 0)
+        """The line of the value at `path`, or of the innermost part around it that has one.
 
-    def error(self, path: str, problem: str) -> InvalidArgument:
-        """An error in the value at `path`, with the line of the innermost part that has one."""
+        What an alias stands for has the line of the alias. 0: no part of the path has a line.
+        """
         place = path
         while place and place not in self._lines:
             outer = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\])$|^[^.\[\]]*$", "", place)
             place = outer if outer != place else ""  # a key may have a bracket itself
-        line = f"line {self._lines[place]} of " if place else ""
-        return InvalidArgument(path, f"{problem} ({line}{self._name})")
+        return self._lines.get(place, 0)
+
+    def error(self, path: str, problem: str) -> InvalidArgument:
+        """An error in the value at `path`, with its `line`."""
+        line = self.line(path)
+        place = f"line {line} of " if line else ""
+        return InvalidArgument(path, f"{problem} ({place}{self._name})")
 
     def _collect(self, node: yaml.Node | None, path: str) -> None:
         if not isinstance(node, yaml.CollectionNode) or node in self._seen:

@@ -1,6 +1,7 @@
 """Who did what: the acts that change more than messages.
 
-Never payloads, headers or tokens: an act has names, places and results alone.
+Never payloads, tokens or headers of messages: an act has names, places, results, and the filters
+that it was asked for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
+
+from slatemq._secrets import redacted
 
 AUDITED: Final = frozenset({"edit", "administer", "operate", "service"})
 """What these acts ask of their caller: a verb, or to be a service."""
@@ -25,6 +28,9 @@ READ_MAX: Final = 1_000
 NAME_CHARACTERS_MAX: Final = 255
 """Of each of them: that in a refused request is of any length."""
 
+REDACTED_MAX: Final = 1_024
+"""Characters of each in which secrets are looked for: no login or token is nearly as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Act:
@@ -32,12 +38,12 @@ class Act:
 
     Attributes:
         principal: Who called; empty: who called was not proven.
-        proof: How that was proven, as of a principal.
-        act: The method, as in `/slatemq.v1.QueueService/PurgeQueue`.
+        proof: How that was proven, as of a principal; `user` by the machine; `file` of `read-file`.
+        act: The method, as in `/slatemq.v1.QueueService/PurgeQueue`; of other acts a word.
         subjects: The queues that the request named, at most SUBJECTS_MAX.
         details: What else of the request its proto has audited, as `run_id=ab12`.
         peer: Where the call came from, as gRPC has it: `ipv4:127.0.0.1:50000`.
-        outcome: `OK`, or the code of the error.
+        outcome: `OK`, or the code of the error; of a command, FAILED.
         request_id: The caller's trace ID; empty where it has none.
         held_back: How many refusals of the same call to this principal, or to callers whose proof
             is not good, were not recorded before it.
@@ -55,10 +61,11 @@ class Act:
 
 
 def subjects_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """The first of these queues or details, each once, and not too long."""
+    """The first of these queues or details, each once, without secrets and not too long."""
     distinct: dict[str, None] = {}
     for text in islice(texts, READ_MAX):
-        distinct[text[:NAME_CHARACTERS_MAX]] = None
+        distinct[text[:REDACTED_MAX]] = None
         if len(distinct) == SUBJECTS_MAX:
             break
-    return tuple(distinct)
+    # A secret that is cut is not known for one.
+    return tuple(dict.fromkeys(redacted(text)[:NAME_CHARACTERS_MAX] for text in distinct))

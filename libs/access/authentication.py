@@ -18,11 +18,12 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
-from libs.access.reloading import ReloadedFile
+from libs.access.reloading import ReloadedFile, Taken
 from libs.access.token_checks import TokenChecks
 from libs.access.token_file import TokenFile, token_id
 from slatemq.credentials import TOKEN_LENGTH_MAX
@@ -79,10 +80,15 @@ class Authenticator(Generic[T]):
         if self._checks is not None:
             self._checks.forget()
 
-    async def watch_files(self) -> None:
-        """Read the files again when they change, for ever."""
+    async def watch_files(self, taken: Taken) -> None:
+        """Read the files again when they change, for ever; call `taken` after each new version."""
+
+        def changed(file: Path, version: int) -> None:
+            self.forget()
+            taken(file, version)
+
         files = [file for file in (self._tokens, self._issuers) if file is not None]
-        await asyncio.gather(*(file.watch(self.forget) for file in files))
+        await asyncio.gather(*(file.watch(changed) for file in files))
 
     def known(self, authorization: str) -> Proof[T] | None:
         """The proof of a header that was checked before; None: `prove` it."""

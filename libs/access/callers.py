@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 
 from libs.access.authentication import Authenticator, Proof
 from libs.access.explanations import Explanation, explain
-from libs.access.jwt_tokens import JwtTokens
+from libs.access.jwt_tokens import JwtTokens, issuers_file
 from libs.access.methods import MethodAccess
 from libs.access.policy import Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.quotas import PrincipalQuota, Usage
-from libs.access.reloading import ReloadedFile
+from libs.access.reloading import ReloadedFile, Taken
 from libs.access.token_file import TokenFile
 from libs.access.verbs import Verb
 from libs.events.slatemq.headers import BACKEND_HEADERS
@@ -168,9 +168,11 @@ class Identity:
 
     Attributes:
         caller: Who calls.
+        until_s: Until when the proof counts, in seconds since the Unix epoch.
+        version: That of the files when the proof was asked for.
     """
 
-    __slots__ = ("_authorization", "_callers", "_certified", "_until_s", "_version", "caller")
+    __slots__ = ("_authorization", "_callers", "_certified", "caller", "until_s", "version")
 
     def __init__(
         self,
@@ -180,12 +182,15 @@ class Identity:
         proof: Proof[Caller],
         version: int,
     ) -> None:
-        """`version` is that of the files when the proof was asked for."""
         self._callers = callers
         self._authorization = authorization
         self._certified = certified
-        self.caller, self._until_s = proof
-        self._version = version
+        self.caller, self.until_s = proof
+        self.version = version
+
+    async def prove(self) -> Proof[Caller]:
+        """Find out who it is now; `caller` stays. Raises as `renew`."""
+        return await self._callers.prove(self._authorization, self._certified)
 
     async def renew(self) -> bool:
         """Find out again where files have changed, or the proof has ended; whether it was so.
@@ -194,11 +199,11 @@ class Identity:
             Unauthenticated, ResourceExhausted, Unavailable: As of `Authenticator.prove`.
         """
         callers = self._callers
-        if self._version == callers.version and callers.clock_s() < self._until_s:
+        if self.version == callers.version and callers.clock_s() < self.until_s:
             return False
         version = callers.version
-        self.caller, self._until_s = await callers.prove(self._authorization, self._certified)
-        self._version = version
+        self.caller, self.until_s = await self.prove()
+        self.version = version
         return True
 
 
@@ -206,6 +211,7 @@ class Callers:
     """The callers of this process, by what they prove.
 
     Attributes:
+        files: What is read again when it changes.
         usage: What they take together.
         clock_s: Gives the time, in seconds since the Unix epoch.
     """
@@ -221,6 +227,7 @@ class Callers:
         self.clock_s = clock_s
         self._authenticator = Authenticator(tokens, issuers, self._caller, clock_s)
         self._policy = policy
+        self.files = [file for file in (policy, tokens, issuers) if file is not None]
         self._certified: OrderedDict[str, Proof[Caller]] = OrderedDict()
         self._quotas: dict[str, PrincipalQuota] = {}
         self._left_count = 0  # of quotas, by the last look for idle ones
@@ -280,9 +287,9 @@ class Callers:
         """What the policy permits, and the file that it is."""
         return self._policy, explain(self._policy.value, principal, verb, queue, headers)
 
-    async def watch_files(self) -> None:
-        """Read the files again when they change, for ever."""
-        await asyncio.gather(self._policy.watch(), self._authenticator.watch_files())
+    async def watch_files(self, taken: Taken) -> None:
+        """Read the files again when they change, for ever; call `taken` after each new version."""
+        await asyncio.gather(self._policy.watch(taken), self._authenticator.watch_files(taken))
 
     def _caller(self, principal: Principal) -> Caller:
         quota = self._quota(principal, self._policy.value)
@@ -322,7 +329,7 @@ def callers_of(policy: str, tokens: str, issuers: str) -> Callers:
     return Callers(
         ReloadedFile.of_document(Path(policy), Policy),
         ReloadedFile.of_document(Path(tokens), TokenFile) if tokens else None,
-        ReloadedFile.of_document(Path(issuers), JwtTokens) if issuers else None,
+        issuers_file(Path(issuers)) if issuers else None,
     )
 
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING
 
-from libs.access.principals import LIMIT_REASON
+from libs.access.principals import BOUND_REASONS
 from libs.access.verbs import Verb
 from slatemq.errors import (
     WRONG_SHARD,
@@ -140,7 +140,7 @@ async def hold_back(
     caller = current_caller.get()
     if caller is None:
         return
-    if isinstance(error, ResourceExhausted) and error.reason == LIMIT_REASON:
+    if isinstance(error, ResourceExhausted) and error.reason in BOUND_REASONS:
         cause = error.metadata["limit"]
     elif is_publish and _is_of_publisher(error):
         cause = REFUSED_PUBLISHES

@@ -23,10 +23,11 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeGuard
 
 import jwt
@@ -34,6 +35,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from libs.access.principals import NAME_LENGTH_MAX, Principal
+from libs.access.reloading import ReloadedFile
 from libs.access.token_checks import too_many_checks
 from libs.documents import Document
 from slatemq.errors import Unauthenticated, Unavailable
@@ -73,6 +75,14 @@ RETRY_S: Final = 10.0
 Key = jwt.PyJWK | RSAPublicKey
 """One of RSA that does not say its algorithm is for each of them: a PyJWK would be for RS256."""
 
+KeyName = tuple[str | None, str]
+"""The ID of a key, and its type (`kty`): keys of two types may have one ID (RFC 7517, 4.5). The ID
+is None where a token need not name it."""
+
+_KEY_TYPES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+"""The type of the keys for an algorithm, by its first two letters."""
+
+_Audience = Annotated[str, msgspec.Meta(min_length=1)]
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+")]
 
 
@@ -93,7 +103,7 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     issuer: _Url
-    audience: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | str
+    audience: Annotated[tuple[_Audience, ...], msgspec.Meta(min_length=1)] | _Audience
     jwks_url: _Url | None = None
     ca_file: str | None = None
     token_file: str | None = None
@@ -103,18 +113,36 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attributes: tuple[str, ...] = ()
     clock_skew_s: Annotated[int, msgspec.Meta(ge=0, le=300)] = 30
 
+    @property
+    def key_source(self) -> KeySource:
+        """What decides which keys it has: entries that agree here share them."""
+        return self.issuer, self.jwks_url, self.ca_file, self.token_file
+
+
+KeySource = tuple[str, str | None, str | None, str | None]
+
 
 class JwtTokens:
-    """Checks tokens of the issuers of a file."""
+    """Checks tokens of the issuers of a file.
 
-    def __init__(self, document: Document) -> None:
-        """Check the file; raises InvalidArgument that names the key and the line."""
+    Attributes:
+        keys: Of each issuer.
+    """
+
+    def __init__(
+        self, document: Document, known: Mapping[KeySource, IssuerKeys] = MappingProxyType({})
+    ) -> None:
+        """Check the file, and go on with the keys that are `known` by its version before.
+
+        Raises:
+            InvalidArgument: Something is wrong; names the key and the line.
+        """
         for key in document.values:
             if key != "issuers":
                 raise document.error(str(key), "unknown; a file of issuers has `issuers`")
-        values = document.values.get("issuers", [])
-        issuers = document.convert("issuers", values, tuple[Issuer, ...])
-        self._keys: dict[str, tuple[Issuer, IssuerKeys]] = {}
+        issuers = document.convert("issuers", document.get("issuers", []), tuple[Issuer, ...])
+        self._issuers: dict[str, Issuer] = {}
+        self.keys: dict[KeySource, IssuerKeys] = {}
         for number, issuer in enumerate(issuers):
             path = f"issuers[{number}]"
             for place, algorithm in enumerate(issuer.algorithms):
@@ -125,9 +153,12 @@ class JwtTokens:
                 if url is not None and not _is_private(url):
                     problem = "must begin with https://, unless it is on this machine"
                     raise document.error(f"{path}.{name}", problem)
-            if issuer.issuer in self._keys:
+            if issuer.issuer in self._issuers:
                 raise document.error(f"{path}.issuer", "is given twice")
-            self._keys[issuer.issuer] = (issuer, IssuerKeys(issuer))
+            _check_files(document, path, issuer)
+            self._issuers[issuer.issuer] = issuer
+            source = issuer.key_source
+            self.keys[source] = known.get(source) or IssuerKeys(issuer)
 
     async def check(self, token: str) -> Principal:
         """The principal that a token proves.
@@ -140,18 +171,21 @@ class JwtTokens:
         try:
             # Only to find the keys; nothing of it is believed before the signature is checked.
             claimed = jwt.decode(token, options={"verify_signature": False})
-            key_id = jwt.get_unverified_header(token).get("kid")
+            header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise _refused(
                 "is neither a JSON Web Token nor one that `slatemq access token` makes (smq_…): "
                 "check that it was copied whole"
             ) from error
         name = claimed.get("iss")
-        found = self._keys.get(name) if isinstance(name, str) else None
-        if found is None:
+        issuer = self._issuers.get(name) if isinstance(name, str) else None
+        if issuer is None:
             raise _refused("has an issuer that this service does not know")
-        issuer, keys = found
-        key = await keys.get(key_id)
+        algorithm = header.get("alg")
+        if algorithm not in issuer.algorithms:
+            raise _refused("is not valid")
+        keys = self.keys[issuer.key_source]
+        key = await keys.get((header.get("kid"), _KEY_TYPES[algorithm[:2]]))
         try:
             claims = jwt.decode(
                 token,
@@ -172,12 +206,29 @@ class JwtTokens:
         return principal
 
 
+def issuers_file(file: Path) -> ReloadedFile[JwtTokens]:
+    """A file of issuers: what is known of their keys outlasts its changes.
+
+    Raises:
+        InvalidArgument: As of JwtTokens, and where it cannot be read.
+    """
+    known: dict[KeySource, IssuerKeys] = {}
+
+    def read(document: Document) -> JwtTokens:
+        nonlocal known
+        tokens = JwtTokens(document, known)
+        known = tokens.keys
+        return tokens
+
+    return ReloadedFile.of_document(file, read)
+
+
 class IssuerKeys:
     """The public keys of one issuer, fetched when they are first needed, and kept up to date."""
 
     def __init__(self, issuer: Issuer) -> None:
         self._issuer = issuer
-        self._keys: dict[str | None, Key] = {}
+        self._keys: dict[KeyName, Key] = {}
         self._fetched_s = self._tried_s = -KEYS_OUTAGE_S_MAX
         self._fetching: asyncio.Lock | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -186,10 +237,10 @@ class IssuerKeys:
         self._refreshing_s = 0.0
         # Of its own: an issuer that hangs holds up neither another one nor work of other kinds.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="access-keys")
-        self._answer: asyncio.Future[dict[str | None, Key]] | None = None
+        self._answer: asyncio.Future[dict[KeyName, Key]] | None = None
 
-    async def get(self, key_id: str | None) -> Key:
-        """The key of this ID; None: the token names none, and the issuer may have one alone.
+    async def get(self, name: KeyName) -> Key:
+        """The key of this name; of no ID, where the token has none: the issuer may have one alone.
 
         Raises:
             Unauthenticated: The issuer has no such key.
@@ -198,22 +249,23 @@ class IssuerKeys:
         """
         now = time.monotonic()
         age_s = now - self._fetched_s
-        if self._find(key_id) is None or age_s > KEYS_OUTAGE_S_MAX:
+        if self._find(name) is None or age_s > KEYS_OUTAGE_S_MAX:
             await self._wait_for_keys(now)
         elif age_s > KEYS_AGE_S_MAX:
             await self._refresh(now)
         if time.monotonic() - self._fetched_s > KEYS_OUTAGE_S_MAX:
             raise self._down()
-        key = self._find(key_id)
+        key = self._find(name)
         if key is None and self._tried_s > self._fetched_s:
             raise self._down()  # It may be a new one.
         if key is None:
             raise _refused("is signed with a key that its issuer does not have")
         return key
 
-    def _find(self, key_id: str | None) -> Key | None:
-        has_ids = self._keys.keys() != {None}
-        return self._keys.get(key_id if has_ids else None)
+    def _find(self, name: KeyName) -> Key | None:
+        key_id, key_type = name
+        has_ids = any(one is not None for one, _ in self._keys)
+        return self._keys.get((key_id if has_ids else None, key_type))
 
     def _down(self) -> Unavailable:
         return Unavailable(
@@ -271,7 +323,7 @@ class IssuerKeys:
             return
         self._keys, self._fetched_s = keys, time.monotonic()
 
-    async def _read_keys(self) -> dict[str | None, Key]:
+    async def _read_keys(self) -> dict[KeyName, Key]:
         """As `fetch_keys`, but raises TimeoutError where that takes too long.
 
         Its thread cannot be ended: until it ends by itself, no other one begins.
@@ -289,24 +341,24 @@ class IssuerKeys:
         finally:
             del answer  # An error would keep its connection as long as this frame.
 
-    def _answered(self, answer: asyncio.Future[dict[str | None, Key]]) -> None:
+    def _answered(self, answer: asyncio.Future[dict[KeyName, Key]]) -> None:
         self._answer = None
         if not answer.cancelled():
             answer.exception()  # If it comes too late, nothing else asks for it.
 
 
-def fetch_keys(issuer: Issuer) -> dict[str | None, Key]:
-    """The keys of an issuer that are for signatures, by ID. Blocks.
+def fetch_keys(issuer: Issuer) -> dict[KeyName, Key]:
+    """The keys of an issuer that are for signatures. Blocks.
 
-    Where there is one alone, it is that of None, too, since a token need not name it: an ID is
+    Where there is one alone, it is that of no ID, too, since a token need not name it: an ID is
     optional (RFC 7517, section 4.5), and so is the algorithm (section 4.4).
 
     Raises:
-        OSError: They cannot be read.
+        OSError: They, or files that reading them takes, cannot be read.
         HTTPException: The answer breaks off, or is not HTTP.
         ValueError, RecursionError: What was read is not a set of keys.
     """
-    context = ssl.create_default_context(cafile=issuer.ca_file)
+    context = _context(issuer)
     url = issuer.jwks_url
     if url is None:
         place = issuer.issuer.rstrip("/") + "/.well-known/openid-configuration"
@@ -315,34 +367,76 @@ def fetch_keys(issuer: Issuer) -> dict[str | None, Key]:
             raise ValueError(f"{place} has no `jwks_uri` that begins with https://")
     listed = _read_json(issuer, url, context).get("keys")
     found = [*_usable(listed if isinstance(listed, list) else [])]
-    keys: dict[str | None, Key] = {key_id: key for key_id, key in found if key_id is not None}
+    keys: dict[KeyName, Key] = {name: key for name, key in found if name[0] is not None}
     if len(found) == 1:
-        keys[None] = found[0][1]
+        (_, key_type), key = found[0]
+        keys[None, key_type] = key
     if not keys:
         raise ValueError(f"{url} has no usable key; of several, each needs an ID (`kid`)")
     return keys
 
 
-def _usable(listed: Sequence[object]) -> Iterator[tuple[str | None, Key]]:
-    """Those of keys as in RFC 7517 that are for signatures, with their IDs."""
+def _check_files(document: Document, path: str, issuer: Issuer) -> None:
+    """Raises InvalidArgument where a file that reading the keys takes cannot be read."""
+    name = "ca_file"
+    try:
+        if issuer.ca_file is not None:
+            _context(issuer)
+        name = "token_file"
+        _bearer(issuer)
+    except OSError as error:
+        raise document.error(f"{path}.{name}", str(error)) from error
+
+
+def _context(issuer: Issuer) -> ssl.SSLContext:
+    """Trusts what its server's certificate must be signed by; raises OSError, with the file."""
+    try:
+        context = ssl.create_default_context(cafile=issuer.ca_file)
+    except ssl.SSLError as error:
+        raise OSError(f"{issuer.ca_file} has no certificate that can be read") from error
+    except OSError as error:
+        raise OSError(f"cannot read {issuer.ca_file}: {error.strerror}") from error
+    # Set from Python 3.13 on: it refuses certificates without an authority key identifier, as some
+    # API servers of Kubernetes have them.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _bearer(issuer: Issuer) -> str | None:
+    """The token that reading its keys needs; None: none. Raises OSError, with the file."""
+    if issuer.token_file is None:
+        return None
+    try:
+        return Path(issuer.token_file).read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise OSError(f"{issuer.token_file} has no token") from error
+    except OSError as error:
+        raise OSError(f"cannot read {issuer.token_file}: {error.strerror}") from error
+
+
+def _usable(listed: Sequence[object]) -> Iterator[tuple[KeyName, Key]]:
+    """Those of keys as in RFC 7517 that are for signatures, with their names."""
     for fields in listed:
         if not isinstance(fields, dict):
             continue
+        if "d" in fields:
+            log.warning("passing over a private key: all who read it there can sign tokens")
+            continue
         try:
             key = jwt.PyJWK(fields)
-        except jwt.PyJWTError:  # of a kind that is not supported
-            continue
+        except (jwt.PyJWTError, TypeError, LookupError, NotImplementedError):
+            continue  # It is damaged, or of a kind that is not supported.
         if key.key_type == "oct" or key.public_key_use not in (None, "sig"):
             continue
         is_for_all = isinstance(key.key, RSAPublicKey) and not fields.get("alg")
         key_id = fields.get("kid")
-        yield key_id if isinstance(key_id, str) else None, key.key if is_for_all else key
+        name = (key_id if isinstance(key_id, str) else None, fields["kty"])
+        yield name, key.key if is_for_all else key
 
 
 def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, Any]:
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
-    if issuer.token_file is not None:
-        token = Path(issuer.token_file).read_text().strip()
+    if (token := _bearer(issuer)) is not None:
         # Not sent on to where the answer redirects.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     https = urllib.request.HTTPSHandler(context=context)

@@ -221,9 +221,9 @@ class Policy:
             if key not in ("roles", "bindings", "limits", "certificates"):
                 problem = "unknown; a policy has `roles`, `bindings`, `limits` and `certificates`"
                 raise document.error(str(key), problem)
-        roles = document.convert("roles", values.get("roles", {}), dict[str, Any])
+        roles = document.convert("roles", document.get("roles", {}), dict[str, Any])
         self._roles = {name: _rules(document, name, rules) for name, rules in roles.items()}
-        bindings = document.convert("bindings", values.get("bindings", []), tuple[_Binding, ...])
+        bindings = document.convert("bindings", document.get("bindings", []), tuple[_Binding, ...])
         self._bindings: list[Binding] = []
         for number, binding in enumerate(bindings):
             for place, role in enumerate(binding.roles):
@@ -243,11 +243,11 @@ class Policy:
                     rules,
                 )
             )
-        limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
+        limits = document.convert("limits", document.get("limits", []), tuple[_LimitsEntry, ...])
         self._limits = [(Pattern(entry.principals), entry) for entry in limits]
 
         self._decisions: Decisions = lru_cache(DECISIONS_KEPT)(_decision)
-        certificates = values.get("certificates", ["*"])
+        certificates = document.get("certificates", []) if "certificates" in values else ["*"]
         self.certificates = Pattern(
             document.convert("certificates", certificates, tuple[_Text, ...])
         )
@@ -403,7 +403,8 @@ def _unknown(rule: Rule, headers: Mapping[str, str] | None) -> str:
 
 def _rules(document: Document, name: str, rules: object) -> list[Rule]:
     made = []
-    for number, rule in enumerate(document.convert(f"roles.{name}", rules, tuple[_Rule, ...])):
+    listed = [] if rules is None else rules
+    for number, rule in enumerate(document.convert(f"roles.{name}", listed, tuple[_Rule, ...])):
         place = f"roles.{name}[{number}]"
         for at, verb in enumerate(rule.verbs):
             if verb not in VERBS:

@@ -36,5 +36,14 @@ class Principal:
 LIMIT_REASON: Final = "PRINCIPAL_LIMIT"
 """The reason in the error of a call that exceeds a limit of its principal."""
 
+SHARE_REASON: Final = "PRINCIPAL_SHARE"
+"""The same of a call beyond its principal's share of what a process has for all callers."""
+
+PLACE_RETRY_MS: Final = 1_000
+"""When to ask for a place again: when one becomes free is not known."""
+
+BOUND_REASONS: Final = frozenset({LIMIT_REASON, SHARE_REASON})
+"""Of both, the metadata has the name of the limit, or of the setting, as `limit`."""
+
 ANONYMOUS: Final = Principal("anonymous", "none")
 """A caller that proved nothing. A policy may grant it something, by this name alone."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 from libs.access.policy import Limits
-from libs.access.principals import LIMIT_REASON
+from libs.access.principals import LIMIT_REASON, PLACE_RETRY_MS, SHARE_REASON
 from slatemq.errors import ResourceExhausted
 
 CallSlot = Literal["open_streams", "waiting_claims"]
@@ -34,9 +34,6 @@ RETRY_MS_MAX: Final = 60_000
 
 PACED_MS_MAX: Final = 1_000
 """How long a call waits for its turn. So no more calls wait than a second has turns."""
-
-PLACE_RETRY_MS: Final = 1_000
-"""When to ask for a place again: when one becomes free is not known."""
 
 PROMPT_REFUSALS_PER_S: Final = 20
 """Refusals that are answered at once. Clients that wait as asked have fewer."""
@@ -66,7 +63,7 @@ class Usage:
     bounded; that of principals is not.
 
     Attributes:
-        refused: Refused calls.
+        refused: Refused calls; those beyond a share by its setting.
         open: Places that are taken now.
     """
 
@@ -142,7 +139,11 @@ class Refusals:
 
 
 class PrincipalQuota:
-    """What one principal takes."""
+    """What one principal takes.
+
+    Attributes:
+        name: That of the principal.
+    """
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class PrincipalQuota:
         usage: Usage | None = None,
     ) -> None:
         """Hold the principal of this name to these limits; `usage` counts for all principals."""
-        self._name = name
+        self.name = name
         self._clock_s = clock_s
         self._usage = usage or Usage()
         self._limits = Limits()
@@ -251,6 +252,19 @@ class PrincipalQuota:
         """The error, which counts as a refusal, of a claim beyond `in_flight_max`."""
         return self._refused("in_flight", PLACE_RETRY_MS)
 
+    def refuse_share(self, setting: str, held: str) -> ResourceExhausted:
+        """The error, which counts as a refusal, of a call beyond the share of a setting.
+
+        `held` says what the principal holds.
+        """
+        self._usage.refused[setting, self._limits.entry] += 1
+        return ResourceExhausted(
+            f"{self.name!r} has {held}: let some end first; retry in {PLACE_RETRY_MS / 1000:.3g} s",
+            retry_after_ms=PLACE_RETRY_MS,
+            reason=SHARE_REASON,
+            metadata={"limit": setting},
+        )
+
     async def hold_back(self, cause: str, most_s: float) -> None:
         """Delay the answer of a call that a limit, or something else, refused, if there were many.
 
@@ -267,7 +281,7 @@ class PrincipalQuota:
         if retry_after_ms is not None:
             advice += f"; retry in {retry_after_ms / 1000:.3g} s"
         return ResourceExhausted(
-            f"{self._name!r} has reached its limit {limit} = {getattr(self._limits, limit)}"
+            f"{self.name!r} has reached its limit {limit} = {getattr(self._limits, limit)}"
             f"{more}{advice}",
             retry_after_ms=retry_after_ms,
             reason=LIMIT_REASON,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from libs.documents import Document
 from slatemq._file_status import LOOK_S, LoadedFiles
@@ -22,6 +22,9 @@ from slatemq.errors import InvalidArgument
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Taken: TypeAlias = Callable[[Path, int], None]
+"""Called when a process has taken a new version of a file: its path, and the version's number."""
 
 _THREADS: Final = ThreadPoolExecutor(2, thread_name_prefix="access-files")
 """Of their own: what a token may no longer do must not wait for work that callers give others."""
@@ -66,18 +69,17 @@ class ReloadedFile(LoadedFiles[T]):
             return False
         if is_new:
             self.loaded_at_ms = _now_ms()
-            log.info("read again", extra={"file": str(self.file), "version": self.version})
         return is_new
 
-    async def watch(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Reload it for ever; call `changed` after each new value.
+    async def watch(self, taken: Taken) -> None:
+        """Reload it for ever; call `taken` after each new value.
 
         It is looked at every `LOOK_S`: so long a revoked token is accepted at most.
         """
         while True:
             await asyncio.sleep(LOOK_S)
             if await asyncio.get_running_loop().run_in_executor(_THREADS, self.reload):
-                changed()
+                taken(self.file, self.version)
 
 
 def _now_ms() -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,9 +28,11 @@ import msgspec
 
 from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Principal
 from libs.documents import Document
-from slatemq._tokens import COST, HASH_BYTES, SALT_BYTES, hash_token
+from slatemq._tokens import BLOCK, COST, HASH_BYTES, PARALLEL, SALT_BYTES, hash_token
 
 COST_MAX: Final = 1 << 17
+"""Of a check, with the usual block size and parallelism: eight times what it is by default."""
+
 _TOKEN = re.compile(r"smq_([a-z0-9]{4,32})_([A-Za-z0-9_-]{20,128})")
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
@@ -71,12 +74,11 @@ class TokenFile:
 
     def __init__(self, document: Document) -> None:
         """Check all of it; raises InvalidArgument that names the key and the line."""
-        values = document.values
-        for key in values:
+        for key in document.values:
             if key != "tokens":
                 raise document.error(str(key), "unknown; a file of tokens has `tokens`")
         self._entries: dict[str, TokenEntry] = {}
-        entries = document.convert("tokens", values.get("tokens", []), tuple[_Entry, ...])
+        entries = document.convert("tokens", document.get("tokens", []), tuple[_Entry, ...])
         for number, entry in enumerate(entries):
             path = f"tokens[{number}]"
             if entry.id in self._entries:
@@ -103,13 +105,14 @@ def _checked(document: Document, path: str, entry: _Entry) -> TokenEntry:
         salt_bytes, digest_bytes = _decode(salt), _decode(digest)
         if kind != "scrypt" or len(salt_bytes) < SALT_BYTES or len(digest_bytes) != HASH_BYTES:
             raise ValueError
-        if parameters[0] < COST or parameters[0] > COST_MAX:
+        if parameters[0] < COST or math.prod(parameters) > COST_MAX * BLOCK * PARALLEL:
             raise ValueError
         _try_out(parameters)
     except (ValueError, TypeError, OverflowError, MemoryError):
         problem = (
-            f"must be scrypt:COST:BLOCK:PARALLEL:SALT:HASH, with a cost from {COST} to {COST_MAX}; "
-            f"make one with `slatemq access token`"
+            f"must be scrypt:COST:BLOCK:PARALLEL:SALT:HASH, with a cost of at least {COST} and "
+            f"COST * BLOCK * PARALLEL of at most {COST_MAX * BLOCK * PARALLEL}; make one with "
+            f"`slatemq access token`"
         )
         raise document.error(f"{path}.hash", problem) from None
     expires_at_s = None if entry.expires is None else entry.expires.timestamp()

@@ -293,7 +293,6 @@ class RuleSet:
         return routed
 
     def take_spent(self) -> dict[str, int]:
-        """See Allowance."""
         return self._allowance.take_spent()
 
     def has_answer(self, headers: dict[str, str]) -> bool:

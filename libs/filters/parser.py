@@ -26,6 +26,12 @@ _STRING = re.compile(
     r"""(?<![A-Za-z0-9_])(?P<prefix>[rRbB]{0,2})(?P<quote>\"{3}|'{3}|"|')|//[^\n]*|(?P<bracket>[()\[\]{}])"""
 )
 _CEL_POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
+_UNEXPECTED = re.compile(
+    r"(?:mismatched input|extraneous input|token recognition error at:) '(.*)'"
+)
+_END = "<EOF>"
+"""As the evaluator's parser names the end of an expression."""
+
 _SINGLE_EQUALS = re.compile(r"(?<![=!<>])=(?!=)")
 _OPERATORS = {
     "relation_lt": "<", "relation_le": "<=", "relation_gt": ">", "relation_ge": ">=",
@@ -119,6 +125,15 @@ def _string_end(source: str, start: int, at: int, quote: str, *, raw: bool) -> i
     raise _at(source, start, "an unterminated string")
 
 
+def _in_words(problem: str) -> str:
+    """What the evaluator's parser says, in words of people."""
+    problem = problem.removeprefix("Syntax error: ")
+    if found := _UNEXPECTED.fullmatch(problem):
+        text = found[1].strip()
+        return f"unexpected {text!r}" if text != _END else "the expression ends too early"
+    return problem.replace(f"at '{_END}'", "at the end")
+
+
 def _evaluator_accepts(source: str) -> None:
     try:
         cel.compile(source)
@@ -127,7 +142,7 @@ def _evaluator_accepts(source: str) -> None:
         if found is None:
             raise FilterError("syntax error") from None
         line, column = max(int(found[1]), 1), max(int(found[2]), 1)
-        message = found[3].split(" expecting ")[0].strip() or "syntax error"
+        message = _in_words(found[3].split(" expecting ")[0].strip()) or "syntax error"
         offset = _offset(source, line, column)
         if _SINGLE_EQUALS.match(source, offset):
             message += "; to compare, write =="

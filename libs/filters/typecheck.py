@@ -15,7 +15,6 @@ from libs.filters.signatures import (
     NUMBERS,
     ORDERED,
     TYPE_NAMES,
-    VARIABLES,
     Type,
 )
 from libs.filters.syntax import Node
@@ -65,7 +64,7 @@ class _Scope:
     budget: _Budget = field(default_factory=_Budget)
 
 
-def type_of(node: Node, variables: Mapping[str, Type] = VARIABLES) -> tuple[Type, int]:
+def type_of(node: Node, variables: Mapping[str, Type]) -> tuple[Type, int]:
     """The type of an expression, and its cost; raises FilterError for what is certainly wrong.
 
     The cost is how many steps it may take for one message: each part is one, for each turn of the

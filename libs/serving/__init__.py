@@ -22,6 +22,6 @@ In reading order; a file imports only files above it:
 `snapshot_servicer` SnapshotService of each owner of a database
 `events`     event queues, as every process has them
 `service`    what a service is: its servicers, its start and its end
-`server`     `run_service`: the life of a service on one server
+`server`     `RunningService`: the life of a service on one server
 `main`       the whole of a service's `__main__`: settings, logs, event loop, exit code
 """

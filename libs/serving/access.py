@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from libs.serving.live_series import Point
 from libs.serving.process.config import ServingConfig
@@ -20,15 +20,22 @@ from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import flag_of, variable_of
 from libs.serving.requests.auditing import Auditor
-from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
+from libs.serving.requests.doors import ClientDoor, ServiceDoor
 from libs.serving.telemetry import Telemetry
-from libs.serving.tls import ServerTls, certificate_files, https_context
-from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from libs.serving.tls import (
+    ServerTls,
+    ServiceFiles,
+    certificate_files,
+    https_context,
+    setting_of,
+)
+from slatemq._rpc.tls import ChannelTls
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from libs.access.callers import Callers
     from libs.access.quotas import Usage
+    from libs.access.reloading import ReloadedFile
     from libs.serving.revocations import Revocations
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key", "service_identity")
@@ -48,14 +55,32 @@ class Protection:
             nothing.
     """
 
-    client_door: Door
-    service_door: Door
+    client_door: ClientDoor
+    service_door: ServiceDoor
     client_tls: ServerTls | None
     service_tls: ServerTls | None
     http_tls: ssl.SSLContext | None
     callers: Callers | None
     revoked: Revocations | None
     warning: str
+
+    @property
+    def note(self) -> str:
+        """Which files of access are refused as they are now; empty: none.
+
+        Not why: what is wrong with a file of tokens may have a part of it.
+        """
+        files: list[ReloadedFile[Any]] = list(self.callers.files) if self.callers else []
+        if self.revoked is not None:
+            files.append(self.revoked)
+        refused = [file.file for file in files if file.problem]
+        if self.client_tls is not None and self.client_tls.refused is not None:
+            refused.append(self.client_tls.refused)  # Those of all ports, and of channels.
+        return "; ".join(
+            f"{file.name!a} is refused as it is now, and the version before stays in force: "
+            "the log says why"
+            for file in refused
+        )
 
 
 def open_without(config: ServingConfig) -> list[str]:
@@ -96,12 +121,12 @@ def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
 def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     lacking = open_without(config)
     client_tls = service_tls_ = None
-    files = certificate_files(config)
+    files = certificate_files(config, config.service_identity)
     if files is not None:
         if not config.service_identity:
             # Else every client with a certificate could make the calls of services.
             raise InvalidArgument(
-                "service_identity", "must be a name in all services' certificates"
+                "service_identity", "must be set: a DNS name that every service's certificate has"
             )
         needs_certificate = config.client_certificates == "required"
         client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
@@ -113,7 +138,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         ServiceDoor(config.service_identity if files is not None else "", revoked, auditor),
         client_tls,
         service_tls_,
-        https_context(config) if config.http_port >= 0 else None,
+        https_context(files) if config.http_port >= 0 else None,
         callers,
         revoked,
         "; ".join(_unprotected(lacking, has_open_peers=callers is not None and files is None)),
@@ -159,7 +184,7 @@ def measure_usage(usage: Usage, telemetry: Telemetry) -> None:
         "slatemq.access.refused.calls",
         lambda: points(usage.refused),
         "{call}",
-        "Calls refused because their principal has reached a limit of the policy",
+        "Calls refused because their principal has reached a limit of the policy, or its share",
     )
     telemetry.create_live_gauge(
         "slatemq.access.open.calls",
@@ -176,7 +201,7 @@ def service_tls(config: ServingConfig) -> ChannelTls | None:
         FatalError: A file is not usable.
     """
     try:
-        files = certificate_files(config)
+        files = certificate_files(config, config.service_identity)
         return None if files is None else ChannelTls(files, config.service_identity)
     except InvalidArgument as error:
         raise _unusable(error) from error
@@ -198,12 +223,13 @@ def inherited_tls(environ: Mapping[str, str]) -> ChannelTls | None:
     if not files:
         return None
     paths = (Path(files[name]) for name in ("ca", "cert", "key"))
-    return ChannelTls(CertificateFiles(*paths), files["identity"])
+    identity = files["identity"]
+    return ChannelTls(ServiceFiles(*paths, identity=identity), identity)
 
 
 def _unusable(error: InvalidArgument) -> FatalError:
     """The end of the process, with the name of the setting."""
-    name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
+    name = setting_of(error.field)
     problem = f"{flag_of(name)}: {error.description}" if name else error.description
     return FatalError.usage(problem)
 

@@ -21,7 +21,7 @@ class AccessServicer(access_check_pb2_grpc.AccessServiceServicer):
         """Explain the policy of these callers; None: there is none."""
         self._callers = callers
 
-    async def CheckAccess(  # noqa: N802 - the RPC's name
+    async def CheckAccess(
         self, request: access_check_pb2.CheckAccessRequest, context: Any
     ) -> access_check_pb2.CheckAccessResponse:
         verb = _checked_verb(request)
@@ -60,7 +60,7 @@ class AccessServicer(access_check_pb2_grpc.AccessServiceServicer):
             loaded_at_ms=policy.loaded_at_ms,
         )
 
-    async def GetCaller(  # noqa: N802 - the RPC's name
+    async def GetCaller(
         self, request: access_check_pb2.GetCallerRequest, context: Any
     ) -> access_check_pb2.GetCallerResponse:
         caller = current_caller.get()
@@ -91,6 +91,8 @@ def _attributes(request: access_check_pb2.CheckAccessRequest) -> Attributes:
     made: dict[str, str | list[str]] = {}
     for name, value in request.attributes.items():
         if len(value.values) != 1 and not value.is_list:
-            raise InvalidArgument(f"attributes[{name!r}]", "has one value, unless it is a list")
+            raise InvalidArgument(
+                f"attributes[{name!r}]", "must have exactly one value unless is_list is set"
+            )
         made[name] = list(value.values) if value.is_list else value.values[0]
     return made

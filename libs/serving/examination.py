@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
 
 from libs.serving.process.config import ServingConfig
-from libs.serving.tls import certificate_expiries, expiring_files
+from libs.serving.tls import certificates_in_force
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
+from libs.storage.database.wal_stores import WalStore
 from libs.storage.errors import ClockAhead, StorageError
 from libs.storage.objects.probe import probe_store
-from libs.storage.objects.small_objects import Objects
 from slatemq import __version__
 from slatemq._secrets import redacted
 from slatemq.v1 import instance_pb2
@@ -41,7 +41,7 @@ class Examiner:
         self._service, _, shard = name.rpartition("-")
         self._shard = int(shard)
         self._root = root
-        self._certificates = expiring_files(config)
+        self._certificates = certificates_in_force(config, config.service_identity)
         self._database = database
         self._log_end = log_end
         self._started_at_ms = _now_ms()
@@ -62,18 +62,30 @@ class Examiner:
         log_end = self._log_end()
         if log_end is not None:
             found.durable_sequence = log_end
-        if folders := self._root.folders.values():
-            disks = [await asyncio.to_thread(shutil.disk_usage, folder) for folder in folders]
-            fullest = min(disks, key=lambda disk: disk.free / disk.total)
-            found.disk_free_bytes, found.disk_size_bytes = fullest.free, fullest.total
-        if self._certificates:
-            for one in await asyncio.to_thread(certificate_expiries, self._certificates):
-                found.certificates.add(**one._asdict())
+        await asyncio.to_thread(self._look_at_disks, found)
+        for one in await asyncio.to_thread(self._certificates):
+            found.certificates.add(**one._asdict())
         found.now_ms = _now_ms()  # last, so that the caller knows how old it can be at most
         return found
 
+    def _look_at_disks(self, found: instance_pb2.ExamineProcessResponse) -> None:
+        disks = []
+        for content, folder in self._root.folders.items():
+            try:
+                disks.append(shutil.disk_usage(folder))
+            except OSError as error:
+                problem = f"looking at the disk of {folder}: {error.strerror}"
+                if content == "data":
+                    found.store_problem = found.store_problem or problem
+                else:
+                    found.wal_store = self._root.wal_address.url
+                    found.wal_store_problem = found.wal_store_problem or problem
+        fullest = min(disks, key=lambda disk: disk.free / max(disk.total, 1), default=None)
+        if fullest is not None:
+            found.disk_free_bytes, found.disk_size_bytes = fullest.free, fullest.total
+
     async def _test_stores(self, found: instance_pb2.ExamineProcessResponse) -> None:
-        test = await _tested(self._root.objects)
+        test = await _tested(probe_store(self._root.objects))
         if test.ahead_ms is not None:
             found.store_clock_ahead_ms = test.ahead_ms
         found.store_problem = test.problem
@@ -83,7 +95,7 @@ class Examiner:
         if wal.record is None:
             return
         found.wal_store = wal.address.url
-        test = await _tested(wal.objects)
+        test = await _tested(_probe_wal_store(wal))
         found.wal_store_problem = test.problem
         if test.took_ms is not None:
             found.wal_store_test_ms = test.took_ms
@@ -97,11 +109,16 @@ class _Test(NamedTuple):
     problem: str = ""
 
 
-async def _tested(objects: Objects) -> _Test:
+async def _probe_wal_store(wal: WalStore) -> int:
+    await wal.check_marker()
+    return await probe_store(wal.objects)
+
+
+async def _tested(probe: Coroutine[Any, Any, int]) -> _Test:
     begun_s = time.monotonic()
     try:
         async with asyncio.timeout(STORE_S):
-            ahead_ms = await probe_store(objects)
+            ahead_ms = await probe
     except ClockAhead as error:
         ahead_ms = error.ahead_ms
     except StorageError as error:

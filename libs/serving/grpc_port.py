@@ -109,7 +109,7 @@ class GrpcPort:
                 await self._replace()
 
     async def _replace(self) -> None:
-        log.error("the server of %s ended by itself: starting another", self._address)
+        log.error("the gRPC server at %s stopped unexpectedly: starting a new one", self._address)
         former = self._server
         self._former[former] = task = asyncio.create_task(former.stop(FORMER_S))
         task.add_done_callback(lambda _: self._former.pop(former))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from libs.access.current import ALL_QUEUES, may
 from libs.serving.examination import Examiner
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.elsewhere import PACKAGE, WITH_EVENTS, wrong_service
@@ -93,11 +94,14 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         channels: Channels,
         config: ServingConfig,
         open_without: Sequence[str],
+        note: Callable[[], str],
         examiner: Examiner,
         *,
         has_events: bool,
     ) -> None:
         """`open_without`: what this process lacks although other machines can reach it.
+
+        `note` says what holds up its callers.
 
         Where the process has no events, it changes nothing: who did so would not become one.
         """
@@ -106,21 +110,27 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         self._channels = channels
         self._config = config
         self._open_without = open_without
+        self._note = note
         self._examiner = examiner
         self._has_events = has_events
 
-    async def GetInstance(  # noqa: N802 - the RPC's name
+    async def GetInstance(
         self, request: instance_pb2.GetInstanceRequest, context: Any
     ) -> instance_pb2.GetInstanceResponse:
-        """The latest record. Raises StoreUnavailable, CorruptRecord."""
-        return instance_pb2.GetInstanceResponse(
-            instance=_to_wire(await self._latest()),
-            running_number=self._config.instance_number,
-            open_without=self._open_without,
-            store=parse_root(self._config.root).url,
+        """What this process is, and the latest record. Raises StoreUnavailable, CorruptRecord."""
+        response = instance_pb2.GetInstanceResponse(
+            running_number=self._config.instance_number, open_without=self._open_without
         )
+        if not request.without_record:
+            response.instance.CopyFrom(_to_wire(await self._latest()))
+        if may("operate", ALL_QUEUES):
+            response.store = parse_root(self._config.root).url
+            response.note = self._note()
+        else:
+            response.instance.ClearField("wal_store")
+        return response
 
-    async def UpdateInstance(  # noqa: N802 - the RPC's name
+    async def UpdateInstance(
         self, request: instance_pb2.UpdateInstanceRequest, context: Any
     ) -> instance_pb2.UpdateInstanceResponse:
         """Write the next record, unless nothing changes. Raises as GetInstance; SlateMQError."""
@@ -144,7 +154,7 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
                 record = following
             return instance_pb2.UpdateInstanceResponse(instance=_to_wire(record))
 
-    async def ExamineProcess(  # noqa: N802 - the RPC's name
+    async def ExamineProcess(
         self, request: instance_pb2.ExamineProcessRequest, context: Any
     ) -> instance_pb2.ExamineProcessResponse:
         return await self._examiner.examine()

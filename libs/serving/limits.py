@@ -28,6 +28,9 @@ RETENTION_S_MAX = (1 << 32) - 1
 MESSAGE_DELAY_MS_MAX = 100 * 31_557_600 * 1000
 """100 years: the most that the setting of the longest delay may ask."""
 
+REQUEST_ID_BYTES_MAX = 128
+"""A UUID has 36; those of publishes are stored for ten minutes."""
+
 HEADROOM_BYTES = 1 * MEBIBYTE
 """For everything else in a request, and for the framing of the messages of a full batch."""
 
@@ -75,7 +78,8 @@ ARRIVING_GROWTH_BYTES_MAX = 8 * MEBIBYTE
 """By how much the process may have grown since slow requests began to arrive for more to do so,
 besides a quarter of a megabyte for each of them."""
 
-PROBE_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
+HEALTH_PREFIX = "/grpc.health."
+PROBE_PREFIXES = (HEALTH_PREFIX, "/grpc.reflection.")
 """Methods that are answered in every state."""
 
 ADMISSION_CALLS_MAX = 10_000

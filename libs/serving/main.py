@@ -29,7 +29,7 @@ from libs.serving.process.instance import Instance, join_instance, refuse_lost_i
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
-from libs.serving.server import Signals, cause_of, run_service
+from libs.serving.server import RunningService, Signals, cause_of
 from libs.serving.service import Service
 from libs.serving.startup import begin, recorder_of
 from libs.storage.database.roots import Root
@@ -91,39 +91,39 @@ async def _serve(
         render = None if exposition is None else partial(exposition.render, recorder.series)
         refuse_exposure(config)  # before it writes anything
         root = opened_root(config.root, config.wal_store)
-        config = await _joined(config, root)
-        cause = await run_service(build(config, recorder, root), config, recorder, render)
+        with Signals() as signals:  # without a gap: as PID 1 a process without handlers gets none
+            config = await _joined(config, root, signals)
+            running = RunningService(build(config, recorder, root), config, recorder, render)
+            cause = await running.run(signals)
     except FatalError as error:
         cause = error.cause
-        level = logging.ERROR if cause.code else logging.INFO
-        logging.getLogger(__name__).log(level, "%s", cause.message)
+        cause.log(logging.getLogger(__name__))
     if cause.code == EXIT_CLEAN:  # Otherwise another process waits for this one to end.
         await asyncio.to_thread(recorder.shutdown)
     return cause
 
 
 async def _join(config: ServingConfig, root: Root) -> Instance:
-    """Raises UnfinishedRestore, LostInstance, as `join_instance`, and as `Root.wal_store`."""
+    """Raises UnfinishedRestore, LostInstance, as `join_instance`, and as Root's of the WALs."""
     await refuse_unfinished_restore(root.objects, root.url)
     await refuse_lost_instance(root)
     records = InstanceRecords(root.objects)
-    instance = await join_instance(records, config.stated, config.wal_store)
+    instance = await join_instance(records, config.stated, await root.new_wal_store())
     if config.wal_store:
         await root.wal_store()
     return instance
 
 
-async def _joined(config: C, root: Root) -> C:
+async def _joined(config: C, root: Root, signals: Signals) -> C:
     """The config with the settings of the instance. Raises FatalError."""
     joining = asyncio.ensure_future(_join(config, root))
     try:
-        with Signals() as signals:
-            asked = asyncio.ensure_future(signals.first.wait())
-            await asyncio.wait([joining, asked], return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
-            if not joining.done():
-                joining.cancel()
-                raise FatalError(ExitCause.clean(f"{signals.name} while starting"))
+        asked = asyncio.ensure_future(signals.first.wait())
+        await asyncio.wait([joining, asked], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not joining.done():
+            joining.cancel()
+            raise FatalError(ExitCause.clean(f"{signals.name} while starting"))
         instance = await joining
     except StorageError as error:
         raise FatalError(cause_of(error)) from error

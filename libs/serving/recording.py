@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
+import opentelemetry.util.re
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.exporter import logger as exporter_log
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -109,6 +110,15 @@ class _Failures(logging.Filter):
 exporter_log.addFilter(_Failures())
 
 
+def _without_header(record: logging.LogRecord) -> bool:
+    """Of a header that is not in the form of the specification, which may be a secret."""
+    record.args = ("***",)
+    return True
+
+
+logging.getLogger(opentelemetry.util.re.__name__).addFilter(_without_header)
+
+
 class _MetricExporter(OTLPMetricExporter):
     """Sends the live series, too, in requests that a collector takes.
 
@@ -168,7 +178,8 @@ class _Redacting(SpanProcessor):
         self._spans.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        self._spans.on_end(_redacted(span) if span.events else span)
+        has_texts = span.events or span.status.description
+        self._spans.on_end(_redacted(span) if has_texts else span)
 
     def shutdown(self) -> None:
         self._spans.shutdown()
@@ -178,7 +189,7 @@ class _Redacting(SpanProcessor):
 
 
 def _redacted(span: ReadableSpan) -> ReadableSpan:
-    """A copy of a span with events: exceptions, whose texts its status repeats."""
+    """A copy of a span with the texts of errors: in its status, and in exceptions, its events."""
     events = [
         Event(one.name, _redacted_texts(one.attributes or {}), one.timestamp) for one in span.events
     ]

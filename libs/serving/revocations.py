@@ -1,7 +1,7 @@
 """Certificates that their authorities revoked before they expired: a file of revocation lists.
 
 gRPC's handshake looks at no lists. So the connection of a revoked certificate comes about, and each
-of its calls is refused; those that are open end at their next request or response.
+of its calls is refused; those that are open end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ KEPT_MAX: Final = 10_000
 """Certificates that were looked up and are not parsed again, which takes longer than to judge the
 rest of a call."""
 
-_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_PEM = re.compile(rb"-----BEGIN ([^-]*)-----.*?-----END \1-----", re.DOTALL)
+
+_Name: TypeAlias = tuple[frozenset[tuple[str, str | bytes]], ...]
+"""What the name of an authority means, however it is encoded (RFC 5280, section 7.1)."""
 
 
 class RevokedCertificates:
@@ -38,7 +41,10 @@ class RevokedCertificates:
 
     def __init__(self, lists: Iterable[x509.CertificateRevocationList]) -> None:
         self._serials = {
-            (one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one
+            (issuer, entry.serial_number)
+            for one in lists
+            for issuer in [_meaning(one.issuer)]
+            for entry in one
         }
         self._known: dict[bytes, bool] = {}
 
@@ -61,14 +67,13 @@ class RevokedCertificates:
             if len(self._known) >= KEPT_MAX:
                 self._known.clear()
             try:
-                certificates = x509.load_pem_x509_certificates(pem)
-            except ValueError:
-                certificates = []
-            # What cannot be read cannot be looked up: it is refused, too.
-            known = self._known[digest] = not certificates or any(
-                (one.issuer.public_bytes(), one.serial_number) in self._serials
-                for one in certificates
-            )
+                known = any(
+                    (_meaning(one.issuer), one.serial_number) in self._serials
+                    for one in x509.load_pem_x509_certificates(pem)
+                )
+            except (ValueError, x509.InvalidVersion):
+                known = True  # What cannot be read cannot be looked up.
+            self._known[digest] = known
         return known
 
 
@@ -87,18 +92,22 @@ def revocations_of(file: Path, authorities: Path) -> Revocations:
 
 def _read(file: Path, authorities: Path) -> RevokedCertificates:
     try:
-        blocks = _PEM.findall(file.read_bytes())
-        lists = [x509.load_pem_x509_crl(block) for block in blocks]
+        data = file.read_bytes()
+        blocks = [one for one in _PEM.finditer(data) if one[1] == b"X509 CRL"]
+        lists = [x509.load_pem_x509_crl(block[0]) for block in blocks]
     except OSError as error:
         raise InvalidArgument(FIELD, f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise InvalidArgument(FIELD, f"{file} has a revocation list that is damaged") from error
+    if b"-----BEGIN " in _PEM.sub(b"", data):
+        raise InvalidArgument(FIELD, f"{file} is cut off: it has a BEGIN without its END")
     if not lists:
         raise InvalidArgument(FIELD, f"{file} has no revocation list in PEM (X509 CRL)")
     signers = _authorities(authorities)
     for one in lists:
         name = one.issuer.rfc4514_string()
-        if not any(_is_signed(one, key) for issuer, key in signers if issuer == one.issuer):
+        issuer = _meaning(one.issuer)
+        if not any(_is_signed(one, key) for signer, key in signers if signer == issuer):
             raise InvalidArgument(
                 FIELD, f"the list of {name!r} in {file} is not signed by an authority of --tls-ca"
             )
@@ -112,14 +121,24 @@ def _read(file: Path, authorities: Path) -> RevokedCertificates:
     return RevokedCertificates(lists)
 
 
-def _authorities(file: Path) -> list[tuple[x509.Name, CertificateIssuerPublicKeyTypes]]:
+def _authorities(file: Path) -> list[tuple[_Name, CertificateIssuerPublicKeyTypes]]:
     try:
         found = x509.load_pem_x509_certificates(file.read_bytes())
-        return [(one.subject, one.public_key()) for one in found]  # type: ignore[misc]
+        return [(_meaning(one.subject), one.public_key()) for one in found]  # type: ignore[misc]
     except OSError as error:
         raise InvalidArgument("tls_ca", f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise InvalidArgument("tls_ca", f"{file}: {error}") from error
+
+
+def _meaning(name: x509.Name) -> _Name:
+    def value(one: x509.NameAttribute[str | bytes]) -> str | bytes:
+        text = one.value
+        return " ".join(text.lower().split()) if isinstance(text, str) else text
+
+    return tuple(
+        frozenset((one.oid.dotted_string, value(one)) for one in part) for part in name.rdns
+    )
 
 
 def _is_signed(one: x509.CertificateRevocationList, key: CertificateIssuerPublicKeyTypes) -> bool:
@@ -137,11 +156,15 @@ def _check_extensions(one: x509.CertificateRevocationList, name: str) -> None:
         raise InvalidArgument(FIELD, f"{name}: {error}") from error
     for extension in extensions:
         value = extension.value
-        is_partial = isinstance(value, x509.IssuingDistributionPoint) and value.indirect_crl
+        is_partial = isinstance(value, x509.IssuingDistributionPoint) and (
+            value.indirect_crl
+            or value.only_some_reasons is not None
+            or value.only_contains_attribute_certs
+        )
         is_known = isinstance(value, x509.IssuingDistributionPoint | x509.CRLNumber)
         if is_partial or (extension.critical and not is_known):
             raise InvalidArgument(
                 FIELD,
-                f"{name} is not a complete list of its authority alone (delta or indirect, by "
-                f"its extension {extension.oid.dotted_string}): give a complete one",
+                f"{name} is not a complete list of its authority alone (delta, indirect or of some "
+                f"reasons, by its extension {extension.oid.dotted_string}): give a complete one",
             )

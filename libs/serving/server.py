@@ -90,22 +90,6 @@ SENDING_GRACE_SECONDS = 1.0
 then is a watch on our health, which would go on for ever."""
 
 
-async def run_service(
-    service: Service[Any],
-    config: ServingConfig,
-    telemetry: Telemetry | None = None,
-    render_metrics: Callable[[], bytes] | None = None,
-) -> ExitCause:
-    """Run a service until SIGTERM, SIGINT or a fatal cause; returns why it ended.
-
-    A second signal while draining ends the calls in flight at once. `render_metrics` gives what
-    `GET /metrics` answers.
-    """
-    running = RunningService(service, config, telemetry or Telemetry(), render_metrics)
-    with Signals() as signals:
-        return await running.run(signals)
-
-
 class Signals:
     """SIGTERM and SIGINT as events, while the context lasts."""
 
@@ -131,7 +115,7 @@ class Signals:
 
 
 class RunningService:
-    """One service on one server; `run_service` is the usual way to use it.
+    """One service on one server.
 
     Attributes:
         gate: Whether calls are let in.
@@ -147,6 +131,7 @@ class RunningService:
         telemetry: Telemetry,
         render_metrics: Callable[[], bytes] | None = None,
     ) -> None:
+        """`render_metrics` gives what `GET /metrics` answers."""
         self.gate = Gate(config.concurrent_calls_max)
         self._lookups = Gate(config.concurrent_calls_max)
         self.address = self.peer_address = self.http_address = ""
@@ -156,10 +141,9 @@ class RunningService:
         self._config = config
         self._telemetry = telemetry
         self._standby: Standby | None = None
-        self._health = Health(self._health_names, lambda: service.note)
+        self._health = Health(self._health_names)
         measure_serving(telemetry.meter, lambda: self._health.is_serving)
         measure_standby(telemetry.meter, lambda: self._standby)
-        measure_certificates(telemetry.meter, config)
         service.measure_process()
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
@@ -167,7 +151,10 @@ class RunningService:
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(service.directory), self._handlers.registry
         )
-        self._protection = protection_of(config, Auditor(service.publish_act))
+        self._auditor = Auditor(service.name, service.publish_act)
+        self._protection = protection_of(config, self._auditor)
+        measure_certificates(telemetry.meter, config, config.service_identity)
+        service.access_note = lambda: self._protection.note
         if self._protection.callers is not None:
             measure_usage(self._protection.callers.usage, telemetry)
         guard = CallGuard(
@@ -206,7 +193,10 @@ class RunningService:
         return server
 
     async def run(self, signals: Signals) -> ExitCause:
-        """Bind, start, serve, and stop for the first cause."""
+        """Serve until a signal or a fatal cause; returns why it ended.
+
+        A second signal while draining ends the calls in flight at once.
+        """
         try:
             await self._bind()
         except OSError as error:
@@ -232,9 +222,9 @@ class RunningService:
     async def _bind(self) -> None:
         await self._health.not_serving(STARTING)
         config = self._config
-        port = self._port.bind(config.host, config.port)
-        peer_port = self._peer_port.bind(config.host, config.peer_port)
-        self.address = config.advertised_address or f"{config.host}:{port}"
+        port = self._port.bind(config.address_host, config.port)
+        peer_port = self._peer_port.bind(config.address_host, config.peer_port)
+        self.address = config.advertised_address or f"{config.address_host}:{port}"
         host = self.address.rpartition(":")[0]
         self.peer_address = config.peer_address or f"{host}:{peer_port}"
         if config.http_port >= 0:
@@ -257,7 +247,7 @@ class RunningService:
             self._service.http_parts,
             self._protection.http_tls,
         )
-        host, port = self._config.host, self._config.http_port
+        host, port = self._config.address_host, self._config.http_port
         try:
             self.http_address = await server.start(host, port)
         except OSError as error:
@@ -306,6 +296,9 @@ class RunningService:
             self._lookups.open()
             await self._standby.wait()
             self.gate.close("STARTING", STARTING)
+        if self._service.owns_shard:
+            # Not while it stands by: two standbys without a claim would wait for each other.
+            self._health.add(owner_health(self._service.database_name, ""))
             await self._health.not_serving(STARTING)
         await self._service.start(self.address, self.peer_address)
 
@@ -322,11 +315,14 @@ class RunningService:
 
     def _watch_files(self) -> None:
         """Follow the files of access from now on: a standby may wait for weeks."""
-        protection = self._protection
+        protection, taken = self._protection, self._auditor.record_file
         if protection.callers is not None:
-            self._watches.append(asyncio.create_task(protection.callers.watch_files()))
+            self._watches.append(asyncio.create_task(protection.callers.watch_files(taken)))
         if protection.revoked is not None:
-            self._watches.append(asyncio.create_task(protection.revoked.watch()))
+            self._watches.append(asyncio.create_task(protection.revoked.watch(taken)))
+        if protection.callers is not None or protection.client_tls is not None:
+            for door in (protection.client_door, protection.service_door):
+                self._watches.append(asyncio.create_task(door.open_calls.watch()))
 
     def _keep_announced(self) -> None:
         works: list[Coroutine[Any, Any, None]] = [collect_in_steps(), return_memory()]
@@ -334,7 +330,7 @@ class RunningService:
         if announcement is not None:
             works.append(announcement.keep())
         if isinstance(announcement, Ownership):
-            standstill = self.gate.standstill = Standstill(announcement.prove)
+            standstill = self.gate.standstill = Standstill(announcement.prove_serving)
             store = StoreWatch(
                 self._health,
                 announcement.waits_ms,
@@ -350,7 +346,7 @@ class RunningService:
 
     async def _drain(self, signals: Signals) -> None:
         """End the calls in flight: by themselves within the grace, then by force."""
-        log.info("draining", extra={"calls": self.gate.calls_count, "signal": signals.name})
+        log.info("draining", extra={"calls": self.gate.calls.count, "signal": signals.name})
         self._close_gates("NOT_SERVING")
         grace = self._config.drain_ms / 1000
         drained = asyncio.ensure_future(self._drain_calls(grace))
@@ -367,7 +363,7 @@ class RunningService:
         try:
             async with asyncio.timeout(grace):
                 await self._drain_service()
-                await self.gate.idle()
+                await self.gate.calls.idle()
         except TimeoutError:
             log.warning("the service did not drain in time", extra={"drain_ms": grace * 1000})
             await self._stop_servers(0)
@@ -392,9 +388,7 @@ class RunningService:
         if cause.code in (EXIT_FAILED, EXIT_STORE_DOWN):
             for folder in self._service.folders:
                 cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
-        level = logging.INFO if cause.code == 0 else logging.ERROR
-        facts = {"event": cause.event, "exit_code": cause.code}
-        log.log(level, "%s: %s", cause.event, cause.message, extra=facts)
+        cause.log(log)
         return cause
 
 

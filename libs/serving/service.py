@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
@@ -55,6 +55,7 @@ class Service(Generic[C]):
         channels: To them.
         announcement: Its entry in the topology, once started: Ownership where it owns a shard.
         note: What an operator should know although the process serves; empty: nothing.
+        access_note: Says which files of access are refused; its server sets it.
         held_bytes: Bytes held for callers: messages on their way to them, or to the store.
         database: The database that it owns, once open.
         memory_parts: Bytes in memory by what they are for.
@@ -83,6 +84,7 @@ class Service(Generic[C]):
         self.announcement: Announcement | None = None
         self.database: Database | None = None
         self._relay: ProcessRelay | None = None
+        self.access_note: Callable[[], str] = str
 
     @property
     def probe_tls(self) -> Mapping[str, str]:
@@ -96,6 +98,7 @@ class Service(Generic[C]):
 
     @property
     def note(self) -> str:
+        """What holds up callers while the process serves, for its operator; else empty."""
         return self._relay.note if self._relay is not None else ""
 
     @property
@@ -195,6 +198,7 @@ class Service(Generic[C]):
                 self.channels,
                 self._config,
                 open_without(self._config),
+                lambda: "; ".join(filter(None, (self.note, self.access_note()))),
                 Examiner(
                     self.name,
                     self._root,

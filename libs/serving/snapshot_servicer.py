@@ -44,7 +44,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         self._purge_epoch = purge_epoch
         self._settled = settled
 
-    async def CreateSnapshot(  # noqa: N802 - the RPC's name
+    async def CreateSnapshot(
         self, request: snapshot_pb2.CreateSnapshotRequest, context: Any
     ) -> snapshot_pb2.CreateSnapshotResponse:
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
@@ -70,7 +70,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             ) from None
         return snapshot_pb2.CreateSnapshotResponse(snapshot=taken)
 
-    async def RenewSnapshot(  # noqa: N802 - the RPC's name
+    async def RenewSnapshot(
         self, request: snapshot_pb2.RenewSnapshotRequest, context: Any
     ) -> snapshot_pb2.RenewSnapshotResponse:
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
@@ -80,7 +80,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             raise NotFound("snapshot", request.snapshot_id) from None
         return snapshot_pb2.RenewSnapshotResponse()
 
-    async def ReleaseSnapshot(  # noqa: N802 - the RPC's name
+    async def ReleaseSnapshot(
         self, request: snapshot_pb2.ReleaseSnapshotRequest, context: Any
     ) -> snapshot_pb2.ReleaseSnapshotResponse:
         if not request.snapshot_id:

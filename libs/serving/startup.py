@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from libs.serving.process import logs, parent
+from libs.serving.process.exits import ExitCause
 from libs.serving.process.process_config import ProcessConfig
 from libs.serving.telemetry import Telemetry, configure, instance_id
+from slatemq._secrets import redacted
 from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
@@ -44,10 +46,23 @@ def recorder_of(
     *,
     has_standbys: bool = False,
 ) -> Telemetry:
-    """What records the traces and metrics of a process, by its settings."""
+    """What records the traces and metrics of a process, by its settings.
+
+    Raises SystemExit where OpenTelemetry's own variables do not permit that.
+    """
     instance = instance_id(name, shard, has_standbys=has_standbys)
     readers = [exposition.reader] if exposition is not None else []
-    return configure(name, instance, config.otlp_endpoint, config.trace_sample_percent, readers)
+    try:
+        return configure(name, instance, config.otlp_endpoint, config.trace_sample_percent, readers)
+    except Exception as error:
+        variables = sorted(name for name in os.environ if name.startswith("OTEL_"))
+        if not variables:
+            raise
+        # The error does not say which.
+        why = f"{redacted(str(error))}: correct one of {', '.join(variables)}"
+        cause = ExitCause.usage(f"telemetry cannot be set up: {why}")
+        cause.log(logging.getLogger(__name__))
+        raise SystemExit(cause.code) from None
 
 
 def _allow_open_files() -> None:

@@ -128,7 +128,7 @@ class Telemetry:
             log.warning("the last spans and metrics are lost: the collector did not take them")
 
 
-def instance_id(service: str, shard: int | None = None, *, has_standbys: bool = False) -> str:
+def instance_id(service: str, shard: int | None, *, has_standbys: bool) -> str:
     """What distinguishes a process from all others of its service, as `service.instance.id`.
 
     ::

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 WAIT_SECONDS: Final = 120.0
 """Far above what anything takes, on a machine with much else to do, too: what hangs fails then."""
@@ -13,6 +13,12 @@ WAIT_SECONDS: Final = 120.0
 LOOK_SECONDS: Final = 0.002
 LOOK_SECONDS_MAX: Final = 0.05
 """Looks at what takes seconds become rarer: some are calls."""
+
+
+async def hang(*_: object, **__: object) -> NoReturn:
+    """In place of what is not to come about."""
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 async def eventually(come_about: Callable[[], object]) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch, service: str) -> list[str]:
         ran.append(name)
 
     monkeypatch.setattr(runpy, "run_module", run_module)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     container.main()
     assert ran == [f"services.{service}"]
     return sys.argv[1:]
@@ -66,6 +70,26 @@ def test_what_knows_the_instance_as_clients_do_has_one_port(
     config = load_own(OWN_CONFIGS[service], service, started(monkeypatch, service), KUBERNETES)
 
     assert config.port == 7420
+
+
+def test_a_container_that_is_stopped_before_its_service_has_begun_ends() -> None:
+    # Given a service that is still being imported, which as PID 1 gets no signal without a handler
+    importing = """
+import os, runpy, signal, time
+from services import container
+
+def run_module(*_, **__):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+runpy.run_module = run_module
+container.main()
+"""
+    command, environ = [sys.executable, "-c", importing], {**os.environ, "SERVICE": "ingest"}
+
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environ, check=False)
+
+    assert ended.returncode == 0
 
 
 @pytest.mark.parametrize(("service", "scheme"), [("broker", ""), ("console", "http://")])

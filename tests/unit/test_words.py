@@ -104,6 +104,12 @@ def test_no_text_has_a_word_that_the_glossary_replaces() -> None:
     assert len(files) > 500
 
 
+def test_a_name_is_its_words_in_any_case() -> None:
+    assert _words("tell_s") == _words("TELL_S") == ["tell", "s"]
+    assert _words("RPCLetters") == _words("RPC_LETTERS") == ["rpc", "letters"]
+    assert _words("DEAD_LETTERS_MAX") == ["dead", "max"]
+
+
 def test_the_glossary_has_one_row_for_each_word() -> None:
     rows = [line.split("|")[1].strip() for line in GLOSSARY.read_text().splitlines() if "|" in line]
 
@@ -127,7 +133,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def _words(name: str) -> list[str]:
     """The words of a name, but for those of "dead letter"."""
-    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+", name)]
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     return [
         part
         for place, part in enumerate(parts)

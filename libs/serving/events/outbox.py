@@ -33,7 +33,7 @@ from libs.storage.layout.own_keys import (
     events_range,
     parse_events_key,
 )
-from libs.storage.layout.primitives import UTF8_MAX_BYTES
+from libs.storage.layout.primitives import UTF8_MAX_BYTES, RowChange
 from libs.storage.records.event_records import (
     EventCounterRecord,
     EventsRecord,
@@ -56,8 +56,6 @@ commit is a paid request, an idle shard makes one per period."""
 
 REQUEST_ID_MAX: Final = UTF8_MAX_BYTES // 4
 """Characters of a request ID in a row."""
-
-Change = tuple[bytes, bytes | None]
 
 
 class Happening(NamedTuple):
@@ -85,7 +83,7 @@ class EventOutbox:
         self.last_number = counter.last_number
         self.recorded = asyncio.Event()
         self.stream = counter.stream
-        self._rows: list[Change] = []
+        self._rows: list[RowChange] = []
 
     def record(
         self, happenings: Sequence[Happening], request_id: str = "", *, after: int = 0
@@ -109,7 +107,7 @@ class EventOutbox:
             self.last_number += len(some)
         self.recorded.set()
 
-    def take_rows(self) -> list[Change]:
+    def take_rows(self) -> list[RowChange]:
         """The rows of events recorded since the last call, for the batch of their changes."""
         if not self._rows:
             return []
@@ -151,7 +149,7 @@ class OutboxEvents:
         source: str,
         database: Database,
         durable: Callable[[], Awaitable[None]],
-        delete: Callable[[Sequence[bytes]], None],
+        write: Callable[[Sequence[RowChange]], None],
     ) -> None:
         """Begin behind `position`.
 
@@ -161,14 +159,14 @@ class OutboxEvents:
             source: The name of this process, in its events.
             database: Has the rows.
             durable: Waits for the newest commit that may have rows.
-            delete: Deletes rows with the next commit.
+            write: Writes rows with the next commit; those without a value are deleted.
         """
         self.outbox = outbox
         self.position = position
         self._source = source
         self._database = database
         self._durable = durable
-        self._delete = delete
+        self._write = write
         self._read: deque[tuple[int, bytes]] = deque()
         self._published: list[bytes] = []
         self._skipped = 0
@@ -180,7 +178,7 @@ class OutboxEvents:
         source: str,
         database: Database,
         durable: Callable[[], Awaitable[None]],
-        delete: Callable[[Sequence[bytes]], None],
+        write: Callable[[Sequence[RowChange]], None],
         *,
         from_end: bool,
     ) -> OutboxEvents:
@@ -193,7 +191,7 @@ class OutboxEvents:
         position = counter.last_number
         async for rows in database.scan(*events_range(0), limit=1):
             position = parse_events_key(rows[0][0]) - 1
-        events = cls(EventOutbox(counter), position, source, database, durable, delete)
+        events = cls(EventOutbox(counter), position, source, database, durable, write)
         if from_end:
             events.skip_to_end()
         return events
@@ -219,7 +217,7 @@ class OutboxEvents:
             self._deleting = None
         published, self._published = self._published, []
         if published:
-            self._delete(published)
+            self._write([(key, None) for key in published])
 
     # --- For the relay --------------------------------------------------------
 

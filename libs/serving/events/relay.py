@@ -61,11 +61,16 @@ class ProcessRelay:
     """
 
     def __init__(
-        self, settings: QueueSettings, telemetry: Telemetry, *, beside_tasks: bool = False
+        self,
+        settings: QueueSettings,
+        telemetry: Telemetry,
+        *,
+        task_refusal: Callable[[], str] | None = None,
     ) -> None:
         """Load the backend's client, which takes a while; raises FatalError where it is missing.
 
-        `beside_tasks`: the backend's state is that of the tasks, and known without this one.
+        `task_refusal`: what the backend refuses of tasks; the backend's state is that of the tasks
+        then, and known without this one.
         """
         try:
             self._backend = open_backend(settings.backend, telemetry.meter)
@@ -75,9 +80,10 @@ class ProcessRelay:
         self.keeps = settings.consistency != "fire-and-forget"
         self._settings = settings
         self._watch = BackendWatch(
-            self._backend, settings.backend, telemetry.meter, has_gauges=not beside_tasks
+            self._backend, settings.backend, telemetry.meter, has_gauges=task_refusal is None
         )
-        self._is_measured = telemetry.enabled and not beside_tasks
+        self._is_measured = telemetry.enabled and task_refusal is None
+        self._task_refusal = task_refusal or str
         self._attributes = {BACKEND: settings.backend}
         self._begun: _Begun | None = None
 
@@ -87,9 +93,7 @@ class ProcessRelay:
             )
 
         gauge(
-            "slatemq.queue.lag",
-            lambda begun: begun.source.lag,
-            "Events that are not published yet",
+            "slatemq.queue.lag", lambda begun: begun.source.lag, "Events that are not published yet"
         )
         gauge(
             "slatemq.queue.lag_ms",
@@ -98,8 +102,8 @@ class ProcessRelay:
         )
         gauge(
             "slatemq.queue.refused",
-            lambda begun: int(bool(begun.relay.counts.refusal)),
-            "1 while the backend refuses a setting, so that no events are published",
+            lambda _: int(bool(self.refusal or self._task_refusal())),
+            "1 while the backend refuses a setting, events or tasks",
         )
         telemetry.meter.create_observable_counter(
             "slatemq.queue.lost",
@@ -157,24 +161,34 @@ class ProcessRelay:
     @property
     def note(self) -> str:
         """What an operator should know; empty: nothing."""
-        refusal = self._begun.relay.counts.refusal if self._begun is not None else ""
-        return refusal and f"no events are published: {self._settings.backend} refuses {refusal}"
+        refusals = {
+            "no events are published": self.refusal,
+            "tasks are refused": self._task_refusal(),
+        }
+        return "; ".join(f"{what}: {why}" for what, why in refusals.items() if why)
+
+    @property
+    def refusal(self) -> str:
+        """What the backend refuses of events, or of the settings; empty: nothing."""
+        setting = self._begun.relay.counts.refusal if self._begun is not None else ""
+        return f"{self._settings.backend} refuses {setting}" if setting else self._backend.refusal
 
     async def health(self) -> QueueHealth:
         if self._begun is None or not self._begun.relay.is_open:
             return QueueHealth(self._settings.backend, False)
         health = await self._watch.health()
-        return replace(health, connected=health.connected and not self._begun.relay.counts.refusal)
+        return replace(health, connected=health.connected and not self.refusal)
 
     async def status(self) -> GetEventsStatusResponse:
         begun = self._running
         answering = await begun.relay.answers()
         counts, source = begun.relay.counts, begun.source
+        refusal = self.refusal or self._task_refusal()
         return GetEventsStatusResponse(
             enabled=True,
             backend=self._settings.backend,
             consistency=self._settings.consistency,
-            answering=answering,
+            answering=answering and not refusal,
             cursor=source.position,
             durable_sequence=source.end,
             lag_count=source.lag,
@@ -183,7 +197,7 @@ class ProcessRelay:
             failed_count=counts.failed,
             dropped_count=counts.dropped,
             lost_count=source.lost_count,
-            last_error=counts.error,
+            last_error=refusal or counts.error,
         )
 
     @property

@@ -15,7 +15,7 @@ class EventsServicer(events_pb2_grpc.EventsServiceServicer):
         """`relay` is None where the process publishes no events."""
         self._relay = relay
 
-    async def GetEventsStatus(  # noqa: N802 - the RPC's name
+    async def GetEventsStatus(
         self, request: events_pb2.GetEventsStatusRequest, context: Any
     ) -> events_pb2.GetEventsStatusResponse:
         if self._relay is None:

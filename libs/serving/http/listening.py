@@ -19,8 +19,24 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S: Final = 10.0
 """How long a handshake may take."""
 
+BACKLOG: Final = 128
+"""Connections that wait to be accepted."""
+
 ACCEPT_AGAIN_S: Final = 1.0
 """After a failure, such as a process without files: so long no connection is accepted."""
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """Listen on an address; one of IPv6 may have brackets. Raises OSError."""
+    bare = host.strip("[]")
+    if ":" not in bare:
+        return socket.create_server((bare, port), backlog=BACKLOG)
+    return socket.create_server(
+        (bare, port),
+        family=socket.AF_INET6,
+        backlog=BACKLOG,
+        dualstack_ipv6=socket.has_dualstack_ipv6(),
+    )
 
 
 class TlsListener:
@@ -42,8 +58,7 @@ class TlsListener:
 
     def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=128)
+        listening = listen_on(host, port)
         self.accept(listening)
         number: int = listening.getsockname()[1]
         return number

@@ -20,7 +20,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from libs.serving.http.listening import TlsListener
+from libs.serving.http.listening import TlsListener, listen_on
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
 from libs.serving.limits import HTTP_CONNECTIONS_MAX, within_open_files
 from libs.serving.live_series import LiveSeries, exposition_of
@@ -73,8 +73,10 @@ class _Refusals(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            what = " ".join(_QUOTE.sub("", error.message).split())[:REFUSAL_LENGTH_MAX]
+        # The second one is of a body that nothing has read: it is not what its encoding says.
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            text = error.message if isinstance(error, HttpProcessingError) else str(error)
+            what = " ".join(_QUOTE.sub("", text).split())[:REFUSAL_LENGTH_MAX]
             record.msg, record.args = "a request is not valid HTTP: %s", (what,)
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.exc_info = None
@@ -157,7 +159,11 @@ class HttpServer:
             self._tls_listener = TlsListener(self._tls, self._protocol, self._connections_max)
             return self._tls_listener.start(host, port)
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._protocol, host, port)
+        if ":" in host:
+            listening = listen_on(host, port)
+            self._listener = await loop.create_server(self._protocol, sock=listening)
+        else:  # on all addresses of a name
+            self._listener = await loop.create_server(self._protocol, host, port)
         number: int = self._listener.sockets[0].getsockname()[1]
         return number
 

@@ -1,8 +1,9 @@
 """Channels to other services: one per peer for the whole process.
 
 A channel knows its address only by the topology. When the peer moves, the next `to` gives a new
-channel and the old one ends with its calls. Calls never wait for a peer that is down (no
-wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when to try again.
+channel and the old one ends with its calls. When the certificates are renewed, it gives a new one,
+too, and streams go on where they are. Calls never wait for a peer that is down (no wait-for-ready):
+they fail at once with UNAVAILABLE, and the caller decides when to try again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Peer:
     address: str
     channel: grpc.aio.Channel
     tls_version: int
+    former: list[grpc.aio.Channel]
+    """Opened with earlier certificates: there are streams on them, or were half an hour ago."""
 
 
 class Channels:
@@ -96,14 +99,26 @@ class Channels:
         known = self._peers.get((service, shard))
         version = 0 if self._tls is None else self._tls.version
         if known is None or known.address != address or known.tls_version != version:
-            if known is not None:
-                closing = asyncio.create_task(_close(known.channel))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+            former = [] if known is None else [known.channel, *known.former]
+            has_moved = known is not None and known.address != address
+            # Without calls, gRPC lets go of a connection after half an hour.
+            ending = [one for one in former if has_moved or one.get_state() in _DOWN]
+            for one in ending:
+                self._end(one)
             channel = open_channel(address, self._options, self._deadline, self._carrier, self._tls)
-            known = _Peer(address, channel, version)
+            lasting = [one for one in former if one not in ending]
+            known = _Peer(address, channel, version, lasting)
             self._peers[service, shard] = known
         return known.channel
+
+    async def find_again(self) -> None:
+        """Let calls that begin from now on go to the present owners. Raises StoreUnavailable."""
+        await self._directory.read_now()
+
+    def _end(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.create_task(_close(channel))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def is_removed(self, service: str, shard: int) -> bool:
         """Whether a shard was removed for ever; costs nothing while the topology has it.
@@ -134,7 +149,8 @@ class Channels:
         peers, self._peers = list(self._peers.values()), {}
         for closing in self._closing:
             closing.cancel()
-        await asyncio.gather(*(peer.channel.close() for peer in peers))
+        channels = [one for peer in peers for one in (peer.channel, *peer.former)]
+        await asyncio.gather(*(channel.close() for channel in channels))
         await asyncio.gather(*self._closing, return_exceptions=True)
 
 

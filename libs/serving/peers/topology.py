@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.errors import ObjectNotFound, StorageError, StoreUnavailable
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import Objects
@@ -205,7 +205,7 @@ class TopologyDirectory:
             if topology.advertised(peer.service).get(peer.shard) == peer.address:
                 await self.remove(peer.path)
         except StorageError as error:
-            log.warning("still in the topology: %s", error)
+            log.warning("could not remove this process from the topology: %s", error)
 
     async def is_removed(self, service: str, shard: int) -> bool:
         """Whether a shard without an entry was removed for ever. Raises StoreUnavailable."""
@@ -240,6 +240,19 @@ class TopologyDirectory:
                 self._failed_at = self._monotonic()
                 log.warning("the topology cannot be read, going on with the last: %s", error)
             return self._known
+
+    async def read_now(self) -> Topology:
+        """The topology as the store has it now. Raises StoreUnavailable."""
+        called_at = self._monotonic()
+        topology = await self.read(max_age_ms=0)
+        if self._failed_at >= called_at:
+            raise StoreUnavailable("it is not known which processes own the shards now")
+        return topology
+
+    async def prepare(self) -> None:
+        """Have a topology to go on with while the store is down; the next reader looks again."""
+        await self.read()
+        self._read_at = float("-inf")
 
     async def read_soon(self, max_age_ms: int = CACHE_MS) -> Topology:
         """Like `read`, or the last known one if the store takes over `SOON_MS`.
@@ -324,7 +337,10 @@ class TopologyDirectory:
 
 
 class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
-    """Serves the directory, whose short cache bounds what many clients cost the store."""
+    """Serves the directory, whose short cache bounds what many clients cost the store.
+
+    Clients ask it before all else, and may want what needs no store: one that hangs holds none up.
+    """
 
     def __init__(self, directory: TopologyDirectory) -> None:
         self._directory = directory
@@ -334,7 +350,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     ) -> topology_pb2.GetTopologyResponse:
         """The processes known now. Raises StoreUnavailable."""
         max_age_ms = RESOLVE_AGAIN_MS if request.is_doubted else CACHE_MS
-        topology = await self._directory.read(max_age_ms)
+        topology = await self._directory.read_soon(max_age_ms)
         taking = frozenset(topology.open_ingests)
 
         endpoints = {

@@ -78,7 +78,7 @@ class ServingConfig(MutualTlsConfig):
         default="",
     )
     service_identity: str = setting(
-        "Name that the certificate of every service has among its alternative names.",
+        "DNS name that the certificate of every service has among its alternative names.",
         default="slatemq-service",
     )
     client_certificates: str = setting(
@@ -108,7 +108,8 @@ class ServingConfig(MutualTlsConfig):
         maximum=255,
     )
     concurrent_calls_max: int = setting(
-        "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED.",
+        "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED. A principal has half of "
+        "them at most.",
         default=limits.ADMISSION_CALLS_MAX,
         minimum=1,
     )

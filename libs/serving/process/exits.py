@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -69,6 +70,12 @@ class ExitCause:
     def lost(cls, message: str) -> ExitCause:
         """A database or record is gone: it does not come back by starting again."""
         return cls(EXIT_USAGE, "lost_database", message)
+
+    def log(self, logger: logging.Logger) -> None:
+        """Log it. By its `exit_code` the local stack finds this record among others."""
+        facts = {"event": self.event, "exit_code": self.code}
+        level = logging.INFO if self.code == EXIT_CLEAN else logging.ERROR
+        logger.log(level, "%s: %s", self.event, self.message, extra=facts)
 
 
 class FatalError(Exception):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from grpc_health.v1 import health, health_pb2
 
 REASON_KEY: Final = "slatemq-not-serving"
 """Trailing metadata of a health check that says NOT_SERVING: why, as text."""
-
-NOTE_KEY: Final = "slatemq-note"
-"""Trailing metadata of a health check that says SERVING: what an operator should know, as text."""
 
 STARTING: Final = "the service is starting"
 
@@ -29,7 +26,8 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 def owner_health(database: str, owner_name: str) -> str:
     """The name of the health of a shard's owner, such as `slatemq.owner/broker/0/6b1f…`.
 
-    Another process that answers at its address, or a later life of it, does not know the name.
+    Another process that answers at its address, or a later life of it, does not know the name. An
+    owner answers without its name too, for those that find no whole claim.
     """
     return f"slatemq.owner/{database}/{owner_name}"
 
@@ -42,13 +40,16 @@ class Health(health.aio.HealthServicer):
         reason: Why it does not; empty where it does.
     """
 
-    def __init__(self, services: Sequence[str], note: Callable[[], str] = str) -> None:
-        """For these services, by their full names; `note` is asked while the process serves."""
+    def __init__(self, services: Sequence[str]) -> None:
+        """For these services, by their full names."""
         super().__init__()
         self._services = ("", *services)
         self.is_serving = False
         self.reason = ""
-        self._note = note
+
+    def add(self, service: str) -> None:
+        """Answer for this one too, from the next change on."""
+        self._services = (*self._services, service)
 
     async def serving(self) -> None:
         self.is_serving, self.reason = True, ""
@@ -61,11 +62,9 @@ class Health(health.aio.HealthServicer):
     async def Check(  # noqa: N802 - the RPC's name
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> Any:
-        """The health of one service, with the reason in REASON_KEY or the note in NOTE_KEY."""
+        """The health of one service, with the reason in REASON_KEY."""
         if self.reason:
             context.set_trailing_metadata(((REASON_KEY, self.reason),))
-        elif self.is_serving and (note := self._note()):
-            context.set_trailing_metadata(((NOTE_KEY, note),))
         return await super().Check(request, context)
 
     async def _set_all(self, status: Any) -> None:

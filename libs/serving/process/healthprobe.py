@@ -5,6 +5,10 @@ With `--answers`, exit 0 if it answers calls, serving or not: for standbys, whic
 With `--alive`, exit 0 also if TLS fails with it: for probes that have a process restarted. What
 still recovers is to be left alone, and no restart renews a certificate.
 
+A process goes on with the files before where new ones of TLS are bad, or gone. So this does without
+those that it cannot use: it shows no certificate, or checks none. Where it has none of its own to
+show, a server that needs one counts as one that serves, once it has shown its own.
+
 `http://HOST:PORT` asks a process that has pages in place of gRPC for its `/health`.
 
 For container health checks, which run every few seconds for as long as a container does. So this
@@ -92,17 +96,24 @@ def _asked(
     alive: bool,
 ) -> str:
     host, _, port = address.rpartition(":")
+    has_pair = True
     try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain,
-            _encrypted(plain, tls, protocol) if tls else plain as connection,
-        ):
-            problem = ask(connection)
+        with socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain:
+            connection = plain
+            if tls:
+                connection, has_pair = _encrypted(plain, tls, protocol)
+            with connection:
+                problem = ask(connection)
     except (OSError, ValueError) as error:
-        if alive and tls and _is_of_tls(error):
+        is_unheard = isinstance(error, _UnheardError) and (alive or not has_pair)
+        if tls and (is_unheard or (alive and _is_of_tls(error))):
             return ""
         problem = str(error)
     return f"{address}: {problem}" if problem else ""
+
+
+class _UnheardError(OSError):
+    """The server closed the connection before it said anything."""
 
 
 def _is_of_tls(error: Exception) -> bool:
@@ -111,13 +122,25 @@ def _is_of_tls(error: Exception) -> bool:
     return isinstance(error, ssl.SSLError)
 
 
-def _encrypted(plain: socket.socket, tls: Mapping[str, str], protocol: str) -> socket.socket:
+def _encrypted(
+    plain: socket.socket, tls: Mapping[str, str], protocol: str
+) -> tuple[socket.socket, bool]:
+    """The connection by TLS, and whether it has a certificate of its own to show."""
     import ssl
 
-    context = ssl.create_default_context(cafile=tls["ca"])
-    context.load_cert_chain(tls["cert"], tls["key"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(tls["ca"])
+    except OSError:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    has_pair = True
+    try:
+        context.load_cert_chain(tls["cert"], tls["key"], "")
+    except OSError:
+        has_pair = False
     context.set_alpn_protocols([protocol])
-    return context.wrap_socket(plain, server_hostname=tls["identity"])
+    return context.wrap_socket(plain, server_hostname=tls["identity"]), has_pair
 
 
 def _ask(connection: socket.socket, address: str) -> int:
@@ -137,6 +160,14 @@ def _ask(connection: socket.socket, address: str) -> int:
         + _frame(_DATA, _END_STREAM, _STREAM, _EMPTY_MESSAGE)
     )
     with connection.makefile("rb") as answers:
+        try:
+            is_heard = bool(answers.peek(1))
+        except TimeoutError:
+            raise
+        except OSError:
+            is_heard = False
+        if not is_heard:
+            raise _UnheardError("the server closed the connection")
         while True:
             head = answers.read(9)
             if len(head) < 9:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
 from libs.serving import limits
 from libs.serving.process.exits import ExitCause, FatalError
-from libs.serving.process.settings import setting
+from libs.serving.process.settings import check_bounds, setting, settings_of
 from libs.storage.database.roots import Root
-from libs.storage.errors import LostInstance, OtherFormat
+from libs.storage.errors import CorruptRecord, LostInstance, OtherFormat
 from libs.storage.objects.instance_records import (
     FOLDER,
     InstanceRecord,
     InstanceRecords,
     WalStoreRecord,
+    path_of,
 )
 
 log = logging.getLogger(__name__)
@@ -131,11 +132,13 @@ async def refuse_lost_instance(root: Root) -> None:
 
 
 async def join_instance(
-    records: InstanceRecords, stated: Iterable[StatedSetting], wal_url: str = ""
+    records: InstanceRecords,
+    stated: Iterable[StatedSetting],
+    wal_store: WalStoreRecord | None = None,
 ) -> Instance:
     """The settings of the instance; makes it where there is none yet.
 
-    `wal_url` is of the store that a new instance has its write-ahead logs in; empty: the root's.
+    `wal_store` is what a new instance has its write-ahead logs in; None: the root's own store.
 
     Of several processes that make it at once one does, and the others join what it made. A process
     whose write was stored without an answer finds it stored when it starts again.
@@ -146,7 +149,6 @@ async def join_instance(
     record = await records.latest()
     while record is None:
         settings = InstanceSettings(**{one.name: one.value for one in stated})
-        wal_store = WalStoreRecord.new(wal_url) if wal_url else None
         now_ms = time.time_ns() // 1_000_000
         if await records.create(InstanceRecord(1, now_ms, asdict(settings), wal_store)):
             log.info("made the instance", extra=asdict(settings))
@@ -161,12 +163,21 @@ async def join_instance(
 def settings_of_record(record: InstanceRecord) -> InstanceSettings:
     """What a record says; a setting that it does not have is at its default.
 
-    Raises OtherFormat where it has a setting that this version does not know.
+    Raises OtherFormat where it has a setting that this version does not know, and CorruptRecord
+    where one is out of its bounds.
     """
-    known: Mapping[str, int] = asdict(InstanceSettings())
-    if unknown := sorted(record.settings.keys() - known.keys()):
+    path, described = path_of(record.number), settings_of(InstanceSettings)
+    if unknown := sorted(record.settings.keys() - {one.name for one in described}):
         raise OtherFormat(
-            f"the instance record {record.number} has settings that this version of SlateMQ does "
-            f"not know ({', '.join(unknown)}): run the version that wrote it, or a newer one"
+            f"{path} has settings that this version of SlateMQ does not know "
+            f"({', '.join(unknown)}): run the version that wrote it, or a newer one"
         )
-    return InstanceSettings(**record.settings)
+    settings = InstanceSettings(**record.settings)
+    for one in described:
+        value = getattr(settings, one.name)
+        try:
+            check_bounds(one.metadata["setting"], value)
+        except ValueError as error:
+            wrong = f"{path}: {one.name} {error}, and is {value}"
+            raise CorruptRecord("instance record", wrong) from None
+    return settings

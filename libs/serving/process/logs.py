@@ -65,11 +65,15 @@ def configure(
     logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
+_CALLERS_FAULTS: Final = frozenset({"ExecuteBatchError", "UnicodeDecodeError"})
+"""What gRPC logs as its own errors: a reader that leaves its stream, a header that is not UTF-8."""
+
+
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record matters: gRPC logs an error when a reader of a stream leaves."""
+    """Whether a record matters: callers without any right must not fill the log."""
     kind = record.exc_info[0] if record.exc_info else None
-    return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") != (
-        "ExecuteBatchError"
+    return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") not in (
+        _CALLERS_FAULTS
     )
 
 
@@ -158,11 +162,11 @@ class TextLines(_Lines):
         facts = "".join(f" {key}={_bare(value)}" for key, value in self._facts(record).items())
         line = (
             f"{_timestamp(record)} {record.levelname} {self._service} {record.name}: "
-            f"{record.getMessage()}{facts}"
+            f"{redacted(record.getMessage())}{facts}"
         )
         if record.exc_info:
-            line = f"{line}\n{self.formatException(record.exc_info)}"
-        return redacted(line)
+            line = f"{line}\n{redacted(self.formatException(record.exc_info))}"
+        return line
 
 
 class JsonLines(_Lines):
@@ -178,7 +182,7 @@ class JsonLines(_Lines):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return redacted(json.dumps(line, default=str))
+        return json.dumps({key: _shown(value) for key, value in line.items()})
 
 
 def _timestamp(record: logging.LogRecord) -> str:
@@ -186,8 +190,13 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{seconds}.{int(record.msecs):03d}Z"
 
 
+def _shown(value: object) -> object:
+    """A value without secrets, as JSON has it."""
+    return value if isinstance(value, int | float | None) else redacted(str(value))
+
+
 def _bare(value: object) -> str:
-    text = str(value)
+    text = str(_shown(value))
     # What does not print, such as the escape that begins commands of a terminal, is escaped.
     is_bare = text and text.isprintable() and not any(c.isspace() or c in '"=' for c in text)
     return text if is_bare else json.dumps(text)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.healthprobe import NO_TLS, probe
 from libs.serving.process.store_watch import A_READ
-from libs.storage.errors import Fenced, StorageError
+from libs.storage.errors import Fenced, StorageError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,14 @@ class Ownership(Announcement):
 
     async def prove(self) -> None:
         await self._commits.prove_ownership()
+
+    async def prove_serving(self) -> None:
+        """Prove ownership, or that there is work which needs none: without a store, that is all."""
+        try:
+            await self.prove()
+        except StoreUnavailable:
+            if not self.serves_without_store():
+                raise
 
     async def withdraw(self) -> None:
         """Nothing: shards stay when their process ends, and so do their entries."""

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from libs.serving.process.settings import (
     Setting,
@@ -89,7 +90,7 @@ class ProcessConfig:
     )
     otlp_endpoint: str = setting(
         "URL to send OpenTelemetry traces and metrics to (OTLP over gRPC), such as "
-        "http://127.0.0.1:4317; empty sends nothing.",
+        "http://127.0.0.1:4317, without a login; empty sends nothing.",
         default="",
     )
     trace_sample_percent: int = setting(
@@ -100,9 +101,15 @@ class ProcessConfig:
     )
 
     @property
+    def address_host(self) -> str:
+        """The host as a part of `host:port`: an IPv6 address has brackets there."""
+        bare = self.host.strip("[]")
+        return f"[{bare}]" if ":" in bare else bare
+
+    @property
     def is_exposed(self) -> bool:
         """Whether other machines reach it."""
-        return not is_loopback(f"{self.host}:0")
+        return not is_loopback(f"{self.address_host}:0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +195,8 @@ class SettingsReader:
                 if one.default is dataclasses.MISSING:
                     self.refuse(f"{flag_of(one.name)} or {source} is required")
                 continue
+            if one.name == "otlp_endpoint" and (problem := _problem_of_collector(text)):
+                self.refuse(f"{source}: {problem}")
             try:
                 values[one.name] = parse(one, text)
             except ValueError as error:
@@ -206,6 +215,18 @@ class SettingsReader:
         if unknown:
             self.refuse(f"unrecognized arguments: {' '.join(flags or unknown)}")
         return vars(given)
+
+
+def _problem_of_collector(url: str) -> str:
+    """What is wrong with the URL of a collector, without it; empty where nothing is."""
+    if "@" in url:  # Its exporter would log it as a part of the host.
+        return "takes no login: OTEL_EXPORTER_OTLP_HEADERS can have one"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_url = False
+    return "" if is_url or not url else "must be a URL such as http://127.0.0.1:4317"
 
 
 def _help(one: dataclasses.Field[Any], scope: str) -> str:

@@ -13,12 +13,15 @@ from libs.storage.database.clocks import wait_until_past
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.errors import StorageError
+from libs.storage.errors import Fenced, StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
 from libs.storage.objects.probe import probe_store
 from libs.storage.objects.shard_owners import Owner, ShardOwners
 
 log = logging.getLogger(__name__)
+
+WHY_S = 2.0
+"""How long a commit has to say why its database is closed."""
 
 
 def opened_root(url: str, wal_url: str = "") -> Root:
@@ -65,22 +68,26 @@ async def wait_for_clock(database: Database, wall: Callable[[], float] = time.ti
 async def wait_lost(database: Database, works: Iterable[asyncio.Task[Any]]) -> ExitCause:
     """Ends when the shard is not ours any more, or a task that works on it ends.
 
-    Raises what the task raised: `libs.serving.server` knows what that means for the process.
+    Raises what else the task raised: `libs.serving.server` knows what that means for the process.
     """
     works = list(works)
     closed = asyncio.create_task(database.wait_closed())
     try:
         await asyncio.wait([closed, *works], return_when=asyncio.FIRST_COMPLETED)
-        if closed.done() and closed.result() == "fenced":
-            return ExitCause.fenced("another process owns the shard now")
-        if closed.done():
-            return ExitCause.failed(f"the database is closed: {closed.result()}")
-        for task in works:
-            if task.done() and not task.cancelled():
-                task.result()
-        return ExitCause.failed("a background task ended")
+        reason = closed.result() if closed.done() else ""
+        if reason != "fenced":
+            if reason:  # a commit that fails for it says more
+                await asyncio.wait(works, timeout=WHY_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in works:
+                if task.done() and not task.cancelled():
+                    task.result()
+            why = f"the database is closed: {reason}" if reason else "a background task ended"
+            return ExitCause.failed(why)
+    except Fenced:
+        pass  # a task may find out first
     finally:
         closed.cancel()
+    return ExitCause.fenced("another process owns the shard now")
 
 
 def _say_waiting(behind_ms: int) -> None:

@@ -260,6 +260,8 @@ class Standby:
 
     async def _claim(self) -> _Claim:
         record = await self._owners.latest()
+        if record.damage:
+            log.warning("the claim of the shard is damaged: %s", record.damage)
         address = record.owner.address
         if not record.owner.name and not record.is_free:
             # A process without a name makes no claim; the topology has it once it serves.

@@ -55,54 +55,42 @@ class StoreMeasures:
         self._costs = costs
         self._statistics = Statistics()
         self._read_at_s = float("-inf")
-        _count(
-            "slatemq.store.requests",
-            meter,
-            self._requests,
-            "{request}",
-            "Requests to the object store",
-        )
-        _count(
+
+        def count(name: str, read: Callable[[], Reading], unit: str, description: str) -> None:
+            meter.create_observable_counter(name, [_observe(read)], unit, description)
+
+        def gauge(name: str, read: Callable[[], Reading], unit: str, description: str) -> None:
+            meter.create_observable_gauge(name, [_observe(read)], unit, description)
+
+        count("slatemq.store.requests", self._requests, "{request}", "Requests to the object store")
+        count(
             "slatemq.store.request.errors",
-            meter,
             self._errors,
             "{request}",
             "Requests to the object store that ended in an error; of SlateDB's, 'not found' too",
         )
-        _count(
-            "slatemq.store.written", meter, self._written, "By", "Bytes written to the object store"
-        )
-        _count(
+        count("slatemq.store.written", self._written, "By", "Bytes written to the object store")
+        count(
             "slatemq.store.read",
-            meter,
             self._read,
             "By",
             "Bytes of small objects read from the object store",
         )
-        _count(
-            "slatemq.store.cost",
-            meter,
-            self._cost,
-            "{USD}",
-            "What the requests cost, by store_prices",
-        )
-        _count(
+        count("slatemq.store.cost", self._cost, "{USD}", "What the requests cost, by store_prices")
+        count(
             "slatemq.store.stalls",
-            meter,
-            lambda: [(self._now().stalls, {})],
+            self._stalls,
             "{stall}",
             "Writes that waited since SlateDB's memory or tables were full",
         )
-        _gauge(
+        gauge(
             "slatemq.store.uncompacted.tables",
-            meter,
-            lambda: [(self._now().uncompacted_tables, {})],
+            self._tables,
             "{table}",
             "Sorted tables that wait to be compacted",
         )
-        _gauge(
+        gauge(
             "slatemq.store.uncompacted.tables.max",
-            meter,
             self._tables_max,
             "{table}",
             "Sorted tables that may wait to be compacted: with as many, writes wait",
@@ -124,6 +112,12 @@ class StoreMeasures:
             self._statistics = database.statistics()
             self._read_at_s = now_s
         return self._statistics
+
+    def _stalls(self) -> Reading:
+        yield self._now().stalls, {}
+
+    def _tables(self) -> Reading:
+        yield self._now().uncompacted_tables, {}
 
     def _tables_max(self) -> Reading:
         database = self._database()
@@ -151,30 +145,16 @@ class StoreMeasures:
         yield self._costs().usd(self._now(), self._counts), {}
 
 
-def _count(
-    name: str, meter: Meter, read: Callable[[], Reading], unit: str, description: str
-) -> None:
-    meter.create_observable_counter(name, [_observe(read)], unit, description)
-
-
-def _gauge(
-    name: str, meter: Meter, read: Callable[[], Reading], unit: str, description: str
-) -> None:
-    meter.create_observable_gauge(name, [_observe(read)], unit, description)
-
-
 def _measure_disk(meter: Meter, folders: Callable[[], Mapping[str, Path]]) -> None:
-    _gauge(
+    meter.create_observable_gauge(
         "slatemq.store.disk.free",
-        meter,
-        lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).free),
+        [_observe(lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).free))],
         "By",
         "Bytes free on the disk of the data folder, and of that of the write-ahead logs",
     )
-    _gauge(
+    meter.create_observable_gauge(
         "slatemq.store.disk.size",
-        meter,
-        lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).total),
+        [_observe(lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).total))],
         "By",
         "Bytes that the disk of the folder has",
     )

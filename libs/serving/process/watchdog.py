@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from traceback import StackSummary
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -51,6 +51,9 @@ OTHERS: Final = "(others)"
 FRAMES_MAX: Final = 12
 """Innermost frames of a step that are logged."""
 
+_OURS: Final = f"{Path(__file__).parents[3]}/"
+"""Where our files are: a stack names them without it."""
+
 Frames = list[tuple[str, int, str]]
 """File, line and function of each, innermost last."""
 
@@ -62,8 +65,8 @@ class SlowSteps:
     Attributes:
         count: How many there were.
         worst_ms: Processor time of the longest.
-        stack: Where the longest was seen, innermost last; empty if it was never seen, as on a loop
-            of another thread than the main one, or in one call of C code.
+        stack: Where the longest was seen, on one line, innermost last; empty if it was never seen,
+            as on a loop of another thread than the main one, or in one call of C code.
     """
 
     count: int = 0
@@ -138,14 +141,14 @@ class Watchdog:
         now_ns = time.perf_counter_ns()
         is_worst = took_ms > steps.worst_ms
         is_logged = steps.logged_ns is None or now_ns - steps.logged_ns > LOG_EVERY_NS
-        # This reads source files, so it is done only where the text is kept or shown.
-        stack = _text_of(frames) if is_worst or is_logged else ""
+        stack = _text_of(frames)
         if is_worst:
             steps.worst_ms, steps.stack = took_ms, stack
         if is_logged:
             facts = {"step": name, "cpu_ms": took_ms, "count": steps.unlogged_count}
-            seen = f"; it was in\n{stack}" if stack else ""
-            log.warning("a step of the event loop took long%s", seen, extra=facts)
+            if stack:
+                facts["stack"] = stack
+            log.warning("a step of the event loop took long", extra=facts)
             steps.logged_ns, steps.unlogged_count = now_ns, 0
 
     def _look(self) -> None:
@@ -206,16 +209,26 @@ def _answer(_: int, frame: FrameType | None) -> None:
 
 
 def _frames_of_step(frame: FrameType | None) -> Frames:
-    """The last `FRAMES_MAX` frames at most of the step in which this is the innermost one."""
+    """The last `FRAMES_MAX` frames at most of the step in which this is the innermost one.
+
+    Of those that load a module one after the other, only the innermost.
+    """
     frames: Frames = []
     while frame is not None and frame.f_code.co_filename != __file__ and len(frames) < FRAMES_MAX:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        file = frame.f_code.co_filename
+        if not (frames and _loads(file) and _loads(frames[-1][0])):
+            frames.append((file, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames[::-1]
 
 
+def _loads(file: str) -> bool:
+    return file.startswith("<frozen importlib.")
+
+
 def _text_of(frames: Frames) -> str:
-    return "".join(StackSummary.from_list([(*one, None) for one in frames]).format()).rstrip()
+    """On one line: over several it would look as if the process had crashed."""
+    return " > ".join(f"{file.removeprefix(_OURS)}:{line} {name}" for file, line, name in frames)
 
 
 def name_of(callback: Callable[..., object]) -> str:

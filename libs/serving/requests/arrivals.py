@@ -329,8 +329,8 @@ class StreamReads:
         if not ended:
             return
         log.warning(
-            "the process grew by %d MiB: streams that wait for messages are ended, since large "
-            "ones may be arriving on them",
+            "memory grew by %d MiB: ending streams that wait for messages, since large ones may be "
+            "arriving on them",
             growth_bytes >> 20,
             extra={"streams": len(ended)},
         )

@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import grpc.aio
 from opentelemetry import trace
@@ -17,9 +18,13 @@ from libs.serving.process.logs import AUDIT_LOGGER, Repeats
 from libs.serving.requests.calls import code_name
 from libs.serving.telemetry import extract
 from slatemq._rpc.rpc_status import grpc_code, to_status
+from slatemq._secrets import redacted
 from slatemq.errors import SlateMQError
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+READ_FILE: Final = "read-file"
+"""The act of a process that takes a new version of a file."""
 
 _log = logging.getLogger(AUDIT_LOGGER)
 
@@ -54,10 +59,12 @@ class Auditor:
 
     def __init__(
         self,
+        source: str,
         publish: Callable[[Act], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`publish` makes an event of an act, where the process has events."""
+        """`source` is the process, as in `broker-3`; `publish` makes an event of an act there."""
+        self._source = source
         self._publish = publish
         self._refused = Repeats(clock)
 
@@ -101,15 +108,17 @@ class Auditor:
 
     def record(self, act: Act, *, is_refused: bool = False) -> None:
         """Record an act, unless it is one refusal of many, be it by a door or by its handler."""
-        if is_refused or act.outcome in REFUSALS or not act.principal:
+        is_unproven = not act.principal and act.outcome != "OK"
+        if is_refused or is_unproven or act.outcome in REFUSALS:
             held_back = self._refused.admit((act.principal, act.act))
             if held_back is None:
                 return
             act = replace(act, held_back=held_back)
-        facts = asdict(act) | {
-            "subjects": ", ".join(act.subjects),
-            "details": ", ".join(act.details),
-        }
+        # The event is to have no more than the log's lines.
+        subjects, details = tuple(map(redacted, act.subjects)), tuple(map(redacted, act.details))
+        act = replace(act, subjects=subjects, details=details)
+        facts = {"source": self._source} | asdict(act)
+        facts |= {"subjects": ", ".join(subjects), "details": ", ".join(details)}
         if not act.details:
             del facts["details"]
         if act.outcome == "OK":
@@ -118,6 +127,14 @@ class Auditor:
         else:
             _log.warning("audit", extra=facts)
         self._publish(act)
+
+    def record_file(self, file: Path, version: int) -> None:
+        """Record that the process has taken a new version of a file that decides who may do what.
+
+        Who wrote the file is not known.
+        """
+        details = (f"file={file}", f"version={version}")
+        self.record(Act("", "file", READ_FILE, (), details, "", "OK", ""))
 
 
 def _trace_id(context: Context) -> str:

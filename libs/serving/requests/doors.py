@@ -13,7 +13,8 @@ is whether a caller without a proof may make such a call at all.
 Each call is a visit, which keeps who makes it: the headers are read, and the token is looked up,
 once. A stream asks again only after a change of the files, or when its token ends; then its first
 request is judged again, too, since it says what the stream is about. The certificate of its
-connection is looked up in the lists of revoked ones, where there are such, likewise.
+connection is looked up in the lists of revoked ones, where there are such, likewise. One that is
+silent is ended by `open_calls`.
 
 TLS looks at the time in a handshake alone. So a client's certificate that has expired is refused
 here, as a token is, however old its connection. Connections of services last: these make new ones
@@ -23,8 +24,8 @@ when their files change, and one whose files are late must not end the instance 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -35,13 +36,15 @@ from libs.access.audit import AUDITED, subjects_of
 from libs.access.current import current_caller
 from libs.access.methods import MethodAccess, access_of
 from libs.access.principals import ANONYMOUS, Principal
-from libs.serving.limits import PROBE_PREFIXES
+from libs.serving.limits import HEALTH_PREFIX
 from libs.serving.requests.auditing import Auditor, PendingAct
-from libs.serving.tls import expires_at_s, identities, is_old
+from libs.serving.requests.open_calls import OpenCall, OpenCalls
+from libs.serving.tls import client_certificate, is_old
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
 if TYPE_CHECKING:
-    from libs.access.callers import Callers, Identity
+    from libs.access.callers import Caller, Callers, Identity
     from libs.access.quotas import CallSlot
     from libs.serving.revocations import Revocations
 
@@ -74,6 +77,9 @@ class Visit:
 
     def charge(self, size_bytes: int) -> None:
         """Count a request of this size that cannot be read: as one publish, if it is to be one."""
+
+    def follow(self, responses: AsyncGenerator[Any, None]) -> None:
+        """Have a stream end when it would be refused, even if nothing comes."""
 
     async def renew(self) -> None:
         """Let one more response of a stream go, or that of a claim.
@@ -113,7 +119,11 @@ class Door(Protocol):
 
 
 class ServiceDoor:
-    """The port for services: its handshake lets in certificates of our authorities alone."""
+    """The port for services: its handshake lets in certificates of our authorities alone.
+
+    Attributes:
+        open_calls: The streams that it has let in.
+    """
 
     def __init__(
         self,
@@ -121,22 +131,29 @@ class ServiceDoor:
         revoked: Revocations | None = None,
         auditor: Auditor | None = None,
     ) -> None:
-        """Let in those whose certificate has this name; empty, as without TLS: everybody.
+        """Let in those whose certificate has this DNS name; empty, as without TLS: everybody.
 
         `auditor` records the calls of others.
         """
         self._identity = identity
         self._certificates = Certificates(revoked)
         self._auditor = auditor
+        self.open_calls = OpenCalls(lambda: (self._certificates.version, None))
 
     def judge_of(self, method: str) -> Judge | None:
-        if not self._identity or method.startswith(PROBE_PREFIXES):
+        if not self._identity or method.startswith(HEALTH_PREFIX):
             return None
-        return _ByIdentity(self._identity, self._certificates, self._auditor, method)
+        return _ByIdentity(
+            self._identity, self._certificates, self.open_calls, self._auditor, method
+        )
 
 
 class ClientDoor:
-    """The port for clients."""
+    """The port for clients.
+
+    Attributes:
+        open_calls: The streams and waiting claims that it has let in.
+    """
 
     def __init__(
         self,
@@ -156,19 +173,32 @@ class ClientDoor:
         self._callers = callers
         self._auditor = auditor
         self._certificates = Certificates(revoked, clock_s)
-        self._by_connection = _ByConnection(self._certificates) if has_tls else None
+        self.open_calls = OpenCalls(self._version, clock_s)
+        self._has_tls = has_tls
+
+    def _version(self) -> object:
+        return self._certificates.version, self._callers and self._callers.version
+
+    def _by_connection(self, *, publishes: bool) -> Judge | None:
+        if not self._has_tls:
+            return None
+        return _ByConnection(self._certificates, self.open_calls, publishes=publishes)
 
     def judge_of(self, method: str) -> Judge | None:
         try:
             access = access_of(method)
         except LookupError:
             # Nothing says who may call it, so no policy can permit it.
-            return self._by_connection if self._callers is None else _ForServices()
+            return self._by_connection(publishes=False) if self._callers is None else _ForServices()
         if access.caller == "anyone":
             return None
         if self._callers is None:
-            return _ForServices() if access.caller == "service" else self._by_connection
-        return _ByPolicy(self._callers, self._certificates, self._auditor, method, access)
+            if access.caller == "service":
+                return _ForServices()
+            return self._by_connection(publishes=access.publishes)
+        return _ByPolicy(
+            self._callers, self._certificates, self.open_calls, self._auditor, method, access
+        )
 
 
 class Certified(NamedTuple):
@@ -176,11 +206,13 @@ class Certified(NamedTuple):
 
     Attributes:
         names: The names in it; empty without one.
+        dns_names: Those of DNS among them.
         version: That of the lists in which it was looked up.
         until_s: When it expires, in seconds since the Unix epoch.
     """
 
     names: frozenset[str]
+    dns_names: frozenset[str]
     version: int
     until_s: float
 
@@ -195,70 +227,153 @@ class Certificates:
         self._revoked = revoked
         self._clock_s = clock_s
 
+    @property
+    def version(self) -> int:
+        """That of the lists."""
+        return 0 if self._revoked is None else self._revoked.version
+
     def look(self, context: Context) -> Certified:
         """Find out what the caller's certificate proves.
 
         Raises:
-            Unauthenticated: It is revoked, or has expired, or the connection is TLS before 1.3.
+            Unauthenticated: It is revoked, has expired or has a name that is refused, or the
+                connection is TLS before 1.3.
         """
-        version = 0 if self._revoked is None else self._revoked.version
+        version = self.version
         auth = context.auth_context()
         if is_old(auth):
             raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
         if self._revoked is not None:
             self._revoked.value.check(auth)
-        until_s = inf if self._clock_s is None else expires_at_s(auth)
+        certificate = client_certificate(auth)
+        until_s = inf if self._clock_s is None else certificate.expires_at_s
         if self._clock_s is not None and self._clock_s() >= until_s:
             raise Unauthenticated(
                 "the certificate of this connection has expired: connect with a new one",
                 reason="CERTIFICATE_EXPIRED",
             )
-        return Certified(identities(auth), version, until_s)
+        return Certified(certificate.names, certificate.dns_names, version, until_s)
 
     def look_again(self, context: Context, before: Certified) -> Certified:
         """What it proves now; as `look`, where something may have changed."""
-        version = 0 if self._revoked is None else self._revoked.version
         is_over = self._clock_s is not None and self._clock_s() >= before.until_s
-        return before if version == before.version and not is_over else self.look(context)
+        return before if self.version == before.version and not is_over else self.look(context)
 
 
 class _CertifiedVisit(Visit):
     """A call whose connection has a good certificate, or needs none."""
 
-    __slots__ = ("_certificates", "_certified", "_context")
+    __slots__ = ("_certificates", "_certified", "_context", "_open", "_open_calls", "_publishes")
 
-    def __init__(self, certificates: Certificates, context: Context, certified: Certified) -> None:
+    def __init__(
+        self,
+        certificates: Certificates,
+        open_calls: OpenCalls,
+        context: Context,
+        certified: Certified,
+        *,
+        publishes: bool = False,
+    ) -> None:
         self._certificates = certificates
+        self._open_calls = open_calls
         self._context = context
         self._certified = certified
+        self._open: OpenCall | None = None
+        self._publishes = publishes
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        refusal = self._leave(error)
+        if refusal is not None:
+            raise refusal from None
 
     async def judge(self, request: Any) -> None:
-        self._look_again()
+        await self._judge_again()
+
+    def follow(self, responses: AsyncGenerator[Any, None]) -> None:
+        if not self._publishes:  # Those say what the caller sent itself.
+            self._stay(responses)
 
     async def renew(self) -> None:
+        if not self._publishes:
+            await self._judge_again()
+
+    async def _judge_again(self) -> None:
+        """Raise what the first request would be refused with now, if it has come."""
         self._look_again()
+
+    def _stay(self, responses: AsyncGenerator[Any, None] | None = None) -> None:
+        self._open = OpenCall(
+            self._judge_open, self._version, self._until_s, responses, self._abort
+        )
+        self._open_calls.add(self._open)
+
+    async def _abort(self, refusal: SlateMQError) -> None:
+        status = to_status(refusal)
+        details = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+        with suppress(Exception):  # Always AbortError; or the caller is gone.
+            await self._context.abort(grpc_code(status), status.message, details)
+
+    def _leave(self, error: BaseException | None) -> SlateMQError | None:
+        """The refusal that has ended the call, if one has."""
+        self._end_alone()
+        return None if self._open is None else self._open.refusal_for(error)
+
+    def _end_alone(self) -> None:
+        """Not be ended from outside any more: its handler cleans up."""
+        if self._open is not None:
+            self._open_calls.remove(self._open)
+
+    @property
+    def _version(self) -> object:
+        """That of the files, before it was judged the last time."""
+        return self._certified.version, None
+
+    @property
+    def _until_s(self) -> float:
+        return self._certified.until_s
+
+    async def _judge_open(self) -> float:
+        """As `OpenCall.judge`: in another task, so the caller stays as it is."""
+        return self._certificates.look_again(self._context, self._certified).until_s
 
     def _look_again(self) -> None:
         """Raise Unauthenticated once the certificate of the connection proves nothing more."""
-        self._certified = self._certificates.look_again(self._context, self._certified)
+        try:
+            self._certified = self._certificates.look_again(self._context, self._certified)
+        except Unauthenticated:
+            self._end_alone()
+            raise
 
 
 class _ByConnection:
     """Lets in everyone whose TLS is new enough, and whose certificate is not revoked."""
 
-    def __init__(self, certificates: Certificates) -> None:
+    def __init__(
+        self, certificates: Certificates, open_calls: OpenCalls, *, publishes: bool
+    ) -> None:
         self._certificates = certificates
+        self._open_calls = open_calls
+        self._publishes = publishes
 
     async def enter(self, context: Context) -> Visit:
-        return _CertifiedVisit(self._certificates, context, self._certificates.look(context))
+        certified = self._certificates.look(context)
+        return _CertifiedVisit(
+            self._certificates, self._open_calls, context, certified, publishes=self._publishes
+        )
 
 
 class _ByIdentity:
     def __init__(
-        self, identity: str, certificates: Certificates, auditor: Auditor | None, method: str
+        self,
+        identity: str,
+        certificates: Certificates,
+        open_calls: OpenCalls,
+        auditor: Auditor | None,
+        method: str,
     ) -> None:
         self._identity = identity
         self._certificates = certificates
+        self._open_calls = open_calls
         self._auditor = auditor
         self._method = method
 
@@ -266,18 +381,18 @@ class _ByIdentity:
         caller: Principal | None = None
         try:
             certified = self._certificates.look(context)
-            names = certified.names
-            if self._identity not in names:
+            if self._identity not in certified.dns_names:
+                names = certified.names
                 caller = Principal(min(names), "certificate") if names else None
                 raise PermissionDenied(
-                    f"the certificate does not have the name {self._identity}",
+                    f"the certificate does not have the DNS name {self._identity}",
                     reason="FOR_SERVICES_ALONE",
                 )
         except SlateMQError as error:
             if self._auditor is not None:
                 self._auditor.watch(context, self._method, (), (), caller, error)
             raise
-        return _CertifiedVisit(self._certificates, context, certified)
+        return _CertifiedVisit(self._certificates, self._open_calls, context, certified)
 
 
 class _ForServices:
@@ -296,12 +411,14 @@ class _ByPolicy:
         self,
         callers: Callers,
         certificates: Certificates,
+        open_calls: OpenCalls,
         auditor: Auditor,
         method: str,
         access: MethodAccess,
     ) -> None:
         self._callers = callers
         self.certificates = certificates
+        self.open_calls = open_calls
         self._auditor = auditor
         self._method = method
         self._access = access
@@ -311,6 +428,7 @@ class _ByPolicy:
             self._place = "open_streams"
         elif access.waits:
             self._place = "waiting_claims"
+        self.waits = self._place == "waiting_claims"
         self.answers_publishes = access.publishes
         # On a stream each publish is answered for itself.
         self._is_publish = self.answers_publishes and not access.is_stream
@@ -367,9 +485,9 @@ class _ByPolicy:
         lasts = self._access.is_stream or self._access.waits
         return tuple(dict.fromkeys(self._access.queues(request))) if lasts else ()
 
-    def check_again(self, identity: Identity, queues: tuple[str, ...]) -> None:
+    def check_again(self, caller: Caller, queues: tuple[str, ...]) -> None:
         """Like `check`, of a stream's first request, which is not a second act."""
-        identity.caller.check_queues(self._access, queues)
+        caller.check_queues(self._access, queues)
 
     def record(
         self,
@@ -407,7 +525,13 @@ class _JudgedVisit(_CertifiedVisit):
         identity: Identity,
         place: AbstractContextManager[None] | None,
     ) -> None:
-        super().__init__(judge.certificates, context, certified)
+        super().__init__(
+            judge.certificates,
+            judge.open_calls,
+            context,
+            certified,
+            publishes=judge.answers_publishes,
+        )
         self.answers_publishes = judge.answers_publishes
         self._judge = judge
         self._identity = identity
@@ -426,13 +550,19 @@ class _JudgedVisit(_CertifiedVisit):
             # Called when gRPC has sent the last response: until its caller reads it, it is memory.
             context: Any = self._context
             context.add_done_callback(lambda _: place.__exit__(None, None, None))
+        if self._judge.waits:
+            self._stay()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        refusal = self._leave(error)
         if self._act is not None:
-            self._act.handled(error)
+            self._act.handled(refusal or error)
         elif not self._is_judged and isinstance(error, SlateMQError):
             self._judge.refuse(self._context, self._identity, error)
+        if refusal is not None:
+            self._note_unproven(refusal)
+            raise refusal from None
 
     async def judge(self, request: Any) -> None:
         self._is_judged = True
@@ -445,23 +575,38 @@ class _JudgedVisit(_CertifiedVisit):
         if self.answers_publishes:
             self._identity.caller.quota.charge(size_bytes)
 
-    async def renew(self) -> None:
-        if not self._judge.answers_publishes:  # Those say what the caller sent itself.
-            await self._judge_again()
+    @property
+    def _version(self) -> object:
+        return self._certified.version, self._identity.version
+
+    @property
+    def _until_s(self) -> float:
+        return min(self._certified.until_s, self._identity.until_s)
+
+    async def _judge_open(self) -> float:
+        certified_s = await super()._judge_open()
+        caller, proven_s = await self._identity.prove()
+        if self._queues is not None:
+            self._judge.check_again(caller, self._queues)
+        return min(certified_s, proven_s)
 
     async def _judge_again(self) -> None:
-        """Raise what the first request would be refused with now, if it has come."""
         try:
             self._look_again()
-            is_new = await self._identity.renew()
-        except Unauthenticated as error:
-            if self._queues is None or not self._judge.is_audited:  # Else that is on its way.
-                self._judge.record(self._context, self._identity, None, error)
+            if await self._identity.renew():
+                current_caller.set(self._identity.caller)
+                if self._queues is not None:
+                    self._judge.check_again(self._identity.caller, self._queues)
+        except SlateMQError as error:
+            self._end_alone()
+            self._note_unproven(error)
             raise
-        if is_new:
-            current_caller.set(self._identity.caller)
-            if self._queues is not None:
-                self._judge.check_again(self._identity, self._queues)
+
+    def _note_unproven(self, error: SlateMQError) -> None:
+        """Record that the proof has ended, unless an act that says so is on its way."""
+        is_acting = self._queues is not None and self._judge.is_audited
+        if isinstance(error, Unauthenticated) and not is_acting:
+            self._judge.record(self._context, self._identity, None, error)
 
 
 def _authorization(context: Context) -> str:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from libs.access.principals import PLACE_RETRY_MS
 from libs.serving.process.ownership import Standstill
+from libs.serving.requests.shares import Shares
 from slatemq import errors
+
+if TYPE_CHECKING:
+    from libs.access.quotas import PrincipalQuota
 
 
 class Gate:
     """Admits calls, but not before the service has started, nor once it drains.
 
-    A context manager around each call: entering it counts the call or raises why not.
-
     Attributes:
-        calls_count: Calls in flight.
+        calls: The places of calls in flight.
         standstill: Holds calls back after a standstill, where the process owns a shard.
     """
 
     def __init__(self, calls_max: int) -> None:
-        self.calls_count = 0
+        self.calls = Shares(
+            "concurrent_calls_max",
+            calls_max,
+            "calls in flight",
+            ("TOO_MANY_CALLS", f"{calls_max} calls are in flight"),
+            for_services=True,
+        )
         self.standstill: Standstill | None = None
-        self._calls_max = calls_max
         self._closed: tuple[str, str] | None = ("STARTING", "the service is starting")
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def open(self) -> None:
         self._closed = None
@@ -40,31 +46,27 @@ class Gate:
         """
         self._closed = (reason, message)
 
-    async def idle(self) -> None:
-        await self._idle.wait()
-
     def proof(self) -> asyncio.Future[None] | None:
         return None if self.standstill is None else self.standstill.proof()
 
-    def __enter__(self) -> None:
+    def check(self) -> None:
+        """Raise why no call is let in now."""
+        self._check_open()
+        self.calls.check()
+
+    def place(self, quota: PrincipalQuota | None) -> AbstractContextManager[None]:
+        """Let in a call of a principal until the end of the context, or raise why not."""
+        self._check_open()
+        return self.calls.place(quota)
+
+    def _check_open(self) -> None:
         if self._closed is not None:
             reason, message = self._closed
             raise errors.Unavailable(message, reason=reason)
-        if self.calls_count >= self._calls_max:
-            raise errors.ResourceExhausted(
-                f"{self._calls_max} calls are in flight", reason="TOO_MANY_CALLS"
-            )
-        self.calls_count += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.calls_count -= 1
-        if not self.calls_count:
-            self._idle.set()
 
 
 class NewestGate:
-    """Admits every stream, in every state: one more than there may be ends the oldest."""
+    """Admits every stream, in every state of the service; one too many ends the oldest."""
 
     def __init__(self, streams_max: int) -> None:
         self._streams_max = streams_max
@@ -73,6 +75,12 @@ class NewestGate:
 
     def proof(self) -> None:
         """None."""
+
+    def check(self) -> None:
+        """Let in every call."""
+
+    def place(self, _: PrincipalQuota | None) -> AbstractContextManager[None]:
+        return self
 
     def __enter__(self) -> None:
         stream = asyncio.current_task()
@@ -95,7 +103,9 @@ class NewestGate:
             self._ended.discard(stream)
             stream.uncancel()
             raise errors.ResourceExhausted(
-                f"{self._streams_max} newer streams are open", reason="TOO_MANY_CALLS"
+                f"{self._streams_max} newer streams are open",
+                reason="TOO_MANY_CALLS",
+                retry_after_ms=PLACE_RETRY_MS,
             ) from None
 
     def _leave(self, stream: asyncio.Task[Any]) -> None:
@@ -107,6 +117,12 @@ class OpenGate(nullcontext[None]):
 
     def proof(self) -> None:
         """None."""
+
+    def check(self) -> None:
+        """Let in every call."""
+
+    def place(self, _: PrincipalQuota | None) -> AbstractContextManager[None]:
+        return self
 
 
 Entrance = Gate | NewestGate | OpenGate

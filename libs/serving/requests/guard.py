@@ -29,8 +29,8 @@ import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
-from libs.access.current import hold_back
-from libs.access.principals import LIMIT_REASON
+from libs.access.current import caller_quota, hold_back
+from libs.access.principals import BOUND_REASONS
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.calls import UNKNOWN_METHOD, UNRECORDED, Call, MethodCalls, is_known
@@ -170,7 +170,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         async def guarded(_: Any, context: Context) -> Any:
             with calls.begin(context, is_current=True) as call:
                 try:
-                    with await _visit(gate, judge, context) as visit, gate:
+                    with await _visit(gate, judge, context) as visit, gate.place(caller_quota()):
                         request, held_bytes = await reader.read(
                             context, codec, method, visit.charge
                         )
@@ -196,7 +196,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
             with calls.begin(context) as call:
                 try:
-                    with await _visit(gate, judge, context) as visit, gate:
+                    with await _visit(gate, judge, context) as visit, gate.place(caller_quota()):
                         request, held_bytes = await reader.read(
                             context, codec, method, visit.charge
                         )
@@ -207,6 +207,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                             # Closed here and now when the client goes, not when the collector
                             # finds it.
                             async with aclosing(behavior(request, context)) as responses:
+                                visit.follow(responses)
                                 async for response in responses:
                                     await visit.renew()
                                     box = [response]
@@ -230,12 +231,13 @@ class CallGuard(grpc.aio.ServerInterceptor):
             with calls.begin(context) as call:
                 is_let_in = False
                 try:
-                    with await _visit(gate, judge, context) as visit, gate:
+                    with await _visit(gate, judge, context) as visit, gate.place(caller_quota()):
                         is_let_in = True
                         if (proof := gate.proof()) is not None:
                             await proof
                         parsed = self._reader.stream(requests, codec, visit.judge, visit.charge)
                         async with aclosing(behavior(parsed, context)) as responses:
+                            visit.follow(responses)
                             async for response in responses:
                                 await visit.renew()
                                 box = [response]
@@ -261,7 +263,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         async def guarded(_: Any, context: Context) -> None:
             with calls.begin(context) as call:
                 try:
-                    with await _visit(gate, judge, context) as visit, gate:
+                    with await _visit(gate, judge, context) as visit, gate.place(caller_quota()):
                         request, held_bytes = await self._reader.read(
                             context, codec, method, visit.charge
                         )
@@ -295,8 +297,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             with calls.begin(context, is_current=True) as call:
                 try:
                     if self._elsewhere.is_ours(method):
-                        with self._gate:
-                            pass
+                        self._gate.check()
                 except errors.SlateMQError as error:
                     await _fail(method, context, error, call)
                 else:
@@ -314,8 +315,7 @@ async def _visit(gate: Entrance, judge: Judge | None, context: Context) -> Visit
     """Find out who calls, which may wait for other checks: so it takes no place of other calls."""
     if judge is None:
         return UNJUDGED
-    with gate:
-        pass  # Where calls are not let in, it does not matter who calls.
+    gate.check()  # Where calls are not let in, it does not matter who calls.
     visit = await judge.enter(context)
     current_visit.set(visit)
     return visit
@@ -425,7 +425,7 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
 def _is_of_caller(error: BaseException) -> bool:
     """Whether the caller of a stream caused it, perhaps while sending."""
     if isinstance(error, errors.ResourceExhausted):
-        return error.reason == LIMIT_REASON
+        return error.reason in BOUND_REASONS
     return isinstance(error, _CALLERS)
 
 

@@ -53,21 +53,6 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
     assert re.search(r"^slatemq_console_streams 0\.0$", text, re.M)
 
 
-async def test_it_opens_no_such_port_unless_asked(tmp_path: Path) -> None:
-    async with running("console", tmp_path) as addresses:
-        assert list(addresses) == ["address"]
-
-
-async def test_a_port_that_is_taken_ends_the_start_and_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code, errors = await refused("console", "--http-port", port)
-    assert code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in errors
-
-
 async def test_it_names_variables_that_nothing_reads() -> None:
     environ = {"SLATEMQ_SESION_S": "60"}
     code, errors = await refused("console", "--tls-cert", "cert", environ=environ)

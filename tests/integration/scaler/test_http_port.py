@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from services.scaler.stubs import externalscaler_pb2
 from services.scaler.stubs.externalscaler_pb2_grpc import ExternalScalerStub
-from tests.integration.lone_service import refused, running
+from tests.integration.lone_service import running
 
 pytestmark = pytest.mark.slow
 
@@ -43,19 +43,3 @@ async def test_it_measures_its_calls_where_it_has_a_port_for_that(tmp_path: Path
     assert re.search(rf'service_instance_id="{socket.gethostname()}/scaler-\d+"', text)
     assert re.search(r"^slatemq_serving 1\.0$", text, re.M)
     assert re.search(r"^process_memory_usage_bytes [1-9]", text, re.M)
-
-
-async def test_it_opens_no_such_port_unless_asked(tmp_path: Path) -> None:
-    async with running("scaler", tmp_path) as addresses:
-        assert list(addresses) == ["address"]
-
-
-async def test_a_port_that_is_taken_ends_the_start_and_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code, errors = await refused("scaler", "--http-port", port)
-    assert code == 1
-    assert "cannot listen" in errors
-    assert port in errors

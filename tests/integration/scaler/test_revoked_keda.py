@@ -57,12 +57,16 @@ async def test_kedas_revoked_certificate_is_refused(tmp_path: Path) -> None:
             asked = externalscaler_pb2.ScaledObjectRef(
                 scalerMetadata={"queue": "work", "target": "10"}
             )
+            # Silent, as the broker is down
+            stream = stub.StreamIsActive(asked)
+            await asyncio.sleep(0)
+            # Behind it on the same connection: the stream is there when this is answered.
             assert (await stub.GetMetricSpec(asked, timeout=60)).metricSpecs
 
             # When KEDA's certificate is revoked
             write_list(tmp_path, authority, KEDA)
 
-            # Then its connection is refused
+            # Then its connection is refused, and its stream ends
             async def ask_on() -> None:
                 while True:
                     await stub.GetMetricSpec(asked, timeout=60)
@@ -71,6 +75,8 @@ async def test_kedas_revoked_certificate_is_refused(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="revoked") as refused:
                 await asyncio.wait_for(ask_on(), 60)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            code = await asyncio.wait_for(stream.code(), 60)
+            assert code is grpc.StatusCode.UNAUTHENTICATED
     finally:
         process.terminate()
         process.wait(timeout=60)

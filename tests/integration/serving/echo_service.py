@@ -7,6 +7,8 @@ request says decides what the handler does. Run as a program it is a whole servi
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +38,8 @@ class EchoServicer:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    flooded: int = 0
     failure: Callable[[], BaseException] = RuntimeError
 
     async def answer(self, word: str) -> StringValue:
@@ -57,8 +61,14 @@ class EchoServicer:
         return await self.answer(request.value)
 
     async def us(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
-        for word in request.value.split():
-            yield await self.answer(word)
+        try:
+            for word in request.value.split():
+                yield await self.answer(word)
+                while word.startswith("flood"):
+                    self.flooded += 1
+                    yield StringValue(value=word)
+        finally:
+            self.closed.set()
 
     async def ss(
         self, requests: AsyncIterator[StringValue], context: Any
@@ -118,7 +128,9 @@ class EchoService(Service[ServingConfig]):
 class EchoConfig(ServingConfig):
     """An echo."""
 
-    end: str = setting("How to end: fenced, failed, unavailable, wrong; or not.", default="")
+    end: str = setting(
+        "How to end: fenced, failed, unavailable, signalled, wrong; or not.", default=""
+    )
 
 
 def build(config: EchoConfig, telemetry: Telemetry, root: Root) -> EchoService:
@@ -130,6 +142,8 @@ def build(config: EchoConfig, telemetry: Telemetry, root: Root) -> EchoService:
             service.fatal.set_exception(Fenced("detected newer DB client"))
         case "unavailable":
             service.start_error = StoreUnavailable("no such bucket")
+        case "signalled":
+            os.kill(os.getpid(), signal.SIGTERM)
         case "wrong":
             raise FatalError(ExitCause.usage("the shard is of another instance"))
     return service

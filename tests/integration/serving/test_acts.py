@@ -97,7 +97,7 @@ async def served(folder: Path, policy: str = POLICY) -> AsyncIterator[Served]:
     gate = Gate(100)
     gate.open()
     # By a clock that stands still: what is held back comes in no later interval.
-    auditor = Auditor(lambda act: one.acts.append(act), ManualSeconds())
+    auditor = Auditor("broker-0", lambda act: one.acts.append(act), ManualSeconds())
     guard = CallGuard(gate, Telemetry()).of_door(ClientDoor(callers, auditor))
     server = grpc.aio.server(interceptors=[guard], options=limits.server_options())
     servicer_type: Any = Servicer  # Not all of it: so it is abstract.

@@ -1,15 +1,23 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from libs.serving.peers import channels as channels_module
 from libs.serving.peers.channels import Channels, open_channel
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.tls import ServerTls
 from libs.storage.database.roots import open_root
+from slatemq import _file_status
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
 from slatemq.errors import DeadlineExceeded, Unavailable
 from tests.integration.serving.echo_service import METHODS, EchoServicer
 from tests.manual_clock import ManualSeconds
@@ -154,3 +162,82 @@ async def test_a_task_that_is_cancelled_in_a_call_ends_as_cancelled() -> None:
     await server.stop(0)
 
     assert call.cancelled()
+
+
+@dataclass
+class Renewable:
+    """Channels with TLS to a peer, and a stream that was opened before the files were renewed."""
+
+    channels: Channels
+    directory: TopologyDirectory
+    files: CertificateFiles
+    clock: ManualSeconds
+    stream: Any
+
+    async def renew(self) -> grpc.aio.Channel:
+        """The channel after new files."""
+        former = await self.channels.to("broker", 0)
+        assert self.files.cert is not None
+        os.utime(self.files.cert)
+        channel = await self.channels.to("broker", 0)
+        assert channel is not former
+        assert await echo(channel, "new") == "new"
+        return channel
+
+
+async def echoed(stream: Any, text: str) -> str:
+    with raising_slatemq_errors():
+        await stream.write(StringValue(value=text))
+        answer = await stream.read()
+    return StringValue.FromString(answer).value
+
+
+@pytest.fixture
+async def renewable(
+    directory: TopologyDirectory,
+    clock: ManualSeconds,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Renewable]:
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
+    monkeypatch.setattr(channels_module, "CLOSE_GRACE_SECONDS", 0.0)
+    make_certificates(tmp_path / "made")
+    names = ("ca.crt", "service.crt", "service.key")
+    files = CertificateFiles(*(tmp_path / "made" / name for name in names))
+    server = grpc.aio.server()
+    EchoServicer().add_to(server)
+    credentials = ServerTls(files, needs_client_certificate=True).credentials()
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    await directory.announce(Peer("broker", 0, f"127.0.0.1:{port}"))
+    channels = Channels(directory, tls=ChannelTls(files, SERVICE_NAME))
+    channel = await channels.to("broker", 0)
+    stream: Any = channel.stream_stream(METHODS["ss"], StringValue.SerializeToString)()
+    assert await echoed(stream, "first") == "first"
+    yield Renewable(channels, directory, files, clock, stream)
+    await channels.close()
+    await server.stop(0)
+
+
+async def test_a_stream_outlives_the_certificates_that_it_was_opened_with(
+    renewable: Renewable,
+) -> None:
+    for text in ("second", "third"):
+        await renewable.renew()
+
+        assert await echoed(renewable.stream, text) == text
+
+
+async def test_a_stream_from_before_new_certificates_ends_once_its_peer_has_moved(
+    renewable: Renewable,
+) -> None:
+    await renewable.renew()
+
+    await renewable.directory.announce(Peer("broker", 0, "127.0.0.1:1"))
+    renewable.clock.now_s = 1.0
+    renewable.channels.doubt("broker", 0)
+    await renewable.channels.to("broker", 0)
+
+    with pytest.raises(Unavailable) as caught, raising_slatemq_errors():
+        await renewable.stream.read()
+    assert caught.value.reason == "PEER_MOVED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
 from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,32 @@ async def code_of(process: asyncio.subprocess.Process, log: asyncio.StreamReader
     async with asyncio.timeout(END_S):
         await log.read()
         return await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("service", "place"), [("router", "--root=memory:///"), ("console", "--endpoint=127.0.0.1:1")]
+)
+def test_a_wrong_variable_of_opentelemetry_is_named_as_a_wrong_setting(
+    silent: str, service: str, place: str, variable: str, value: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", f"services.{service}", "--port", "0", place],
+        env={**os.environ, "SLATEMQ_OTLP_ENDPOINT": silent, variable: value},
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert ended.returncode == EXIT_USAGE
+    (line,) = [one for one in ended.stderr.decode().splitlines() if "telemetry cannot" in one]
+    assert variable in line
+    assert b"Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import ssl
 import subprocess
@@ -20,6 +21,7 @@ from libs.serving.process import healthprobe
 from libs.serving.process.healthprobe import probe, probe_pages
 from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
 from tests.acceptance.local_stack import REPOSITORY
+from tests.strict_certificates import plain_authority
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -151,11 +153,18 @@ async def _pages(certificate: Path, key: Path) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def _calls(certificate: Path, key: Path) -> AsyncIterator[int]:
+async def _calls(
+    certificate: Path, key: Path, authority: Path | None = None, status: int = SERVING
+) -> AsyncIterator[int]:
+    """With an authority, it lets in clients with a certificate of it alone."""
     pair = await asyncio.to_thread(lambda: (key.read_bytes(), certificate.read_bytes()))
+    ca = None if authority is None else await asyncio.to_thread(authority.read_bytes)
     running = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), running)
-    port = running.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", status)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, running)
+    credentials = grpc.ssl_server_credentials([pair], ca, ca is not None)
+    port = running.add_secure_port("127.0.0.1:0", credentials)
     await running.start()
     yield port
     await running.stop(0)
@@ -194,3 +203,88 @@ async def test_a_server_with_a_certificate_of_another_authority_is_alive_and_doe
         assert await asyncio.to_thread(partial(look, alive=True)) == ""
         tls["ca"] = str(tmp_path / "others" / "ca.crt")
         assert await asyncio.to_thread(partial(look, answers=True)) == ""
+
+
+def _damage(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes(b"")
+
+
+def _remove(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).unlink()
+
+
+def _renew_half(folder: Path) -> None:
+    shutil.copy(folder / "client.key", folder / "service.key")
+
+
+def _expire(folder: Path) -> None:
+    make_certificates(folder / "expired", days=0)
+    for name in ("service.crt", "service.key"):
+        shutil.copy(folder / "expired" / name, folder / name)
+
+
+@pytest.mark.parametrize("needs_certificate", [False, True])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(_damage(name) for name in ("ca.crt", "service.crt", "service.key")),
+        *(_remove(name) for name in ("ca.crt", "service.crt", "service.key")),
+        _renew_half,
+    ],
+)
+async def test_a_server_that_goes_on_with_the_files_before_is_alive_and_healthy(
+    tmp_path: Path, spoil: Callable[[Path], object], needs_certificate: bool
+) -> None:
+    make_certificates(tmp_path, days=1)
+    ca, cert, key = (tmp_path / name for name in ("ca.crt", "service.crt", "service.key"))
+    tls = {"ca": str(ca), "cert": str(cert), "key": str(key), "identity": SERVICE_NAME}
+    async with _calls(cert, key, ca if needs_certificate else None) as port:
+        spoil(tmp_path)
+        for alive in (False, True):
+            look = partial(probe, f"127.0.0.1:{port}", tls, alive=alive)
+            assert await asyncio.to_thread(look) == ""
+
+
+@pytest.mark.parametrize("needs_certificate", [False, True])
+async def test_a_server_that_refuses_the_certificate_of_the_probe_is_alive_and_not_healthy(
+    tmp_path: Path, needs_certificate: bool
+) -> None:
+    make_certificates(tmp_path, days=1)
+    ca, cert, key = (tmp_path / name for name in ("ca.crt", "service.crt", "service.key"))
+    tls = {"ca": str(ca), "cert": str(cert), "key": str(key), "identity": SERVICE_NAME}
+    async with _calls(cert, key, ca if needs_certificate else None) as port:
+        _expire(tmp_path)
+        look = partial(probe, f"127.0.0.1:{port}", tls)
+        for answers in (False, True):
+            said = await asyncio.to_thread(partial(look, answers=answers))
+            assert ("the server closed the connection" in said) is bool(said) is needs_certificate
+        assert await asyncio.to_thread(partial(look, alive=True)) == ""
+
+
+async def test_without_a_certificate_of_its_own_it_sees_that_a_server_does_not_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(tmp_path, days=1)
+    ca, cert, key = (tmp_path / name for name in ("ca.crt", "service.crt", "service.key"))
+    tls = {"ca": str(ca), "cert": str(cert), "key": str(key), "identity": SERVICE_NAME}
+    async with _calls(cert, key, status=NOT_SERVING) as port:
+        key.unlink()
+        look = partial(probe, f"127.0.0.1:{port}", tls)
+        assert "NOT_SERVING" in await asyncio.to_thread(look)
+
+    monkeypatch.setattr(healthprobe, "DEADLINE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        look = partial(probe, f"127.0.0.1:{silent.getsockname()[1]}", tls, alive=True)
+        assert "timed out" in await asyncio.to_thread(look)
+
+
+async def test_an_authority_that_states_no_key_usage_is_trusted_as_grpc_trusts_it(
+    tmp_path: Path,
+) -> None:
+    authority = plain_authority()
+    make_certificates(tmp_path / "made", authority=authority)
+    cert, key = tmp_path / "made" / "service.crt", tmp_path / "made" / "service.key"
+    files = {"ca": str(tmp_path / "made" / "ca.crt"), "cert": str(cert), "key": str(key)}
+    async with _calls(cert, key) as port:
+        tls = files | {"identity": SERVICE_NAME}
+        assert await asyncio.to_thread(probe, f"127.0.0.1:{port}", tls) == ""

@@ -10,10 +10,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from libs.access.principals import PLACE_RETRY_MS
 from libs.serving import limits
 from libs.serving.peers.channels import open_channel
 from libs.serving.requests.gate import NewestGate
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import ResourceExhausted
 from tests.integration.serving.echo_service import EchoService
 from tests.integration.serving.test_server import running
 
@@ -46,7 +48,9 @@ async def test_a_watch_too_many_ends_the_oldest_of_its_port_alone(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await first.read()
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert from_rpc_error(caught.value).reason == "TOO_MANY_CALLS"
+            problem = from_rpc_error(caught.value)
+            assert isinstance(problem, ResourceExhausted)
+            assert (problem.reason, problem.retry_after_ms) == ("TOO_MANY_CALLS", PLACE_RETRY_MS)
             assert not any(one.done() for one in (second, third, *of_services))
             # And those that their clients leave make room
             third.cancel()
@@ -62,7 +66,7 @@ async def test_a_stream_that_is_closed_elsewhere_keeps_no_place() -> None:
     gate = NewestGate(1)
 
     async def stream() -> Any:
-        with gate:
+        with gate.place(None):
             yield 1
             yield 2
 

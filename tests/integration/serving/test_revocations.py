@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,16 +18,19 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from libs.access import reloading
 from libs.serving.process.config import ServingConfig
+from libs.serving.requests import open_calls
 from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq._tokens import new_token
 from slatemq.cli.access.dev_certificates import SERVICE_NAME, Authority
-from slatemq.errors import Unauthenticated
+from slatemq.errors import PermissionDenied, Unauthenticated
 from slatemq.v1 import access_check_pb2, access_check_pb2_grpc
 from tests.integration.serving.echo_service import METHODS, EchoService
 
@@ -120,7 +123,8 @@ async def serving(folder: Path, *, policy: bool) -> AsyncIterator[Served]:
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reloading, "LOOK_S", 0.02)
+    for module in (reloading, open_calls):
+        monkeypatch.setattr(module, "LOOK_S", 0.02)
 
 
 async def echo(channel: grpc.aio.Channel, text: str = "hello") -> str:
@@ -138,6 +142,31 @@ async def until_revoked(call: Any) -> Unauthenticated:
                 await call()
             except Unauthenticated as error:
                 return error
+
+
+async def test_at_the_port_for_services_all_but_their_health_is_for_them_alone(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, policy=False) as served, AsyncExitStack() as channels:
+        service, client = [
+            await channels.enter_async_context(served.connect("services", name))
+            for name in (OTHER_SERVICE, CLIENT)
+        ]
+
+        async def reflect(channel: Any) -> int:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            with raising_slatemq_errors():
+                [answer] = [one async for one in stub.ServerReflectionInfo([asked], timeout=60)]
+            return len(answer.list_services_response.service)
+
+        assert await reflect(service) > 0
+        with pytest.raises(PermissionDenied):
+            await reflect(client)
+        health: Any = health_pb2_grpc.HealthStub(client)
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+        served.revoke(OTHER_SERVICE)
+        assert (await until_revoked(lambda: reflect(service))).reason == REVOKED
 
 
 @pytest.mark.parametrize(
@@ -167,12 +196,12 @@ async def test_a_revoked_certificate_ends_on_connections_and_streams_that_are_op
         served.revoke(revoked)
         error = await until_revoked(lambda: echo(mine))
 
-        # Then so is all that has it, from the next request or response on
+        # Then so is all that has it, though nothing comes
         assert error.reason == REVOKED
-        await asking.write(StringValue(value="two"))
-        served.echo.servicer.release.set()
-        for stream in (asking, hearing):
-            assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with asyncio.timeout(60):
+            for stream in (asking, hearing):
+                assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+            await served.echo.servicer.cancelled.wait()
         async with served.connect(port, revoked) as again:
             with pytest.raises(Unauthenticated):
                 await echo(again)
@@ -181,6 +210,31 @@ async def test_a_revoked_certificate_ends_on_connections_and_streams_that_are_op
         assert await echo(another) == "hello"
         async with served.connect(port, good) as new:
             assert await echo(new) == "hello"
+
+
+async def test_a_stream_whose_caller_has_stopped_reading_ends_with_its_status(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving(tmp_path, policy=False) as served,
+        served.connect("clients", CLIENT) as mine,
+    ):
+        asked = StringValue(value="flood" * 20_000)
+        stream: Any = mine.unary_stream(METHODS["us"], StringValue.SerializeToString)(asked)
+        await stream.read()
+        sent = 0
+        while sent < served.echo.servicer.flooded:
+            sent = served.echo.servicer.flooded
+            await asyncio.sleep(0.2)
+
+        served.revoke(CLIENT)
+
+        async with asyncio.timeout(60):
+            await served.echo.servicer.closed.wait()
+            with suppress(grpc.aio.AioRpcError):
+                while True:
+                    await stream.read()
+            assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_revoked_certificate_is_refused_whatever_else_its_caller_proves(

@@ -19,9 +19,11 @@ from libs.serving.peers.channels import open_channel
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause
 from libs.serving.reflection import SERVICE_NAMES
-from libs.serving.server import run_service
+from libs.serving.server import RunningService, Signals
+from libs.serving.telemetry import Telemetry
 from libs.storage.errors import Fenced
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.credentials import TOKEN_LENGTH_MAX
 from slatemq.errors import Unavailable
 from tests.integration.serving.echo_service import METHODS, NAME, EchoService
 
@@ -59,7 +61,12 @@ async def running(service: EchoService, ready_file: Path | None = None) -> Async
     config = ServingConfig(
         root="memory:///", ready_file=str(ready_file or ""), drain_ms=60_000, log_level="debug"
     )
-    run = asyncio.create_task(run_service(service, config))
+
+    async def run_until_signalled() -> ExitCause:
+        with Signals() as signals:
+            return await RunningService(service, config, Telemetry()).run(signals)
+
+    run = asyncio.create_task(run_until_signalled())
     async with asyncio.timeout(60):
         while not service.steps:
             await asyncio.sleep(0)
@@ -88,6 +95,19 @@ async def test_a_service_that_starts_is_not_serving_yet() -> None:
         await stack.until_healthy()
         assert await stack.health("") == "SERVING"
         assert await stack.echo("hello") == "hello"
+
+
+async def test_the_longest_token_that_a_client_sends_is_taken() -> None:
+    async with running(EchoService()) as stack:
+        await stack.until_healthy()
+        method: Any = stack.channel.unary_unary(METHODS["uu"], StringValue.SerializeToString)
+        metadata = (
+            ("authorization", f"Bearer {'x' * TOKEN_LENGTH_MAX}"),
+            ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),
+        )
+        for _ in range(30):
+            answer = await method(StringValue(value="hello"), metadata=metadata, timeout=60)
+            assert StringValue.FromString(answer).value == "hello"
 
 
 async def test_sigterm_while_starting_ends_cleanly() -> None:
@@ -263,6 +283,7 @@ async def process(*arguments: str, **environ: str) -> tuple[int, str]:
         ("fenced", 77, "fenced: another broker owns shard 3"),
         ("failed", 77, "fenced: another process owns the shard now"),
         ("unavailable", 75, "store_down: no such bucket"),
+        ("signalled", 0, "stopped: SIGTERM"),
         ("wrong", 2, "the shard is of another instance"),
     ],
 )

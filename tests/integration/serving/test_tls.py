@@ -3,35 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import shutil
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import NameOID
 
-from libs.serving.tls import ServerTls, identities, is_old
+from libs.serving.access import protection_of
+from libs.serving.process.config import ServingConfig
+from libs.serving.requests.auditing import Auditor
+from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
+from libs.serving.tls import ServerTls, client_certificate, is_old
 from slatemq import _file_status
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
-from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
-from slatemq.errors import InvalidArgument
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, Authority, make_certificates
+from slatemq.errors import InvalidArgument, SlateMQError
+
+Signed = tuple[bytes, bytes]
 
 
 class Echo(grpc.GenericRpcHandler):
-    """`/echo/Names` answers what the server knows of its client; `/echo/Stream` echoes."""
+    """`/echo/Names` answers what the server knows of its client, `/echo/Enter` and `/echo/Call`
+    what the doors for services and for clients say; `/echo/Stream` echoes."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         if handler_call_details.method == "/echo/Stream":
             return grpc.stream_stream_rpc_method_handler(self.stream)
+        if handler_call_details.method == "/echo/Enter":
+            return grpc.unary_unary_rpc_method_handler(
+                partial(self.enter, ServiceDoor(SERVICE_NAME))
+            )
+        if handler_call_details.method == "/echo/Call":
+            door = ClientDoor(None, Auditor("echo-0", lambda _: None), has_tls=True)
+            return grpc.unary_unary_rpc_method_handler(partial(self.enter, door))
         return grpc.unary_unary_rpc_method_handler(self.names)
 
     async def names(self, _: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         auth = context.auth_context()
-        return f"{'old' if is_old(auth) else 'new'} {sorted(identities(auth))}".encode()
+        return (
+            f"{'old' if is_old(auth) else 'new'} {sorted(client_certificate(auth).names)}".encode()
+        )
+
+    async def enter(
+        self, door: Door, _: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
+        judge = door.judge_of("/echo/Enter")
+        assert judge is not None
+        try:
+            await judge.enter(context)
+        except SlateMQError as error:
+            return error.reason.encode()
+        return b"in"
 
     async def stream(self, requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
         async for request in requests:
@@ -58,12 +94,15 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
 
 
+def serving(files: CertificateFiles, *, mutual: bool = False) -> AbstractAsyncContextManager[str]:
+    return serving_by(ServerTls(files, needs_client_certificate=mutual))
+
+
 @asynccontextmanager
-async def serving(files: CertificateFiles, *, mutual: bool = False) -> AsyncIterator[str]:
+async def serving_by(tls: ServerTls) -> AsyncIterator[str]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Echo(),))
-    credentials = ServerTls(files, needs_client_certificate=mutual).credentials()
-    port = server.add_secure_port("127.0.0.1:0", credentials)
+    port = server.add_secure_port("127.0.0.1:0", tls.credentials())
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -207,46 +246,250 @@ async def test_a_new_certificate_serves_without_a_restart_or_a_dropped_stream(
         assert await names(before) == "new []"
 
 
-async def test_half_replaced_files_leave_what_was_there(
+async def test_half_replaced_files_leave_what_was_there_in_both_directions(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
-    client = ChannelTls(certificates.files())
-    async with serving(certificates.files("service")) as address:
-        shutil.copy(certificates.other / "service.key", certificates.folder / "service.key")
+    folder, other = certificates.folder, certificates.other
+    client = ChannelTls(certificates.files("client"))
+    async with serving(certificates.files("service"), mutual=True) as address:
 
+        async def goes_on() -> None:
+            async with connected(address, client) as channel:
+                assert await names(channel) == "new ['dev-client']"
+            assert client.version == 1
+
+        for name in ("service.key", "client.key"):
+            shutil.copy(other / name, folder / name)
+        await goes_on()
+        authority = (folder / "ca.crt").read_bytes()
+        for ca in (b"half", (folder / "client.key").read_bytes(), authority + DAMAGED):
+            (folder / "ca.crt").write_bytes(ca)
+            await goes_on()
+
+        # What is whole again serves.
+        for file in other.iterdir():
+            shutil.copy(file, folder / file.name)
         async with connected(address, client) as channel:
-            assert await names(channel) == "new []"
-        (certificates.folder / "ca.crt").write_text("half")
-        async with connected(address, client) as channel:
-            assert await names(channel) == "new []"
-        assert client.version == 1
+            assert await names(channel) == "new ['dev-client']"
+        assert client.version == 2
+
+
+async def test_a_file_that_is_refused_is_named_to_operators_until_it_is_good_again(
+    certificates: Certificates,
+) -> None:
+    folder, other = certificates.folder, certificates.other
+    config = ServingConfig(
+        root="memory:///",
+        tls_ca=str(folder / "ca.crt"),
+        tls_cert=str(folder / "service.crt"),
+        tls_key=str(folder / "service.key"),
+    )
+    protection = protection_of(config, Auditor("echo-0", lambda act: None))
+    assert protection.client_tls is not None
+    credentials = ChannelTls(certificates.files()).credentials
+    own_connections = (("grpc.use_local_subchannel_pool", 1),)
+    async with serving_by(protection.client_tls) as address:
+
+        async def note() -> str:
+            """As who connects to ask for it gets it."""
+            async with grpc.aio.secure_channel(address, credentials, own_connections) as channel:
+                assert await names(channel) == "new []"
+            return protection.note
+
+        assert await note() == ""
+        for name in ("service.key", "service.crt", "ca.crt"):
+            before = (folder / name).read_bytes()
+            (folder / name).write_bytes(b"-----BEGIN half")
+            assert (await note()).startswith(f"'{name}' is refused as it is now")
+            assert "half" not in protection.note
+            (folder / name).write_bytes(before)
+            assert await note() == ""
+        shutil.copy(other / "service.key", folder / "service.key")
+        assert (await note()).startswith("'service.key' is refused as it is now")
+
+
+PLAIN = serialization.NoEncryption()
+
+DAMAGED = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+def private_pem(
+    key: PrivateKeyTypes, encryption: serialization.KeySerializationEncryption = PLAIN
+) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
+
+
+def encrypt(file: Path) -> None:
+    key = serialization.load_pem_private_key(file.read_bytes(), None)
+    file.write_bytes(private_pem(key, serialization.BestAvailableEncryption(b"password")))
+
+
+BAD_FILES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "no certificate": ("cert", "cannot read", lambda folder: (folder / "service.crt").unlink()),
+    "no PEM as key": ("key", "not PEM", lambda folder: (folder / "service.key").write_text("x")),
+    "no PEM as authority": ("ca", "not PEM", lambda folder: (folder / "ca.crt").write_text("x")),
+    "the key of another certificate": (
+        "key",
+        "does not belong to the certificate",
+        lambda folder: shutil.copy(folder / "client.key", folder / "service.key"),
+    ),
+    "a key of another kind": (
+        "key",
+        "does not belong to the certificate",
+        lambda folder: (folder / "service.key").write_bytes(
+            private_pem(ed25519.Ed25519PrivateKey.generate())
+        ),
+    ),
+    "an encrypted key": (
+        "key",
+        "needs a password",
+        lambda folder: encrypt(folder / "service.key"),
+    ),
+    "a certificate as key": (
+        "key",
+        "cannot be used",
+        lambda folder: shutil.copy(folder / "service.crt", folder / "service.key"),
+    ),
+    "a damaged certificate": (
+        "cert",
+        "damaged",
+        lambda folder: (folder / "service.crt").write_bytes(DAMAGED),
+    ),
+    "a key as authority": (
+        "ca",
+        "damaged",
+        lambda folder: shutil.copy(folder / "service.key", folder / "ca.crt"),
+    ),
+    "a damaged authority after a good one": (
+        "ca",
+        "damaged",
+        lambda folder: (folder / "ca.crt").write_bytes((folder / "ca.crt").read_bytes() + DAMAGED),
+    ),
+    "a byte order mark": (
+        "ca",
+        "byte order mark",
+        lambda folder: (folder / "ca.crt").write_bytes(
+            codecs.BOM_UTF8 + (folder / "ca.crt").read_bytes()
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("read", [partial(ServerTls, needs_client_certificate=True), ChannelTls])
+@pytest.mark.parametrize("form", BAD_FILES)
+def test_bad_files_are_named_at_the_start(
+    certificates: Certificates, form: str, read: Callable[[CertificateFiles], object]
+) -> None:
+    field, problem, change = BAD_FILES[form]
+    change(certificates.folder)
+
+    with pytest.raises(InvalidArgument, match=problem) as caught:
+        read(certificates.files("service"))
+
+    assert caught.value.field == field
+    assert str(certificates.folder / FILES[field]) in caught.value.message
+
+
+FILES = {"ca": "ca.crt", "cert": "service.crt", "key": "service.key"}
+
+
+def test_what_stands_beside_certificates_and_keys_does_no_harm(certificates: Certificates) -> None:
+    for name in FILES.values():
+        file = certificates.folder / name
+        file.write_bytes("Straße\r\n".encode() + file.read_bytes().replace(b"\n", b"\r\n"))
+
+    ChannelTls(certificates.files("service"))
+
+
+def signed(authority: Authority, name: str, alternatives: Sequence[x509.GeneralName]) -> Signed:
+    """A certificate of any names, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(authority.name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM), private_pem(key)
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("common", "alternative", "answer"),
     [
-        (lambda folder: (folder / "service.crt").unlink(), "cert"),
-        (lambda folder: (folder / "service.key").write_text("x"), "key"),
-        (lambda folder: (folder / "ca.crt").write_text("x"), "ca"),
-        (lambda folder: shutil.copy(folder / "client.key", folder / "service.key"), "key"),
-        (
-            lambda folder: (folder / "service.crt").write_text(
-                "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"
-            ),
-            "cert",
-        ),
+        ("alice", x509.DNSName(SERVICE_NAME), b"in"),
+        (SERVICE_NAME, x509.DNSName("alice"), b"FOR_SERVICES_ALONE"),
+        ("alice", x509.RFC822Name(SERVICE_NAME), b"FOR_SERVICES_ALONE"),
+        ("alice", x509.UniformResourceIdentifier(SERVICE_NAME), b"FOR_SERVICES_ALONE"),
     ],
 )
-def test_bad_files_are_named_at_the_start(
-    certificates: Certificates, change: Any, field: str
+async def test_a_service_is_known_by_a_dns_name_and_by_no_other_kind(
+    tmp_path: Path, common: str, alternative: x509.GeneralName, answer: bytes
 ) -> None:
-    change(certificates.folder)
+    async with connected_with(tmp_path, common, alternative) as channel:
+        call: Any = channel.unary_unary("/echo/Enter")
+        assert await call(b"", timeout=60) == answer
 
-    with pytest.raises(InvalidArgument) as caught:
-        ServerTls(certificates.files("service"), needs_client_certificate=True)
 
-    assert caught.value.field == field
+@pytest.mark.parametrize("path", ["/echo/Enter", "/echo/Call"])
+@pytest.mark.parametrize(
+    ("common", "alternative"),
+    [
+        ("alice", x509.DNSName(f"{SERVICE_NAME}\0.tenant.example")),
+        ("alice", x509.DNSName(f"{SERVICE_NAME}\n")),
+        ("ops\0.tenant.example", x509.DNSName("alice")),
+    ],
+)
+async def test_a_name_with_a_control_character_makes_no_one_what_it_begins_with(
+    tmp_path: Path, common: str, alternative: x509.GeneralName, path: str
+) -> None:
+    """Both doors refuse it: authorities may be bound to how names end."""
+    async with connected_with(tmp_path, common, alternative) as channel:
+        call: Any = channel.unary_unary(path)
+        assert await call(b"", timeout=60) == b"CERTIFICATE_UNREADABLE"
+
+
+async def test_a_client_has_the_names_of_all_kinds_that_its_certificate_has(
+    tmp_path: Path,
+) -> None:
+    alternatives = (
+        x509.DNSName("alice.example"),
+        x509.RFC822Name("alice@example"),
+        x509.UniformResourceIdentifier("spiffe://example/alice"),
+        x509.IPAddress(IPv4Address("10.0.0.1")),
+        x509.RegisteredID(NameOID.SURNAME),
+    )
+    async with connected_with(tmp_path, "alice", *alternatives) as channel:
+        assert await names(channel) == (
+            "new ['10.0.0.1', 'alice', 'alice.example', 'alice@example', 'spiffe://example/alice']"
+        )
+
+
+@asynccontextmanager
+async def connected_with(
+    folder: Path, common: str, *alternatives: x509.GeneralName
+) -> AsyncIterator[grpc.aio.Channel]:
+    """To a server with mutual TLS, with a certificate of these names."""
+    authority = Authority(days=1)
+    certificates = folder / "made"
+    make_certificates(certificates, authority=authority)
+    own = (folder / "own.crt", folder / "own.key")
+    for file, data in zip(own, signed(authority, common, alternatives), strict=True):
+        file.write_bytes(data)
+    files = CertificateFiles(*(certificates / name for name in FILES.values()))
+    async with (
+        serving(files, mutual=True) as address,
+        connected(address, ChannelTls(CertificateFiles(files.ca, *own))) as channel,
+    ):
+        yield channel
 
 
 def test_a_certificate_without_a_key_is_refused(certificates: Certificates) -> None:

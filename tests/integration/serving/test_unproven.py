@@ -65,7 +65,7 @@ async def served(
     callers = Callers(
         ReloadedFile.of_document(file, Policy), ReloadedFile.of_document(token_file, TokenFile)
     )
-    door = ClientDoor(callers, Auditor(lambda act: None))
+    door = ClientDoor(callers, Auditor("broker-0", lambda act: None))
     gate = Gate(calls_max)
     gate.open()
     guard = CallGuard(gate, Telemetry()).of_door(door)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +89,10 @@ class Rig:
         return (await self.callers.identify(authorization, certified)).caller
 
 
+def auditor(publish: Callable[[Act], None] = lambda act: None) -> Auditor:
+    return Auditor("broker-0", publish)
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
@@ -152,7 +158,7 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
         caller.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
     for callers in (None, rig.callers):
         for authorization in ("", rig.worker, rig.stranger):
-            judge = ClientDoor(callers, Auditor(lambda act: None)).judge_of(ASSIGN)
+            judge = ClientDoor(callers, auditor()).judge_of(ASSIGN)
             assert judge is not None
             with pytest.raises(PermissionDenied, match="only services"):
                 await judge.enter(call_with(authorization))
@@ -189,7 +195,7 @@ EACH_KIND: Final = (
 @pytest.mark.parametrize("method", [method for method, _ in EACH_KIND])
 async def test_a_proof_that_is_refused_is_recorded_whatever_the_call(rig: Rig, method: str) -> None:
     acts: list[Act] = []
-    judge = ClientDoor(rig.callers, Auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
+    judge = ClientDoor(rig.callers, auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
     assert judge is not None
 
     for number in range(100):
@@ -205,7 +211,7 @@ async def test_a_proof_that_is_refused_is_recorded_whatever_the_call(rig: Rig, m
 
 async def test_a_caller_without_a_proof_is_recorded_by_what_it_tried(rig: Rig) -> None:
     acts: list[Act] = []
-    door = ClientDoor(rig.callers, Auditor(acts.append))
+    door = ClientDoor(rig.callers, auditor(acts.append))
     for method, _ in EACH_KIND:
         judge = door.judge_of(f"/slatemq.v1.{method}")
         assert judge is not None
@@ -230,7 +236,7 @@ async def test_a_proof_that_ends_during_a_call_is_recorded_once(
     )
     assert rig.file.reload()
     acts: list[Act] = []
-    judge = ClientDoor(rig.callers, Auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
+    judge = ClientDoor(rig.callers, auditor(acts.append)).judge_of(f"/slatemq.v1.{method}")
     assert judge is not None
     for has_request in (False, True):
         rig.now_s = time.time()
@@ -271,7 +277,7 @@ async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> 
     anonymous = await rig.find("")
     stranger = await rig.find(rig.stranger)
 
-    assert ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(CHECK) is None
+    assert ClientDoor(rig.callers, auditor()).judge_of(CHECK) is None
     stranger.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
     with pytest.raises(Unauthenticated):
         anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
@@ -363,6 +369,7 @@ CONSUME_START = consumer_pb2.ConsumeStart(queue_id="orders")
     ("method", "request_"),
     [
         ("ConsumerService/Consume", consumer_pb2.ConsumeRequest(start=CONSUME_START)),
+        ("ConsumerService/Claim", consumer_pb2.ClaimRequest(queue_id="orders")),
         ("EntryService/FindMessage", entry_pb2.FindMessageRequest(queue_ids=["orders"])),
         ("EntryService/FindMessage", entry_pb2.FindMessageRequest()),
         ("DelayedService/WatchDelayed", entry_pb2.WatchDelayedRequest(queue_id="orders")),
@@ -371,12 +378,12 @@ CONSUME_START = consumer_pb2.ConsumeStart(queue_id="orders")
         ("JanitorService/WatchRun", janitor_pb2.WatchRunRequest()),
     ],
 )
-async def test_a_stream_ends_at_its_next_response_once_the_policy_forbids_it(
+async def test_a_stream_or_a_claim_gets_no_response_once_the_policy_forbids_it(
     rig: Rig, method: str, request_: Any
 ) -> None:
     operating = "    roles: [worker, operator]"
     rig.change("    roles: [worker]", operating)
-    judge = ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(f"/slatemq.v1.{method}")
+    judge = ClientDoor(rig.callers, auditor()).judge_of(f"/slatemq.v1.{method}")
     assert judge is not None
     with await judge.enter(call_with(rig.worker)) as visit:
         await visit.judge(request_)
@@ -391,7 +398,7 @@ async def test_a_stream_ends_at_its_next_response_once_the_policy_forbids_it(
 
 
 async def test_a_stream_that_sends_heartbeats_is_judged_by_its_first_request(rig: Rig) -> None:
-    door = ClientDoor(rig.callers, Auditor(lambda act: None))
+    door = ClientDoor(rig.callers, auditor())
     judge = door.judge_of("/slatemq.v1.ConsumerService/Consume")
     assert judge is not None
     with await judge.enter(call_with(rig.worker)) as visit:
@@ -405,7 +412,7 @@ async def test_a_stream_that_sends_heartbeats_is_judged_by_its_first_request(rig
 
 
 async def test_a_call_by_old_tls_is_refused_with_a_token_that_is_known(rig: Rig) -> None:
-    judge = ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(CLAIM_METHOD)
+    judge = ClientDoor(rig.callers, auditor()).judge_of(CLAIM_METHOD)
     assert judge is not None
     with await judge.enter(call_with(rig.worker)) as visit:
         await visit.judge(consumer_pb2.ClaimRequest(queue_id="orders"))
@@ -415,7 +422,7 @@ async def test_a_call_by_old_tls_is_refused_with_a_token_that_is_known(rig: Rig)
 
 
 async def test_a_call_by_old_tls_is_refused_where_no_policy_asks_who_calls() -> None:
-    door = ClientDoor(None, Auditor(lambda act: None), has_tls=True)
+    door = ClientDoor(None, auditor(), has_tls=True)
     judge = door.judge_of(CLAIM_METHOD)
     assert judge is not None
     with await judge.enter(call_with("")) as visit:
@@ -431,7 +438,7 @@ async def test_a_certificate_that_expires_ends_calls_and_streams_of_open_connect
 ) -> None:
     certificate, _ = Authority(days=1).sign("someone", ["someone"])
     callers = rig.callers if has_policy else None
-    door = ClientDoor(callers, Auditor(lambda act: None), has_tls=True, clock_s=lambda: rig.now_s)
+    door = ClientDoor(callers, auditor(), has_tls=True, clock_s=lambda: rig.now_s)
     judge = door.judge_of("/slatemq.v1.QueueService/WatchQueues")
     assert judge is not None
     call = call_with(rig.worker, certificate=certificate)
@@ -439,7 +446,7 @@ async def test_a_certificate_that_expires_ends_calls_and_streams_of_open_connect
         await visit.judge(queue_pb2.WatchQueuesRequest())
         await visit.renew()
 
-        rig.now_s += timedelta(days=1).total_seconds() + 1
+        rig.now_s += timedelta(days=2).total_seconds()
 
         for refused in (visit.renew(), visit.judge(queue_pb2.WatchQueuesRequest())):
             with pytest.raises(Unauthenticated) as caught:
@@ -470,3 +477,133 @@ async def test_a_call_is_as_long_as_its_token(rig: Rig) -> None:
 
     with pytest.raises(Unauthenticated, match="expired"):
         await identity.renew()
+
+
+SILENT: Final = (
+    ("ConsumerService/Consume", consumer_pb2.ConsumeRequest(start=CONSUME_START)),
+    ("ConsumerService/Claim", consumer_pb2.ClaimRequest(queue_id="orders")),
+    ("QueueService/WatchQueues", queue_pb2.WatchQueuesRequest()),
+)
+
+
+async def nothing() -> None:
+    """What happens while a call is let in."""
+
+
+async def served(
+    door: ClientDoor,
+    method: str,
+    request: Any,
+    call: Any,
+    meanwhile: Callable[[], Awaitable[None]] = nothing,
+) -> None:
+    """Serve a call whose handler has nothing to send."""
+    judge = door.judge_of(f"/slatemq.v1.{method}")
+    assert judge is not None
+
+    async def responses() -> AsyncGenerator[None, None]:
+        await asyncio.Event().wait()
+        yield
+
+    with await judge.enter(call) as visit:
+        await visit.judge(request)
+        await meanwhile()
+        if method.endswith("/Claim"):
+            await asyncio.Event().wait()
+        async with aclosing(responses()) as silent:
+            visit.follow(silent)
+            await anext(silent)
+
+
+async def opened(rig: Rig, door: ClientDoor, method: str, request: Any) -> asyncio.Task[None]:
+    await (await rig.callers.identify(rig.worker)).renew()  # Its token is known from here on.
+    task = asyncio.create_task(served(door, method, request, call_with(rig.worker)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.parametrize(("method", "request_"), SILENT)
+async def test_a_silent_call_ends_when_its_token_does(rig: Rig, method: str, request_: Any) -> None:
+    door = ClientDoor(rig.callers, auditor(), clock_s=lambda: rig.now_s)
+    task = await opened(rig, door, method, request_)
+    rig.now_s += 3599
+    await door.open_calls.look()
+    await asyncio.sleep(0)
+    assert not task.done()
+
+    rig.now_s += 2
+    await door.open_calls.look()
+
+    with pytest.raises(Unauthenticated, match="expired"):
+        await task
+
+
+@pytest.mark.parametrize(("method", "request_"), SILENT)
+async def test_a_silent_call_ends_when_the_policy_forbids_it(
+    rig: Rig, method: str, request_: Any
+) -> None:
+    door = ClientDoor(rig.callers, auditor(), clock_s=lambda: rig.now_s)
+    task = await opened(rig, door, method, request_)
+    rig.change('"orders*"', '"orders", "bills"')
+    await door.open_calls.look()
+    await asyncio.sleep(0)
+    assert not task.done()
+
+    rig.change("[consume, inspect]", "[publish]")
+    await door.open_calls.look()
+
+    with pytest.raises(PermissionDenied):
+        await task
+
+
+@pytest.mark.parametrize(("method", "request_"), SILENT)
+async def test_a_change_is_not_lost_that_comes_while_a_call_is_let_in(
+    rig: Rig, method: str, request_: Any
+) -> None:
+    door = ClientDoor(rig.callers, auditor(), clock_s=lambda: rig.now_s)
+
+    async def forbid() -> None:
+        rig.change("[consume, inspect]", "[publish]")
+        await door.open_calls.look()
+
+    call = call_with(rig.worker)
+    task = asyncio.create_task(served(door, method, request_, call, forbid))
+    while rig.file.version == 1:
+        await asyncio.sleep(0.01)
+    await asyncio.wait([task], timeout=0)
+
+    await door.open_calls.look()
+
+    with pytest.raises(PermissionDenied):
+        await task
+
+
+@pytest.mark.parametrize("has_policy", [True, False])
+async def test_a_stream_of_publishes_has_its_answers_and_ends_at_its_next_request(
+    rig: Rig, *, has_policy: bool
+) -> None:
+    rig.change("[consume, inspect]", "[publish]")
+    certificate, _ = Authority(days=1).sign("someone", ["someone"])
+    callers = rig.callers if has_policy else None
+    door = ClientDoor(callers, auditor(), has_tls=True, clock_s=lambda: rig.now_s)
+    judge = door.judge_of("/slatemq.v1.IngestService/PublishStream")
+    assert judge is not None
+    request = ingest_pb2.PublishStreamRequest()
+
+    async def answers() -> AsyncGenerator[None, None]:
+        yield
+
+    with await judge.enter(call_with(rig.worker, certificate=certificate)) as visit:
+        await visit.judge(request)
+        visit.follow(answers())
+        rig.now_s += timedelta(days=2).total_seconds()
+
+        for _ in range(2):
+            await door.open_calls.look()
+            await asyncio.sleep(0)
+        await visit.renew()
+
+        with pytest.raises(Unauthenticated):
+            await visit.judge(request)

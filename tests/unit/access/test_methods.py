@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from libs.access.audit import SUBJECTS_MAX, subjects_of
 from libs.access.methods import access_of
 from slatemq.v1 import (
+    archived_pb2,
     assignment_pb2,
     consumer_pb2,
     entry_pb2,
@@ -22,6 +23,7 @@ from slatemq.v1 import (
     janitor_pb2,
     outbox_pb2,
     queue_pb2,
+    removal_pb2,
     router_pb2,
 )
 
@@ -106,9 +108,38 @@ def test_a_request_gives_its_queues() -> None:
     assert list(settle.queues(request)) == ["a", "b"]
 
 
+def test_the_audit_says_which_archived_messages_a_request_is_about() -> None:
+    dropped = [removal_pb2.FailedRow(message_id=number) for number in (7, 8)]
+    redriven = [archived_pb2.ArchivedRow(message_id=7, payload=b"secret", headers={"k": "secret"})]
+    run = janitor_pb2.RunJobRequest(job="restore", message_ids=[7, 8], failed_from_ms=5)
+    cases = {
+        "ArchivedService/DropArchived": (
+            archived_pb2.DropArchivedRequest(queue_id="a", rows=dropped),
+            ["rows=2", "rows.message_id=7", "rows.message_id=8"],
+        ),
+        "ArchivedService/RedriveArchived": (
+            archived_pb2.RedriveArchivedRequest(queue_id="a", rows=redriven),
+            ["rows=1", "rows.message_id=7"],
+        ),
+        "JanitorService/RunJob": (
+            run,
+            [
+                "message_ids=2",
+                "job=restore",
+                "dry_run=false",
+                "failed_from_ms=5",
+                "failed_until_ms=0",
+                "message_ids=7",
+                "message_ids=8",
+            ],
+        ),
+    }
+    for method, (request, details) in cases.items():
+        assert list(access_of(f"/slatemq.v1.{method}").details(request)) == details
+
+
 def test_a_request_gives_what_the_audit_says_of_it() -> None:
     settings = instance_pb2.InstanceSettings(retention_s=0, purge_grace_s=60)
-    run = janitor_pb2.RunJobRequest(job="restore", queue_ids=["a"], target_queue_id="b")
     edit = entry_pb2.EditMessageRequest(handle="a/1/d0", payload=b"secret", headers={"k": "secret"})
     settlements = [entry_pb2.DeadLetterSettlement(handle=handle) for handle in ("a/1/f0", "a/2")]
     settlements[0].drop.SetInParent()
@@ -119,7 +150,6 @@ def test_a_request_gives_what_the_audit_says_of_it() -> None:
     purge.MergeFromString(b"\x10\x63")  # And a state that is not known
     update = queue_pb2.UpdateQueueRequest(update_mask=FieldMask(paths=["filter", "lease_ms"]))
     cases = [
-        ("JanitorService/RunJob", run, ["job=restore", "dry_run=false"]),
         ("DelayedService/EditMessage", edit, ["handle=a/1/d0"]),
         (
             "DeadLetterService/SettleDeadLetters",
@@ -153,6 +183,7 @@ def test_a_request_gives_what_the_audit_says_of_it() -> None:
     ]
     for method, request, details in cases:
         assert list(access_of(f"/slatemq.v1.{method}").details(request)) == details
+    run = janitor_pb2.RunJobRequest(queue_ids=["a"], target_queue_id="b")
     assert list(access_of("/slatemq.v1.JanitorService/RunJob").queues(run)) == ["a", "b"]
 
 

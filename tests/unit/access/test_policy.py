@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.access.explanations import explain
-from libs.access.policy import Policy, Rights
+from libs.access.policy import NO_LIMITS, Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
@@ -245,6 +245,9 @@ bindings:
         ("roles: {r: [{verbs: [fly]}]}", "roles.r[0].verbs[0]", 1),
         ("roles:\n  r:\n    - verbs: []", "roles.r[0].verbs", 3),
         ("roles:\n  r:\n    - verbs: [publish]\n      when: headers.x +", "roles.r[0].when", 4),
+        ("roles:\n  r:\n    - verbs: [publish]\n      when: # it was here", "roles.r[0].when", 4),
+        ("roles:\n  r: [&a {verbs: [publish]}, {<<: *a, when: null}]", "roles.r[1].when", 2),
+        ("limits:\n  - principals: [p]\n    calls_per_s:", "limits[0].calls_per_s", 3),
         ("roles:\n  r:\n    - verbs: [publish]\n      when: nothing", "roles.r[0].when", 4),
         ("roles:\n  r:\n    - verbs: [consume]\n      when: 'true'", "roles.r[0].when", 4),
         ("roles:\n  r:\n    - {verbs: [operate], queues: [q]}", "roles.r[0].queues", 3),
@@ -294,6 +297,31 @@ def test_a_policy_of_aliases_of_aliases_and_of_keys_with_brackets_is_refused_at_
     for text in ("\n".join(lists), 'roles:\n  <<: {"a]": 5}\n'):
         with pytest.raises(InvalidArgument):
             rights(SHOP, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        POLICY.partition("  - principals")[0],
+        "roles:\nbindings:\n",
+        "roles:\n  shop:\nbindings:\n  - {principals: ['*'], roles: [shop]}\n",
+    ],
+    ids=["bindings", "both", "rules of a role"],
+)
+def test_what_is_left_once_lines_are_removed_permits_nothing(text: str) -> None:
+    principal = Principal("shop-lead", "token", {"tenant": "a"})
+    assert rights(principal).permits_some("publish")
+
+    assert not any(rights(principal, text).permits_some(verb) for verb in VERBS)
+
+
+def test_names_of_certificates_and_limits_that_are_removed_are_none() -> None:
+    text = "certificates:\nlimits:\n"
+    policy = Policy(Document("policy.yaml", text))
+
+    assert not policy.certificates.matches("shop-1")
+    assert policy.limits(SHOP) is NO_LIMITS
+    assert Policy(Document("policy.yaml", "roles: {}")).certificates.matches("shop-1")
 
 
 def test_an_unknown_verb_is_answered_with_those_that_there_are() -> None:

@@ -17,7 +17,7 @@ from libs.access.token_checks import PROMPT_MAX, address_of
 from libs.access.token_file import TokenEntry
 from slatemq._tokens import NewToken, new_token
 from slatemq.errors import ResourceExhausted, Unauthenticated
-from tests.unit.access.test_authentication import Files, bearer
+from tests.unit.access.access_files import Files, bearer
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from libs.serving.tls import https_context
+from libs.serving.tls import certificate_files, https_context
 from services.console import connections, service
 from services.console.config import ConsoleConfig
 from slatemq.cli.access.dev_certificates import make_certificates
@@ -101,7 +101,7 @@ async def test_handshakes_that_do_not_end_make_room_for_others(
     trust = ssl.create_default_context(cafile=files["tls_ca"])
     app = App()
     app.release.set()
-    async with served(app, https_context(ConsoleConfig(**files))) as port:  # type: ignore[arg-type]
+    async with served(app, https_context(certificate_files(ConsoleConfig(**files)))) as port:  # type: ignore[arg-type]
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
 
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
@@ -391,6 +392,16 @@ def test_a_cookie_has_no_secret_that_its_reader_sees_and_ends() -> None:
     ended = SessionSeal(-1)
     assert ended.open(ended.seal(SESSION)) is None
     assert "smq_secret" not in repr(SESSION)
+
+
+def test_a_session_that_is_open_ends_with_its_cookie(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SEAL.open(SEAL.seal(SESSION))
+    assert opened is not None
+    assert not SEAL.has_ended(opened)
+
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + SEAL.session_s + 2)
+    assert SEAL.has_ended(opened)
 
 
 def test_a_session_is_no_notice_and_a_notice_is_no_session() -> None:

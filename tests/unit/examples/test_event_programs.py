@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -22,6 +23,28 @@ def test_webhooks_are_not_sent_with_what_is_no_secret(
         webhooks.main()
     assert ended.value.code == 2
     assert "WEBHOOK_SECRET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [
+        ("120", 120),
+        ("86400", 3600),
+        ("0", None),
+        ("Mon, 30 Nov 2026 01:02:00 GMT", 120),
+        ("Monday, 30-Nov-26 01:02:00 GMT", 120),
+        ("Mon Nov 30 01:02:00 2026", 120),
+        ("Tue, 01 Dec 2026 01:00:00 GMT", 3600),
+        ("Mon, 30 Nov 2026 00:59:00 GMT", None),
+        ("", None),
+        ("soon", None),
+        ("Mon, 32 Nov 2026 01:02:00 GMT", None),
+    ],
+)
+def test_a_receiver_says_how_long_to_wait_in_seconds_or_by_a_date(
+    header: str, wait_s: float | None
+) -> None:
+    assert webhooks.wait_s(header, datetime(2026, 11, 30, 1, tzinfo=UTC)) == wait_s
 
 
 def test_an_audit_log_leaves_out_what_is_not_an_event(caplog: pytest.LogCaptureFixture) -> None:

@@ -375,6 +375,22 @@ def test_a_single_equals_sign_is_answered_with_how_to_compare() -> None:
     assert "to compare" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("headers.region ==", "the expression ends too early"),
+        ("(headers.region", "missing ')' at the end"),
+        ("headers.region == )", "unexpected ')'"),
+        ("headers.a # b", "unexpected '#'"),
+    ],
+)
+def test_what_breaks_the_syntax_is_said_in_words(source: str, words: str) -> None:
+    with pytest.raises(FilterError) as refused:
+        parse(source)
+
+    assert str(refused.value).endswith(f": {words}")
+
+
 def test_messages_that_share_their_headers_are_routed_by_the_rules_of_the_moment() -> None:
     rules, headers = RuleSet(), {"kind": "a"}
     rules.replace("a", 'headers["kind"] == "a"')

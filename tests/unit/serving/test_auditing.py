@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libs.access import audit
 from libs.access.audit import READ_MAX, SUBJECTS_MAX, Act, subjects_of
 from libs.access.principals import Principal
+from libs.serving.process import logs
 from libs.serving.process.logs import AUDIT_LOGGER, REPEAT_S, REPEATS_MAX, RepeatLimit
 from libs.serving.requests.auditing import Auditor
 from slatemq._rpc.rpc_status import grpc_code, to_status
+from slatemq._secrets import redacted
 from slatemq.errors import PermissionDenied, ResourceExhausted, SlateMQError, Unauthenticated
 from tests.manual_clock import ManualSeconds
 
@@ -31,7 +38,7 @@ def published() -> list[Act]:
 
 @pytest.fixture
 def auditor(published: list[Act], clock: ManualSeconds) -> Auditor:
-    return Auditor(published.append, clock)
+    return Auditor("broker-0", published.append, clock)
 
 
 def act(outcome: str, principal: str = "shop") -> Act:
@@ -132,8 +139,9 @@ def test_a_line_says_who_did_what_from_where_with_which_result(
     auditor.record(act("PERMISSION_DENIED"))
 
     permitted, refused = caplog.records
-    facts = ("principal", "proof", "act", "subjects", "details", "peer", "outcome")
+    facts = ("source", "principal", "proof", "act", "subjects", "details", "peer", "outcome")
     assert [getattr(permitted, name) for name in facts] == [
+        "broker-0",
         "shop",
         "token",
         PURGE,
@@ -143,6 +151,46 @@ def test_a_line_says_who_did_what_from_where_with_which_result(
         "OK",
     ]
     assert (permitted.levelno, refused.levelno) == (logging.INFO, logging.WARNING)
+
+
+def test_an_event_has_no_secret_that_the_line_lacks(
+    auditor: Auditor, published: list[Act], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT_LOGGER)
+    detail = 'filter=headers.t == "smq_abc23_SECRET-x_4yz0987654321"'
+    auditor.record(replace(act("OK"), subjects=("redis://:SECRET@h",), details=(detail,)))
+
+    (one,), (record,) = published, caplog.records
+    assert (one.subjects, one.details) == (("redis://***@h",), ('filter=headers.t == "***"',))
+    assert "SECRET" not in str(vars(record))
+
+
+def test_each_new_version_of_a_file_is_an_act_at_every_level(
+    auditor: Auditor, published: list[Act]
+) -> None:
+    out = io.StringIO()
+    with configured("error", out):
+        for version in range(2, 102):
+            auditor.record_file(Path("/etc/policy.yaml"), version)
+
+    assert len(published) == len(out.getvalue().splitlines()) == 100
+    assert published[0].details == ("file=/etc/policy.yaml", "version=2")
+    assert "source=broker-0" in out.getvalue()
+    assert "act=read-file" in out.getvalue()
+
+
+@contextmanager
+def configured(level: str, out: io.StringIO) -> Iterator[None]:
+    """The log of a process, and then the one before."""
+    root, audit = logging.getLogger(), logging.getLogger(AUDIT_LOGGER)
+    before = root.handlers[:], root.level, audit.level
+    logs.configure("broker", level, "text", out)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        audit.setLevel(before[2])
 
 
 def test_the_log_holds_back_no_more_of_them(
@@ -162,6 +210,35 @@ def test_an_act_names_a_bounded_number_of_bounded_queues() -> None:
     assert len(named) == SUBJECTS_MAX
     assert max(map(len, named)) == 255
     assert subjects_of(["b", "a", "b"]) == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["redis://user:hunter2-of-some-length@h", "smq_abcdefghij_hunter2abcdefghijklmnopqrst"],
+)
+@pytest.mark.parametrize("place", range(200, 256, 5))
+def test_what_is_cut_has_no_part_of_a_secret(secret: str, place: int) -> None:
+    (detail,) = subjects_of([f"filter=a != '{'p' * place}' && b == '{secret}'"])
+
+    assert len(detail) <= 255
+    assert "hunter2" not in detail
+
+
+def test_secrets_are_looked_for_in_the_texts_that_an_act_has_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+
+    def counted(text: str) -> str:
+        lengths.append(len(text))
+        return redacted(text)
+
+    monkeypatch.setattr(audit, "redacted", counted)
+
+    subjects_of(["x" * 5_000] * READ_MAX)
+    subjects_of(f"{number}-{'x' * 5_000}" for number in range(READ_MAX))
+
+    assert lengths == [1_024] * (1 + SUBJECTS_MAX)
 
 
 @pytest.mark.parametrize(("distinct", "read"), [(READ_MAX, SUBJECTS_MAX), (1, READ_MAX)])

@@ -63,6 +63,38 @@ def test_a_secret_that_is_a_word_of_the_command_is_refused_and_not_repeated(
     assert "hidden" not in error
 
 
+@pytest.mark.parametrize("endpoint", ["http://user:hidden@127.0.0.1:4317", "user:hidden@host:1"])
+def test_a_collector_with_a_login_is_refused_and_not_repeated(
+    endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(KettleConfig, "kettle", ROOT, {"SLATEMQ_OTLP_ENDPOINT": endpoint})
+
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "SLATEMQ_OTLP_ENDPOINT: takes no login" in error
+    assert "hidden" not in error
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector", "127.0.0.1:4317", "ftp://x:1", "http://", "http://x:99999"]
+)
+def test_a_collector_that_is_no_url_is_refused(
+    endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(KettleConfig, "kettle", ROOT, {"SLATEMQ_OTLP_ENDPOINT": endpoint})
+
+    assert ended.value.code == 2
+    assert "SLATEMQ_OTLP_ENDPOINT: must be a URL such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://collector", "https://[::1]:4317/path"])
+def test_a_collector_is_a_url_or_none(endpoint: str) -> None:
+    config = load(KettleConfig, "kettle", ROOT, {"SLATEMQ_OTLP_ENDPOINT": endpoint})
+    assert config.otlp_endpoint == endpoint
+
+
 def test_a_config_cannot_be_changed() -> None:
     config = load(KettleConfig, "kettle", ROOT, {})
 

@@ -20,6 +20,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import events_key
+from libs.storage.layout.primitives import RowChange
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.events.catalogue import MessageDeadLettered, QueueDeleted, data_of
 from slatemq.events.envelope import Event, derive_event_id, format_timestamp
@@ -33,7 +34,7 @@ class Owner:
     def __init__(self, database: Database, events: OutboxEvents) -> None:
         self.database = database
         self.events = events
-        self.deleted: list[bytes] = []
+        self.written: list[RowChange] = []
         self._committing = asyncio.Lock()
 
     @property
@@ -47,8 +48,8 @@ class Owner:
     async def commit(self) -> None:
         async with self._committing:
             batch = Batch()
-            batch.put_all([*self.outbox.take_rows(), *((key, None) for key in self.deleted)])
-            self.deleted.clear()
+            batch.put_all([*self.outbox.take_rows(), *self.written])
+            self.written.clear()
             if len(batch):
                 await self.database.write(batch)
                 await self.database.flush()
@@ -80,10 +81,10 @@ async def opened(root: Root, *, from_end: bool = False) -> AsyncIterator[Owner]:
         async def durable() -> None:
             await owner.commit()
 
-        def delete(keys: Sequence[bytes]) -> None:
-            owner.deleted += keys
+        def write(rows: Sequence[RowChange]) -> None:
+            owner.written += rows
 
-        events = await OutboxEvents.open("broker-0", database, durable, delete, from_end=from_end)
+        events = await OutboxEvents.open("broker-0", database, durable, write, from_end=from_end)
         owner = Owner(database, events)
         yield owner
     finally:

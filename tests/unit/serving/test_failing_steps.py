@@ -69,13 +69,11 @@ def test_only_a_long_step_of_a_server_fails_a_test(file: str, wanted_ms: int, fa
     assert bool(lines) == fails
     if fails:
         assert lines[0].startswith("a step of handle took ")
-        assert f'File "{file}"' in lines[0]
+        assert f"{file}:" in lines[0]
 
 
 def test_loading_modules_fails_no_test() -> None:
-    stack = (
-        'File "<frozen importlib._bootstrap>", line 1\nFile "/home/services/broker/x.py", line 2'
-    )
+    stack = "/home/services/broker/x.py:2 start > <frozen importlib._bootstrap>:1 _find_and_load"
 
     assert too_long([("handle", 1, FAILING_MS + 1, stack)]) == []
-    assert too_long([("handle", 1, FAILING_MS + 1, stack.splitlines()[1])]) != []
+    assert too_long([("handle", 1, FAILING_MS + 1, stack.partition(" > ")[0])]) != []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import (
@@ -17,20 +19,22 @@ from aiohttp import (
     ClientSession,
     ServerDisconnectedError,
 )
+from cryptography.hazmat.primitives import serialization
 
 from libs.events.watch import QueueHealth
 from libs.serving.http import server as http_server
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
 from libs.serving.http.server import POSTS_MAX, HttpServer
 from libs.serving.process.health import Health
-from libs.serving.process.process_config import ProcessConfig
-from libs.serving.tls import https_context
+from libs.serving.tls import ServiceFiles, https_context, setting_of
 from slatemq import _file_status
-from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, Authority, make_certificates
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.waiting import eventually
+from tests.ports import free_ports
 
 BYTES_MAX = 1_000
+RESOLVE = socket.getaddrinfo
 
 
 @asynccontextmanager
@@ -55,10 +59,12 @@ def certificates(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def served_by_tls(folder: Path) -> AsyncIterator[str]:
     """An address where the health is served, with the certificate in a folder."""
-    files = {"tls_cert": str(folder / "service.crt"), "tls_key": str(folder / "service.key")}
+    files = ServiceFiles(
+        *(folder / name for name in ("ca.crt", "service.crt", "service.key")), identity=SERVICE_NAME
+    )
     health = Health([])
     await health.serving()
-    server = HttpServer(health, None, HttpParts(), https_context(ProcessConfig(**files)))  # type: ignore[arg-type]
+    server = HttpServer(health, None, HttpParts(), https_context(files))
     address = await server.start("127.0.0.1", 0)
     try:
         yield address
@@ -107,6 +113,46 @@ async def test_a_new_certificate_serves_from_the_next_connection_on(
         assert await asked_by_tls(address, trusting(other)) == 200
         with pytest.raises(ClientConnectorCertificateError):
             await asked_by_tls(address, old)
+
+
+async def test_a_key_with_a_password_is_refused_and_no_one_is_asked_for_it(
+    certificates: Path,
+) -> None:
+    file = certificates / "service.key"
+    key = serialization.load_pem_private_key(file.read_bytes(), None)
+    password = serialization.BestAvailableEncryption(b"password")
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password)
+    )
+
+    with pytest.raises(InvalidArgument, match=f"{file} needs a password") as caught:
+        async with served_by_tls(certificates):
+            pytest.fail("served")
+    assert setting_of(caught.value.field) == "tls_key"
+
+
+async def test_half_replaced_files_leave_the_certificate_before(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
+    async with served_by_tls(certificates) as address:
+        shutil.copy(certificates / "client.key", certificates / "service.key")
+
+        assert await asked_by_tls(address, trusting(certificates)) == 200
+
+
+@pytest.mark.parametrize(("days", "name"), [(0, SERVICE_NAME), (1, "other")])
+async def test_what_grpc_would_not_serve_leaves_the_certificate_before(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, days: int, name: str
+) -> None:
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
+    async with served_by_tls(certificates) as address:
+        trust = trusting(certificates)
+        certificate, key = Authority(days).sign(name, (name,))
+        (certificates / "service.crt").write_bytes(certificate)
+        (certificates / "service.key").write_bytes(key)
+
+        assert await asked_by_tls(address, trust) == 200
 
 
 async def test_handshakes_that_do_not_end_make_room_for_others(
@@ -457,3 +503,45 @@ async def test_a_request_that_is_no_http_is_logged_as_one_line_of_the_kind_that_
     }
     assert all(len(one.getMessage()) < 300 for one in records)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/nothing"])
+async def test_a_body_that_is_not_what_its_encoding_says_is_logged_as_one_line_where_none_reads_it(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = HttpServer(Health([]), None, HttpParts())
+    host, port = (await server.start("127.0.0.1", 0)).split(":")
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = "Host: x\r\nContent-Encoding: gzip\r\nContent-Length: 4"
+        writer.write(f"POST {path} HTTP/1.1\r\n{head}\r\n\r\nxxxx".encode())
+        answer = await reader.read()  # to the end, which comes behind the line
+        writer.close()
+        await writer.wait_closed()
+    finally:
+        await server.stop()
+
+    assert answer.startswith(b"HTTP/1.1 40")
+    (record,) = [one for one in caplog.records if one.name.startswith("libs.serving.http")]
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "a request is not valid HTTP: " in record.getMessage()
+    assert "gzip" in record.getMessage()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+async def test_it_listens_on_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        names = ("127.0.0.1", "::1") if host == "both.test" else (host,)
+        return [one for name in names for one in RESOLVE(name, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    port = free_ports(1)[0]
+    server = HttpServer(Health([]), None, HttpParts())
+    assert await server.start("both.test", port) == f"both.test:{port}"
+    try:
+        async with ClientSession() as session:
+            for host in ("127.0.0.1", "[::1]"):
+                async with session.get(f"http://{host}:{port}/health") as answer:
+                    assert answer.status in (200, 503)
+    finally:
+        await server.stop()

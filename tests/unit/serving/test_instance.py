@@ -22,10 +22,17 @@ from libs.serving.process.instance import (
 )
 from libs.serving.server import cause_of
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
-from libs.storage.errors import LostInstance, OtherFormat, StoreUnavailable
-from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
+from libs.storage.database.wal_stores import WalStore
+from libs.storage.errors import (
+    CorruptRecord,
+    LostInstance,
+    OtherFormat,
+    OtherWalStore,
+    StoreUnavailable,
+)
+from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 from libs.storage.objects.small_objects import Objects
 from services.janitor.config import JanitorConfig
 from services.janitor.runs.history import Run, RunRequest, State, Trigger
@@ -120,6 +127,50 @@ async def test_a_process_whose_first_write_lost_its_answer_joins_what_it_wrote()
     assert len(await objects.list("instance")) == 1
 
 
+async def joined(root: Root) -> WalStoreRecord | None:
+    """The store that a process has its WALs in once it has joined the instance."""
+    await join_instance(InstanceRecords(root.objects), [], await root.new_wal_store())
+    return (await root.wal_store()).record
+
+
+async def test_a_new_instance_is_bound_to_no_store_that_cannot_have_its_wals(
+    tmp_path: Path,
+) -> None:
+    # Given a URL where no folder can be, and the store of another instance
+    (tmp_path / "file").touch()
+    other, wal = (tmp_path / "other").as_uri(), (tmp_path / "wal").as_uri()
+    await joined(open_root(other, wal))
+    data = (tmp_path / "data").as_uri()
+
+    # When the first process of an instance is given either, then it makes no instance
+    with pytest.raises(StoreUnavailable, match="making the folder of the WALs"):
+        await joined(open_root(data, (tmp_path / "file/wal").as_uri()))
+    with pytest.raises(OtherWalStore, match=f"another instance, {other}: .* an empty store"):
+        await joined(open_root(data, wal))
+    assert await InstanceRecords(open_root(data).objects).latest() is None
+
+    # And the store that it is given then is the instance's
+    named = await joined(open_root(data, right := (tmp_path / "right").as_uri()))
+    assert named is not None
+    assert named.url == right
+
+
+async def test_a_process_joins_an_instance_that_another_one_makes_while_it_tries_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, wal = (tmp_path / "data").as_uri(), (tmp_path / "wal").as_uri()
+    first, second = open_root(data, wal), open_root(data, wal)
+    try_store = second.try_wal_store
+
+    async def overtaken(named: WalStoreRecord) -> WalStore:
+        await joined(first)
+        return await try_store(named)
+
+    monkeypatch.setattr(second, "try_wal_store", overtaken)
+
+    assert await joined(second) == await joined(first)
+
+
 async def test_where_databases_have_lost_their_record_no_process_makes_another(
     tmp_path: Path,
 ) -> None:
@@ -156,6 +207,17 @@ async def test_a_record_with_settings_of_a_newer_version_is_not_guessed_at() -> 
     await records.create(InstanceRecord(1, 0, {"purge_grace_s": 1, "speed": 1}))
 
     with pytest.raises(OtherFormat, match="speed"):
+        await join_instance(records, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("retention_s", -604_800), ("request_id_window_s", 200)]
+)
+async def test_a_record_with_a_setting_out_of_its_bounds_is_damaged(name: str, value: int) -> None:
+    records = InstanceRecords(memory())
+    await records.create(InstanceRecord(1, 0, {name: value}))
+
+    with pytest.raises(CorruptRecord, match=rf"instance/0+1\.json: {name} .*, and is {value}"):
         await join_instance(records, [])
 
 

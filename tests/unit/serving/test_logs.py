@@ -89,14 +89,15 @@ def test_acts_are_logged_at_each_level() -> None:
     assert stream.getvalue().endswith(" INFO broker slatemq.audit: audit principal=ops\n")
 
 
-def test_a_reader_that_leaves_its_stream_is_no_news_but_other_errors_of_grpc_are() -> None:
+def test_faults_of_callers_are_no_news_but_other_errors_of_grpc_are() -> None:
     stream = io.StringIO()
     logs.configure("ingest", "info", "text", stream)
     grpc_log = logging.getLogger("grpc._cython.cygrpc")
 
-    for kind in (type("ExecuteBatchError", (Exception,), {}), KeyError):
+    left = type("ExecuteBatchError", (Exception,), {})("oh")
+    for error in (left, UnicodeDecodeError("utf8", b"\xff", 0, 1, "oh"), KeyError("oh")):
         try:
-            raise kind("oh")
+            raise error
         except Exception:
             grpc_log.exception("raised in core")
 

@@ -120,7 +120,7 @@ async def test_what_outlived_a_look_is_collected_beside_many_objects_in_use() ->
     del of_call
     collecting = asyncio.create_task(collect_in_steps(every_s=0.001))
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while left() is not None:
                 young = [Cycle() for _ in range(STEP_MIN)]
                 await asyncio.sleep(0.001)

@@ -294,3 +294,38 @@ async def test_a_router_leaves_the_address_of_another_that_serves(tmp_path: Path
         # Nor does it take that address away when it ends
         await announcement.withdraw()
         assert await directory.entry(other) == other
+
+
+class Failing:
+    """Commits that fail with this error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def prove_ownership(self) -> None:
+        raise self._error
+
+    def overdue_ms(self) -> int:
+        return 0
+
+    def reading_ms(self) -> int:
+        return 0
+
+
+async def test_what_serves_without_its_store_needs_no_proof_while_that_is_down(
+    tmp_path: Path,
+) -> None:
+    directory = TopologyDirectory(open_root(tmp_path.as_uri()).objects)
+    peer = Peer("ingest", 0, "127.0.0.1:1")
+    for error, proven in ((StoreUnavailable("away"), True), (Fenced("replaced"), False)):
+        owner = Ownership(Failing(error), directory, peer)
+        with pytest.raises(type(error)):
+            await owner.prove_serving()
+        owner.serves_without_store = lambda: True
+        if proven:
+            await owner.prove_serving()
+        else:
+            with pytest.raises(Fenced):
+                await owner.prove_serving()
+        with pytest.raises(type(error)):
+            await owner.prove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,22 +11,29 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import NameOID
 
 from libs.serving.access import protection_of
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import FatalError
 from libs.serving.requests.auditing import Auditor
 from libs.serving.revocations import revocations_of
-from slatemq.cli.access.dev_certificates import Authority
+from libs.serving.tls import client_certificate
+from slatemq._admin.expiries import expiries_of
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, Authority
 from slatemq.errors import InvalidArgument, Unauthenticated
 
 Builder = x509.CertificateRevocationListBuilder
 PEM = serialization.Encoding.PEM
+AUDITOR = Auditor("broker-0", lambda act: None)
 
 
-def builder_of(authority: Authority, *revoked: bytes, days: int = 1) -> Builder:
+def builder_of(
+    authority: Authority, *revoked: bytes, days: int = 1, name: x509.Name | None = None
+) -> Builder:
     now = datetime.now(UTC)
-    builder = Builder().issuer_name(authority.name).last_update(now - timedelta(days=9))
+    builder = Builder().issuer_name(name or authority.name).last_update(now - timedelta(days=9))
     builder = builder.next_update(now + timedelta(days=days))
     for pem in revoked:
         serial = x509.load_pem_x509_certificate(pem).serial_number
@@ -48,7 +56,7 @@ class Files:
         self.tls["tls_ca"] = str(self.ca)
 
     def certify(self) -> None:
-        certificate, key = self.authority.sign("service", ("service",))
+        certificate, key = self.authority.sign(SERVICE_NAME, (SERVICE_NAME,))
         Path(self.tls["tls_cert"]).write_bytes(certificate)
         Path(self.tls["tls_key"]).write_bytes(key)
 
@@ -92,6 +100,25 @@ def test_a_number_that_another_authority_gave_too_is_not_revoked(files: Files) -
     revoked.check({"x509_pem_cert": [theirs]})
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ours", _ASN1Type.PrintableString), (" OURS ", _ASN1Type.UTF8String)]
+)
+def test_a_list_names_its_authority_however_the_name_is_written(
+    files: Files, name: str, kind: _ASN1Type
+) -> None:
+    mine = files.authority.sign("client", ("client",))[0]
+    written = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, kind)])
+    assert written.public_bytes() != files.authority.name.public_bytes()
+    files.lists.write_bytes(
+        signed(files.authority, builder_of(files.authority, mine, name=written))
+    )
+
+    revoked = revocations_of(files.lists, files.ca).value
+
+    with pytest.raises(Unauthenticated):
+        revoked.check({"x509_pem_cert": [mine]})
+
+
 def test_what_an_authority_signed_that_was_revoked_itself_is_refused(files: Files) -> None:
     # gRPC has the leaf, and apart from it all that the client sent besides
     between = files.authority.sign("between", ("between",))[0]
@@ -109,17 +136,66 @@ def test_what_an_authority_signed_that_was_revoked_itself_is_refused(files: File
         revoked.check({"x509_pem_cert": [leaf], "x509_pem_cert_chain": [b"what is not read"]})
 
 
+def test_a_certificate_of_no_version_that_there_is_cannot_be_read(
+    files: Files, tmp_path: Path
+) -> None:
+    """Libraries tell of that by an error of its own kind."""
+    files.lists.write_bytes(signed(files.authority, builder_of(files.authority)))
+    revoked = revocations_of(files.lists, files.ca).value
+    odd = of_second_version(files.authority.sign("client", ("client",))[0])
+    auth = {"x509_pem_cert": [odd]}
+
+    for look in (revoked.check, client_certificate):
+        with pytest.raises(Unauthenticated):
+            look(auth)
+    files.ca.write_bytes(odd)
+    with pytest.raises(InvalidArgument) as caught:
+        revocations_of(files.lists, files.ca)
+    assert caught.value.field == "tls_ca"
+    assert expiries_of([files.ca]) == []
+    files.certify()
+    own = Path(files.tls["tls_cert"])
+    own.write_bytes(of_second_version(own.read_bytes()))
+    with pytest.raises(FatalError, match="cannot be used"):
+        protection_of(ServingConfig(root="memory:///", **files.tls), AUDITOR)
+
+
+def of_second_version(pem: bytes) -> bytes:
+    """A certificate (RFC 5280, section 4.1.2.1) as of X.509 v2, which no one uses."""
+    der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+    odd = der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x01", 1)
+    lines = base64.encodebytes(odd)
+    return b"-----BEGIN CERTIFICATE-----\n" + lines + b"-----END CERTIFICATE-----\n"
+
+
 DELTA = x509.DeltaCRLIndicator(1)
-INDIRECT = x509.IssuingDistributionPoint(
-    full_name=None,
-    relative_name=None,
-    only_contains_user_certs=False,
-    only_contains_ca_certs=False,
-    only_some_reasons=None,
-    indirect_crl=True,
-    only_contains_attribute_certs=False,
-)
-"""It may name certificates of other authorities."""
+
+
+def point(
+    *, indirect: bool = False, attributes: bool = False, reasons: frozenset[Any] | None = None
+) -> x509.IssuingDistributionPoint:
+    return x509.IssuingDistributionPoint(
+        full_name=None,
+        relative_name=None,
+        only_contains_user_certs=False,
+        only_contains_ca_certs=False,
+        only_some_reasons=reasons,
+        indirect_crl=indirect,
+        only_contains_attribute_certs=attributes,
+    )
+
+
+PARTIAL = [
+    DELTA,
+    point(indirect=True),  # It may name certificates of other authorities.
+    point(reasons=frozenset([x509.ReasonFlags.key_compromise])),
+    point(attributes=True),
+]
+
+
+def lists_that_end_early(files: Files) -> list[bytes]:
+    whole = signed(files.authority, builder_of(files.authority))
+    return [whole + whole[:-60], whole + whole[:15], whole + whole[:-1].rstrip(b"-")]
 
 
 @pytest.mark.parametrize(
@@ -133,18 +209,16 @@ INDIRECT = x509.IssuingDistributionPoint(
         ),
         (lambda files: signed(files.other, builder_of(files.other)), "'CN=others'.*not signed by"),
         (lambda files: signed(files.other, builder_of(files.authority)), "'CN=ours'.*not signed"),
-        (
-            lambda files: signed(
-                files.authority, builder_of(files.authority).add_extension(DELTA, critical=True)
-            ),
-            "not a complete list",
+        *(
+            (
+                lambda files, part=part: signed(
+                    files.authority, builder_of(files.authority).add_extension(part, critical=True)
+                ),
+                "not a complete list",
+            )
+            for part in PARTIAL
         ),
-        (
-            lambda files: signed(
-                files.authority, builder_of(files.authority).add_extension(INDIRECT, critical=True)
-            ),
-            "not a complete list",
-        ),
+        *((lambda files, at=at: lists_that_end_early(files)[at], "is cut off") for at in range(3)),
     ],
 )
 def test_a_file_that_is_no_list_of_our_authorities_stops_the_start(
@@ -167,7 +241,7 @@ def test_a_file_that_is_not_there_or_has_no_authorities_beside_it_stops_the_star
     ):
         config = ServingConfig(root="memory:///", tls_crl=str(files.lists), **tls)
         with pytest.raises(FatalError, match=problem):
-            protection_of(config, Auditor(lambda act: None))
+            protection_of(config, AUDITOR)
 
 
 def test_a_list_that_is_out_of_date_stays_in_force_and_is_warned_about(

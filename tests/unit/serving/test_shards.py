@@ -11,6 +11,7 @@ from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE, Fat
 from libs.serving.process.shards import opened_root, wait_lost
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
+from libs.storage.errors import Fenced, StoreUnavailable
 
 
 def test_a_root_that_means_nothing_is_wrong_usage() -> None:
@@ -32,6 +33,35 @@ async def test_an_owner_ends_when_another_takes_over_or_its_work_ends() -> None:
     assert (await asyncio.wait_for(lost, 60)).code == EXIT_FENCED
     forever.cancel()
     await newer.close()
+
+
+async def test_an_owner_whose_work_finds_out_first_ends_as_fenced() -> None:
+    root = open_root(f"memory:///{uuid4()}")
+    database = await root.database("broker/0", Kind.BROKER)
+
+    async def commit() -> None:
+        raise Fenced("making a commit durable: another process has opened this database")
+
+    assert (await wait_lost(database, [asyncio.create_task(commit())])).code == EXIT_FENCED
+    await database.close()
+
+
+async def test_a_work_that_fails_says_why_the_database_is_closed() -> None:
+    root = open_root(f"memory:///{uuid4()}")
+    database = await root.database("broker/0", Kind.BROKER)
+    closed = asyncio.Event()
+
+    async def commit() -> None:
+        await closed.wait()
+        await asyncio.sleep(0.1)
+        raise StoreUnavailable("the store refuses")
+
+    lost = asyncio.create_task(wait_lost(database, [asyncio.create_task(commit())]))
+    await asyncio.sleep(0)
+    await database.close()
+    closed.set()
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(lost, 60)
 
 
 async def test_what_a_work_raises_is_raised() -> None:

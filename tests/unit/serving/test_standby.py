@@ -20,7 +20,13 @@ from libs.serving.process import standby as module
 from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import EXIT_FAILED, FatalError
 from libs.serving.process.health import STANDING_BY, STARTING, STOPPING, Health, owner_health
-from libs.serving.process.standby import Standby, owner_name_of
+from libs.serving.process.standby import (
+    SILENT_LOOKS,
+    OwnerWatch,
+    Sign,
+    Standby,
+    owner_name_of,
+)
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
@@ -150,6 +156,28 @@ async def test_an_owner_that_answers_nothing_is_replaced(
     assert (await owners.latest()).owner.name == "b"
 
 
+class SignedWatch(OwnerWatch):
+    """Sees what the test says."""
+
+    def __init__(self, *signs: Sign) -> None:
+        super().__init__(grpc.aio.insecure_channel("127.0.0.1:1"), "127.0.0.1:1", "")
+        self._signs = iter(signs)
+
+    async def _sign(self) -> Sign:
+        return next(self._signs)
+
+
+@pytest.mark.parametrize("answer", [Sign.LIVES, Sign.STOPS])
+async def test_looks_without_an_answer_count_only_in_a_row(answer: Sign) -> None:
+    silent = [Sign.SILENT] * (SILENT_LOOKS - 1)
+    watch = SignedWatch(*silent, answer, *silent, Sign.LIVES, *silent, Sign.SILENT)
+    for _ in range(3 * SILENT_LOOKS - 1):
+        await watch.look()
+        assert not watch.is_silent
+    await watch.look()
+    assert watch.is_silent
+
+
 async def test_a_look_begins_when_the_one_before_has_had_its_time(
     objects: Objects, owners: ShardOwners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +266,27 @@ async def test_an_owner_without_a_name_is_watched_where_the_topology_has_it(
                 assert not taking.done()
             await taking
     assert (await owners.latest()).owner.name == "b"
+
+
+@pytest.mark.parametrize("content", [b"{garb", None], ids=["damaged", "lost"])
+async def test_an_owner_without_a_whole_claim_keeps_its_shard_while_it_lives(
+    objects: Objects, owners: ShardOwners, content: bytes | None
+) -> None:
+    # Given an owner whose claim was damaged, or lost, and that answers without its name
+    await owners.claim(Owner("a"))
+    path = f"{FOLDER}/{DATABASE}/{1:020}.json"
+    await (objects.delete(path) if content is None else objects.put(path, content))
+    async with running("") as owner:
+        await TopologyDirectory(objects).announce(Peer("broker", 0, "x:1", owner.address))
+        async with waiting(make_standby(objects, "b")) as taking:
+            await owner.looked_at()
+            assert not taking.done()
+
+            # When its process ends, then the standby takes the shard
+            await owner.server.stop(0)
+            await taking
+    latest = await owners.latest()
+    assert (latest.owner.name, latest.damage) == ("b", "")
 
 
 async def test_a_standby_with_old_settings_takes_no_shard(objects: Objects) -> None:

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving import telemetry
-from libs.serving.recording import recording
+from libs.serving.recording import exporting, recording
 from libs.serving.requests.calls import UNRECORDED, MethodCalls
 
 
@@ -30,9 +30,9 @@ def test_each_process_has_an_id_of_its_own_although_each_container_numbers_its_o
     for host in ("slatemq-broker-0", "slatemq-broker-standby-0", "slatemq-console-x7"):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         found += [
-            telemetry.instance_id("broker", 0),
-            telemetry.instance_id("broker", 1),
-            telemetry.instance_id("console"),
+            telemetry.instance_id("broker", 0, has_standbys=False),
+            telemetry.instance_id("broker", 1, has_standbys=False),
+            telemetry.instance_id("console", None, has_standbys=False),
         ]
 
     assert len({*found}) == len(found)
@@ -115,6 +115,18 @@ def test_headers_without_a_context_give_an_empty_one() -> None:
     assert not found.get_span_context().is_valid
 
 
+@pytest.mark.parametrize("header", ["api-key:hidden", 'x-team="hidden"', "=hidden"])
+def test_a_header_for_the_collector_in_another_form_is_not_logged(
+    header: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", header)
+
+    exporting("broker", "broker-0", "http://127.0.0.1:1", 0, ()).shutdown()
+
+    assert "Header format invalid" in caplog.text
+    assert "hidden" not in caplog.text
+
+
 def test_errors_that_a_span_records_have_no_secrets() -> None:
     exporter = InMemorySpanExporter()
     made = recording("broker", "broker-0", SimpleSpanProcessor(exporter))
@@ -123,7 +135,9 @@ def test_errors_that_a_span_records_have_no_secrets() -> None:
         pytest.raises(OSError, match="hunter2"),
         made.tracer.start_as_current_span("connect", attributes={"queue": "orders"}),
     ):
-        raise OSError("redis://queue:hunter2@10.0.0.7/0 refused the token smq_abc_hunter2")
+        raise OSError(
+            "redis://queue:hunter2@10.0.0.7/0 refused the token smq_abcd_hunter2hunter2hunter2"
+        )
 
     (span,) = exporter.get_finished_spans()
     (event,) = span.events
@@ -132,3 +146,15 @@ def test_errors_that_a_span_records_have_no_secrets() -> None:
     assert "redis://***@10.0.0.7" in str(event.attributes["exception.message"])
     assert "hunter2" not in span.to_json()
     assert "10.0.0.7" in str(span.status.description)
+
+
+def test_the_status_of_a_span_without_exceptions_has_no_secret() -> None:
+    exporter = InMemorySpanExporter()
+    made = recording("janitor", "janitor-0", SimpleSpanProcessor(exporter))
+
+    with made.tracer.start_as_current_span("janitor backup") as span:
+        span.set_status(trace.StatusCode.ERROR, "listing http://key:hunter2@10.0.0.7/b failed")
+
+    (ended,) = exporter.get_finished_spans()
+    assert ended.events == ()
+    assert ended.status.description == "listing http://***@10.0.0.7/b failed"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 import uvloop
 
+from libs.serving.process.logs import TextLines
 from libs.serving.process.watchdog import (
     NAMES_MAX,
     OTHERS,
@@ -186,11 +190,30 @@ def test_a_step_that_takes_the_processor_for_long_is_logged_with_its_name_and_st
     assert name.endswith("work_long")
     assert slow[name].count == 1
     assert slow[name].worst_ms >= 3 * BOUND_MS
-    assert slow[name].stack.lstrip().startswith(f'File "{__file__}"')
+    assert slow[name].stack.startswith("tests/unit/serving/test_watchdog.py:")
     (record,) = [one for one in caplog.records if one.name == "libs.serving.process.watchdog"]
     assert record.levelno == logging.WARNING
     assert vars(record)["step"] == name
-    assert "in work_long\n" in record.getMessage()
+    assert re.search(r":\d+ work_long(?: > |$)", vars(record)["stack"])
+    # On one line: it must not look as if the process had crashed
+    assert "\n" not in TextLines("broker").format(record)
+
+
+def test_loading_modules_within_one_another_takes_one_frame_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outer_module.py").write_text("import inner_module\n")
+    (tmp_path / "inner_module.py").write_text(
+        "import sys\nfrom libs.serving.process.watchdog import _frames_of_step\n"
+        "frames = _frames_of_step(sys._getframe())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    importlib.import_module("outer_module")
+
+    files = [Path(file).name for file, *_ in sys.modules["inner_module"].frames]
+    where = files.index("outer_module.py")
+    assert files[where + 1 :] == ["<frozen importlib._bootstrap>", "inner_module.py"]
 
 
 @makers

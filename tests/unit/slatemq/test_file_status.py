@@ -1,6 +1,7 @@
 """Files that are read again when they have changed."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,55 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_read_at_the_next_look(tmp_pa
     failures.append(OSError(errno.EIO, "broken"))
     assert (loaded.reload(), loaded.value) == (False, "one")
     assert failures
+
+
+def test_the_problem_of_a_file_that_was_away_ends_once_it_is_back(tmp_path: Path) -> None:
+    tokens, elsewhere = tmp_path / "tokens", tmp_path / "elsewhere"
+
+    def read() -> str:
+        try:
+            return tokens.read_text()
+        except OSError as error:
+            raise InvalidArgument("tokens", f"cannot read it: {error.strerror}") from error
+
+    tokens.write_text("one")
+    os.link(tokens, elsewhere)
+    loaded = LoadedFiles(read, tokens, elsewhere)
+    tokens.unlink()
+    with pytest.raises(InvalidArgument):
+        loaded.reload()
+    assert "cannot read it" in loaded.problem
+
+    os.link(elsewhere, tokens)
+    loaded.reload()
+
+    assert (loaded.problem, loaded.value) == ("", "one")
+
+
+def test_what_is_not_good_yet_is_taken_when_its_time_has_come(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert = tmp_path / "cert"
+    now = 1
+
+    def check(value: str) -> None:
+        if int(value) > now:
+            raise InvalidArgument("cert", "is not valid yet")
+
+    # At first there is nothing better
+    cert.write_text("2")
+    assert LoadedFiles(cert.read_text, cert, check=check).value == "2"
+    assert "is not valid yet" in caplog.text
+
+    # Later there is
+    cert.write_text("1")
+    loaded = LoadedFiles(cert.read_text, cert, check=check)
+    cert.write_text("20")
+    with pytest.raises(InvalidArgument, match="is not valid yet"):
+        loaded.reload()
+    assert (loaded.reload(), loaded.value) == (False, "1")  # It is said once.
+    assert loaded.problem
+
+    now = 20
+    assert (loaded.reload(), loaded.value, loaded.problem) == (True, "20", "")
+    assert not loaded.reload()

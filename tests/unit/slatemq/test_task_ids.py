@@ -2,18 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq._admin.task_ids import TaskIds, parse_task_id
+from libs.events.tasks import WriteTask
+from slatemq._admin.task_ids import PREFIX, TaskIds, parse_task_id
 from slatemq.errors import InvalidArgument
-from slatemq.events.envelope import TASK_PREFIX, check_id
 
 times = st.integers(1, (1 << 47) - 1)
 shards = st.integers(0, 16_383)
 
 
 @given(times, shards)
-def test_an_id_shows_its_time_and_shard_and_is_a_ulid(at_ms: int, shard: int) -> None:
+def test_an_id_shows_its_time_and_shard_and_tasks_may_have_it(at_ms: int, shard: int) -> None:
     text = TaskIds(shard).make(at_ms)
-    check_id("task_id", text, TASK_PREFIX)
+    WriteTask(task_id=text, operation="Publish", created_at="2026-02-22T12:00:00Z", payload={})
     named = parse_task_id(text)
     assert (named.accepted_at_ms, named.shard, len(named.ulid)) == (at_ms, shard, 16)
 
@@ -30,7 +30,7 @@ def test_ids_of_one_process_differ_and_sort_as_they_were_made() -> None:
 @given(shards, st.integers(0, 25), st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ"))
 def test_an_id_with_one_wrong_character_is_refused(shard: int, place: int, digit: str) -> None:
     text = TaskIds(shard).make(1_771_761_600_000)
-    at = len(TASK_PREFIX) + place
+    at = len(PREFIX) + place
     wrong = text[:at] + digit + text[at + 1 :]
     if wrong != text:
         with pytest.raises(InvalidArgument) as refused:
