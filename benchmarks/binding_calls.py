@@ -16,10 +16,11 @@ from pathlib import Path
 from slatedb.uniffi import WriteBatch
 
 from libs.storage.database import slate
-from libs.storage.database.binding import PublicCalls, Row, direct_calls
+from libs.storage.database.binding import PublicCalls, direct_calls
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_options
+from libs.storage.layout.primitives import Row
 
 ROWS = 20_000
 ROUNDS = 7

@@ -268,6 +268,8 @@ async def measure(size: Size, given: argparse.Namespace) -> None:
 
 def size_of(text: str) -> Size:
     ingests, brokers, routers = (int(part) for part in text.split("x"))
+    if min(ingests, brokers, routers) < 1:
+        raise ValueError("a stack has at least one of each")
     return Size(ingests, brokers, routers)
 
 

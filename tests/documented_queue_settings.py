@@ -26,9 +26,10 @@ They are the section `queue` of a YAML file, which every service and `python -m 
 {defaults}```
 
 A variable goes before the file: `queue.redis.url` is `SLATEMQ_QUEUE_REDIS_URL`. A list in a
-variable is separated by commas. A key that is not on this page, a key given twice, and a value that
-its key does not allow end the process with exit code 2. The message names the key, and the line of
-the file or the variable.
+variable is separated by commas. A key of the file that is not on this page, a key given twice, and
+a value that its key does not allow end the process with exit code 2. The message names the key, and
+the line of the file or the variable. A variable that is not on this page is passed over, and the
+log warns of it, as of each unknown variable that begins with `SLATEMQ_`.
 
 While `queue.enabled` is false, the services run in **direct mode**: the settings are checked, and
 nothing of event queues is loaded. Of `queue.consistency`, `async` and `sync`

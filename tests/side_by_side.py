@@ -25,8 +25,8 @@ WITH_RABBITMQ: Final = frozenset(
     for name in (
         *("backends/test_conformance", "backends/test_rabbitmq_connections"),
         *("backends/test_rabbitmq_alarms", "backends/test_rabbitmq_exchanges"),
-        "backends/test_wrong_settings",
-        *("tasks/test_async_backends", "test_frozen_backends"),
+        *("backends/test_wrong_settings", "backends/test_permissions"),
+        *("tasks/test_async_backends", "test_frozen_backends", "test_small_backends"),
     )
 )
 """They share a server, which takes five seconds of a processor to start."""

@@ -20,8 +20,8 @@ FAILING_MS = 1_000
 """Processor time of a server's step that fails a test. A step that was cut takes some ten; that
 of a payload of 64 MiB takes 350 on a machine that has nine times as much to do as it can."""
 
-OURS = re.compile(r'File "[^"]*/(?:services|libs)/')
-NOT_OURS = re.compile(r'File "[^"]*/tests/|importlib\._bootstrap')
+OURS = re.compile(r"(?:^|[ /])(?:services|libs)/")
+NOT_OURS = re.compile(r"(?:^|[ /])tests/|importlib\._bootstrap")
 
 PROPERTY = "slow step"
 """Of a test's report: reports also come from the processes that run tests side by side."""

@@ -88,6 +88,13 @@ BACKENDS: Final[dict[str, Backend]] = {
         lambda url: {"URL": url},
         ("QUEUE_PREFIX", "EXCHANGE"),
     ),
+    "activemq": Backend(
+        "activemq",
+        servers.activemq,
+        "activemq",
+        lambda url: {"URL": url},
+        ("QUEUE_PREFIX",),
+    ),
     "kafka": Backend(
         "kafka",
         servers.kafka,

@@ -107,7 +107,7 @@ def read(paths: Sequence[Path]) -> Results:
     for path in paths:
         fields = json.loads(path.read_text(encoding="utf-8"))
         commands.append(fields["command"])
-        whole.machine = fields["machine"]
+        whole.machine = whole.machine or fields["machine"]
         whole.settings |= fields["settings"]
         whole.left_out |= fields["left_out"]
         whole.failures += fields["failures"]
@@ -117,7 +117,8 @@ def read(paths: Sequence[Path]) -> Results:
                 for system, values in by_system.items():
                     kept.setdefault(system, []).extend(values)
         for workload, chosen in fields["chosen"].items():
-            whole.chosen.setdefault(workload, {}).update(chosen)
+            for system, settings in chosen.items():
+                whole.chosen.setdefault(workload, {}).setdefault(system, {}).update(settings)
         for workload, counted in fields["counted"].items():
             whole.counted.setdefault(workload, {}).update(counted)
     whole.command = "` and `".join(dict.fromkeys(commands))

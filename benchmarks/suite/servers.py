@@ -302,6 +302,24 @@ def rabbitmq(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
+def activemq(folder: Path) -> Iterator[Server]:
+    """ActiveMQ 5 as it is by default, which syncs its journal before it accepts a message."""
+    class_path = os.environ.get("ACTIVEMQ_CLASSPATH")
+    if class_path is None:
+        raise NotHere("ACTIVEMQ_CLASSPATH does not name the jars of ActiveMQ with AMQP 1.0")
+    port = free_port()
+    options = f"persistent=true&useJmx=false&dataDirectory={folder}/data"
+    broker = f"broker:(amqp://127.0.0.1:{port})/bench?{options}"
+    console = "org.apache.activemq.console.command.ShellCommand"
+    command = [_program("java"), "-cp", class_path, console, "start", broker]
+    with started(command, folder / "log", cwd=folder) as process:
+        wait_for_port(port, process, folder / "log")
+        url = f"amqp://127.0.0.1:{port}"
+        settings = "ActiveMQ 5, KahaDB, its journal synced before a message is accepted"
+        yield Server("activemq", url, settings, lambda: [process.pid], folder)
+
+
+@contextmanager
 def kafka(folder: Path) -> Iterator[Server]:
     """Tansu, a broker that speaks Kafka's protocol, on an S3 server (moto) of its own."""
     try:

@@ -51,7 +51,7 @@ from tests.acceptance.mishaps import SERVICES, ingest_down_under_claims, kill_al
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.cut_links import run_network
-from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
+from tests.faults.event_runs import BACKENDS, MODES, PUBLISHERS, run_events, victims_of
 from tests.faults.failing_reads import run_failing_reads
 from tests.faults.failover import run_failovers
 from tests.faults.frozen import run_frozen
@@ -123,6 +123,9 @@ async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> 
 FORMS = {"kills": kills, "ingest-down": ingest_down, "chains": chains}
 """Those on a stack that is started for them."""
 
+SEEDLESS = ("ingest-down", "janitor", "frozen", "overload", "reads")
+"""Those that do not take `--seed`: another run repeats nothing more of them."""
+
 STAGES_COUNT = len(STAGES["retention"])
 """Each job has as many."""
 
@@ -151,7 +154,8 @@ def _parse() -> argparse.Namespace:
         help="how long ingest is down, zombies run, owners are frozen, or each trouble of the "
         "store lasts",
     )
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
+    seed = f"of random choices; unused by {', '.join(SEEDLESS)}"
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help=seed)
     parser.add_argument("--commands", type=int, default=100_000, help="of a random history")
     parser.add_argument(
         "--stages",
@@ -181,9 +185,7 @@ def _parse() -> argparse.Namespace:
         help="of a soak: the file of its samples, beside which the picture is drawn",
     )
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
-    parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
-    parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
-    parser.add_argument("--publishes", type=int, default=100_000, help="with event queues")
+    _add_event_options(parser)
     parser.add_argument(
         "--requests", type=int, default=FULL_REQUESTS, help="of hostile clients; 1 repeats one"
     )
@@ -192,10 +194,19 @@ def _parse() -> argparse.Namespace:
         "--secured", action="store_true", help="hostile clients of a stack with TLS and a policy"
     )
     parser.add_argument("--json", action="store_true", help="the verdict of hostile as JSON alone")
+    return parser.parse_args()
+
+
+def _add_event_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
+    parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
+    parser.add_argument("--publishes", type=int, default=100_000, help="with event queues")
+    parser.add_argument(
+        "--publishers", type=int, default=PUBLISHERS, help="callers at once, with event queues"
+    )
     parser.add_argument(
         "--down-seconds", type=float, default=0, help="how long the backend of event queues is down"
     )
-    return parser.parse_args()
 
 
 def _history(given: argparse.Namespace) -> int:
@@ -359,7 +370,9 @@ async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
 def main() -> int:
     """Run one form, say what came of it."""
     given = _parse()
-    if not given.json:
+    if given.form in SEEDLESS:
+        print(given.form)
+    elif not given.json:
         print(f"{given.form}, seed {given.seed}")
     if given.form in RUNS:
         try:
@@ -400,7 +413,13 @@ def _events(given: argparse.Namespace) -> int:
     victims = victims_of(given.kills, given.seed)
     with tempfile.TemporaryDirectory(prefix="slatemq-events-") as folder:
         run = run_events(
-            Path(folder), given.mode, given.backend, given.publishes, victims, given.down_seconds
+            Path(folder),
+            given.mode,
+            given.backend,
+            given.publishes,
+            victims,
+            given.down_seconds,
+            given.publishers,
         )
         faults = [*run.faults(), *faults_below(Path(folder))]
     print(

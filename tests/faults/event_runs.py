@@ -21,15 +21,18 @@ import grpc.aio
 
 from libs.events.backends import open_backend
 from libs.events.settings import Consistency, QueueSettings
-from libs.serving.telemetry import Telemetry
-from services.ingest.tasks.backend import TaskBackend
 from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.shard_processes import Member
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS
-from tests.integration.events.tasks.queued_ingest import QueuedIngest, queue_settings, write_config
+from tests.integration.events.tasks.queued_ingest import (
+    QueuedIngest,
+    beside,
+    queue_settings,
+    write_config,
+)
 from tests.integration.ingest.server import message
 
 MODES: Final[tuple[str, ...]] = get_args(Consistency)
@@ -222,12 +225,11 @@ class _Rig:
 
     async def settle(self) -> None:
         """Wait until no task waits anywhere: what a killed consumer had comes again by then."""
-        backend = TaskBackend(self.settings, 0, Telemetry().meter)
-        await backend.connect()
 
         async def is_over() -> bool:
             try:
-                stats = await backend.connected.stats()
+                async with beside(self.settings) as backend:
+                    stats = await backend.stats()
             except SlateMQError:
                 return False
             if stats.dead_letter_count:
@@ -236,7 +238,6 @@ class _Rig:
             return stats.pending_tasks == 0
 
         await self.until(is_over)
-        await backend.close()
 
     async def check_tasks(self) -> None:
         """Every task that was answered with its ID is applied, with messages of its own number."""
@@ -284,20 +285,21 @@ async def _recording(settings: QueueSettings, run: EventRun) -> AsyncIterator[No
     backend = open_backend(settings.backend)
 
     async def record(event: Event) -> None:
-        run.events_count += 1
-        run.event_ids.setdefault(int(event.data["message_id"]), set()).add(event.id)
+        if event.type == "message.published":
+            run.events_count += 1
+            run.event_ids.setdefault(int(event.data["message_id"]), set()).add(event.id)
         with suppress(Unavailable):  # it comes again
             await backend.acknowledge(event.id)
 
     await backend.connect(getattr(settings, settings.backend))
-    await backend.subscribe(["message.published"], record)
+    await backend.subscribe([], record)
     try:
         yield
     finally:
         await backend.close()
 
 
-async def _work(rig: _Rig, down_s: float) -> None:
+async def _work(rig: _Rig, down_s: float, publishers: int) -> None:
     run = rig.run
 
     async def have_events() -> bool:
@@ -310,7 +312,7 @@ async def _work(rig: _Rig, down_s: float) -> None:
             numbers = itertools.count()
             began = time.monotonic()
             async with asyncio.TaskGroup() as works:
-                for _ in range(PUBLISHERS):
+                for _ in range(publishers):
                     works.create_task(rig.publish(numbers))
                 works.create_task(rig.kill_along(down_s))
                 works.create_task(rig.end_stalled(down_s))
@@ -346,6 +348,7 @@ def run_events(
     publishes: int,
     victims: Sequence[str],
     down_s: float,
+    publishers: int = PUBLISHERS,
 ) -> EventRun:
     """Publishes in a mode, on a fresh backend and ingest, with kills along the way."""
     run = EventRun(mode, publishes)
@@ -353,5 +356,5 @@ def run_events(
     (folder / "server").mkdir()
     with running(make(folder / "server")) as server:
         settings = queue_settings(name, server, mode)
-        asyncio.run(_work(_Rig(folder, run, server, settings, victims), down_s))
+        asyncio.run(_work(_Rig(folder, run, server, settings, victims), down_s, publishers))
     return run

@@ -234,7 +234,7 @@ class RecordedClient:
 
         Of a partitioned queue each claim is one of the next partition.
         """
-        request = claim_request(queue, count, wait=wait_s, lease=lease_s)
+        request = claim_request(queue, count, wait=wait_s, lease=lease_s, consumer_id="")
         locations = self.client._locations
 
         async def attempt(shard: int, timeout: float) -> Claimed:

@@ -31,7 +31,7 @@ from services.janitor.verify.findings import Findings
 from tests.integration.janitor.instances import LONG_S, Instance, instance
 
 DATABASES: Final = ("ingest/0", "broker/0")
-FOLDERS: Final = ("wal", "compacted", "manifest", "blobs")
+FOLDERS: Final = ("wal", "compacted", "manifest", "compactions", "blobs")
 """Kinds of files that are damaged, by the folders that they are in."""
 
 OBJECT_BYTES: Final = 70_000
@@ -236,16 +236,15 @@ LOSSES_ONE_IN: Final = 20
 
 
 def files_of(data: Path) -> dict[str, list[str]]:
-    """The files of a store, by their kinds; those of the WAL that are needed."""
+    """The files of a store, by their kinds; of manifests and compactions the newest."""
     found: dict[str, list[str]] = {folder: [] for folder in FOLDERS}
     for path in sorted(data.rglob("*")):
         name = str(path.relative_to(data))
         if path.is_file() and (folder := Damage(name, "").folder) in found:
             found[folder].append(name)
-    newest: dict[str, str] = {}
-    for name in found["manifest"]:
-        newest[str(Path(name).parent)] = name
-    found["manifest"] = list(newest.values())
+    for folder in ("manifest", "compactions"):
+        newest = {str(Path(name).parent): name for name in found[folder]}
+        found[folder] = list(newest.values())
     return found
 
 

@@ -54,7 +54,7 @@ class _HttpPort:
         self._loop = asyncio.new_event_loop()
         self._errors: list[Any] = []
         self._loop.set_exception_handler(lambda _, context: self._errors.append(context))
-        events = S3Events(cast("Any", None), cast("Any", None), lambda: "secret")
+        events = S3Events(cast("Any", None), cast("Any", None), lambda: "secret", 1 << 20)
 
         async def answered(body: bytes) -> HttpReply:
             count = len(read_notifications(body).events)

@@ -100,7 +100,11 @@ def changed_code(mutant: Mutant) -> CodeType | None:
     before = _function(compile(mutant.path.read_text(), path, "exec"), mutant.line)
     if before is None:
         return None
-    after = _function(compile(changed_source(mutant), path, "exec"), before.co_firstlineno)
+    try:
+        changed = compile(changed_source(mutant), path, "exec")
+    except SyntaxError:  # of the * before keyword-only arguments it made another operator
+        return None
+    after = _function(changed, before.co_firstlineno)
     return None if after is None or _runs(after) == _runs(before) else after
 
 
