@@ -74,7 +74,7 @@ test-slow: setup ## Run the slow tests: whole stacks and their metrics, commands
 # take minutes on an idle machine. Some of it alone (ARGS) plants no bugs.
 proofs: setup ## Run what the other tests are the short forms of: every kill, long histories, many examples, planted bugs
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or repeated or hypothesis) and not compose' \
-	  -n 4 $(BY_FILE) --timeout 1800 -v $(ARGS)
+	  -n 4 $(BY_FILE) --timeout 1800 -o faulthandler_timeout=1900 -v $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.planted)
 
 lint: setup ## Check style, import contracts and protos

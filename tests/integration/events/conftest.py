@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.deliveries import group_of
 from libs.events.settings import RabbitmqSettings
 from libs.events.tasks import WriteTask
+from tests import timed_uvloop
 from tests.integration.events.backends.kafka_server import kafka_server
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
@@ -106,7 +106,7 @@ def in_group(settings: Any, group: str) -> Any:
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Services run on uvloop, whose transports and errors are not those of asyncio."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": timed_uvloop.Loop}
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from libs.serving.peers.calls import UNSTORABLE_WAIT_S
 from libs.serving.peers.topology import Peer
@@ -18,6 +17,7 @@ from services.router.reserve import LOOKS, is_first
 from services.router.router import Router
 from slatemq.errors import Internal
 from slatemq.v1 import assignment_pb2
+from tests import timed_uvloop
 from tests.integration.client.ingest import refuse
 from tests.integration.router.peers import (
     LogMemory,
@@ -231,7 +231,7 @@ def test_a_log_goes_again_after_each_wait_by_a_clock_of_whole_milliseconds(
             given.broker.is_repaired = True
             await eventually(lambda: stack.got("all") == published)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=timed_uvloop.Loop) as runner:
         runner.run(goes_again())
 
 

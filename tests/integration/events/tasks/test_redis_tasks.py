@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from msgspec.structs import replace
 from redis import asyncio as aioredis
 from redis.asyncio.connection import AbstractConnection, Connection
@@ -25,6 +24,7 @@ from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import encode_event
+from tests import timed_uvloop
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, Server, running
 from tests.integration.events.backends.test_conformance import a_task, created
@@ -292,7 +292,7 @@ def test_a_server_that_goes_as_it_is_written_to_is_down(
         await backend.close()
 
     # On the event loop that services have
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=timed_uvloop.Loop) as runner:
         runner.run(enqueue())
 
 

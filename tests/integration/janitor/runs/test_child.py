@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from uvloop import new_event_loop
 
 from services.janitor.runs import child
 from services.janitor.runs.child import Child
+from tests import timed_uvloop
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.janitors import WAIT_S, until
 
@@ -39,7 +39,7 @@ def test_files_opened_after_a_run_stay_open_when_what_it_read_with_is_collected(
         for file in files:
             os.close(file)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=timed_uvloop.Loop) as runner:
         runner.run(run_and_open())
 
 
