@@ -229,13 +229,19 @@ class Tasks:
         self, deliveries: Deliveries, queue: AbstractQueue, size: int
     ) -> list[AbstractIncomingMessage]:
         """The next messages of a queue, fewer than `size` only at its end."""
-        async with asyncio.timeout(OPERATION_S):
+        page: list[AbstractIncomingMessage] = []
+        async with asyncio.timeout(OPERATION_S) as limit:
             await deliveries.channel.set_qos(prefetch_count=size)
             consumer = await deliveries.start(queue)
-        page: list[AbstractIncomingMessage] = []
-        while len(page) < size and (message := await deliveries.next()) is not None:
-            page.append(message)
-        async with asyncio.timeout(OPERATION_S):
+            while len(page) < size:
+                if (message := await deliveries.next()) is not None:
+                    page.append(message)
+                    limit.reschedule(asyncio.get_running_loop().time() + OPERATION_S)
+                elif not await self._count(self._names.dead):
+                    # What is on its way comes before the answer to this one.
+                    await deliveries.channel.set_qos(prefetch_count=size)
+                    if not deliveries.arrived_count:
+                        break
             await queue.cancel(consumer)
         return page
 

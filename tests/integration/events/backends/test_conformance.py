@@ -375,10 +375,11 @@ async def test_failed_tasks_move_back_in_pages_and_none_is_lost_where_that_break
 
     # Then all tasks come, some of them twice, in the order in which they failed
     came: dict[str, WriteTask] = {}
-    while len(came) < len(tasks) or (await backend.stats()).pending_tasks:
-        if (again := await backend.dequeue_task()) is not None:
-            came[again.task_id] = again
-            await backend.complete_task(again.task_id)
+    async with asyncio.timeout(EVENTUALLY_S):
+        while len(came) < len(tasks) or (await backend.stats()).pending_tasks:
+            if (again := await backend.dequeue_task()) is not None:
+                came[again.task_id] = again
+                await backend.complete_task(again.task_id)
     if rig.name == "kafka":  # partitions have no order
         came = dict(sorted(came.items()))
     assert list(came.values()) == tasks

@@ -16,6 +16,8 @@ from aio_pika import Channel, IncomingMessage
 from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
 from libs.events.rabbitmq.connection import Connections
+from libs.events.tasks import MOVED_MAX
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
@@ -31,6 +33,7 @@ from tests.integration.waiting import hang
 
 pytestmark = pytest.mark.slow  # A real server.
 
+EACH_S = 0.01
 EVENTS = 60
 KEY = "k" * 20_000
 """Events so large that a batch is written in many pieces."""
@@ -44,6 +47,7 @@ class Proxy:
         connections: How many were accepted.
         bytes_left: After how many bytes of clients all connections break, once; None: never.
         refusals: How many of the next connections are closed at once.
+        is_slow: Whether what servers send comes in small pieces.
     """
 
     def __init__(self, target: int) -> None:
@@ -51,6 +55,7 @@ class Proxy:
         self.connections = 0
         self.bytes_left: int | None = None
         self.refusals = 0
+        self.is_slow = False
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -78,7 +83,7 @@ class Proxy:
             with suppress(OSError):
                 await asyncio.gather(
                     self._forward(reader, forth, self._spend),
-                    self._forward(back, writer, lambda data: data),
+                    self._trickle(back, writer),
                 )
         finally:
             self._writers -= both
@@ -94,6 +99,14 @@ class Proxy:
         while data := await reader.read(4096):
             writer.write(allowed(data))
             await writer.drain()
+        writer.transport.abort()
+
+    async def _trickle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(256 if self.is_slow else 4096):
+            writer.write(data)
+            await writer.drain()
+            if self.is_slow:
+                await asyncio.sleep(EACH_S)
         writer.transport.abort()
 
     def _spend(self, data: bytes) -> bytes:
@@ -164,6 +177,28 @@ async def test_amqps_connects_by_tls_to_a_server_whose_certificate_is_trusted(
     assert await next_task(trusting) == task
     await trusting.complete_task(task.task_id)
     await trusting.close()
+
+
+async def test_dead_letters_that_come_slowly_all_move_back(
+    rabbitmq: RabbitmqServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
+    async with Proxy(rabbitmq.port).listening() as proxy:
+        # Given dead letters, each of which takes longer to come than a consumer waits for it
+        backend = open_backend("rabbitmq")
+        url = settings.url.replace(str(rabbitmq.port), str(proxy.port))
+        await backend.connect(msgspec.structs.replace(settings, url=url))
+        tasks = [a_task(task_id=TaskIds(0).make(n), max_retries=0) for n in range(MOVED_MAX + 1)]
+        for task in tasks:
+            await backend.enqueue_task(task)
+            assert await backend.fail_task((await next_task(backend)).task_id, "no room")
+        monkeypatch.setattr("libs.events.rabbitmq.connection.WAIT_S", EACH_S / 10)
+        proxy.is_slow = True
+
+        # When they are retried, then none stays behind
+        assert await backend.retry_failed_tasks() == len(tasks)
+        proxy.is_slow = False
+        await backend.close()
 
 
 async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
