@@ -134,11 +134,12 @@ async def test_closing_does_not_wait_for_a_broker_that_says_nothing(
         assert "come again once their leases have ended: no answer within 0.1 s" in caplog.text
 
 
+@pytest.mark.slow  # Leases that outlast a standstill of the machine.
 async def test_leases_are_kept_in_the_buffer_and_in_work(
     instance: Instance, client: slatemq.Client
 ) -> None:
     broker = instance.broker
-    broker.lease_ms = 150
+    broker.lease_ms = 1500
     fill(broker, 4)
     async with client.consume("q", prefetch=4) as messages:
         first = await anext(messages)
@@ -169,13 +170,14 @@ async def test_a_message_whose_lease_ended_in_the_buffer_is_not_handed_out(
         assert refused.value.reason == "LEASE_ENDED"
 
 
+@pytest.mark.slow  # Leases that outlast a standstill of the machine.
 async def test_what_is_buffered_for_longer_than_the_hold_goes_back_uncounted(
     instance: Instance, client: slatemq.Client
 ) -> None:
     broker = instance.broker
-    broker.lease_ms = 90
+    broker.lease_ms = 1500
     fill(broker, 2)
-    async with client.consume("q", prefetch=2, hold=0.2) as messages:
+    async with client.consume("q", prefetch=2, hold=2) as messages:
         await anext(messages)
         await broker.until(lambda: broker.nacked)
         assert broker.nacked == [(b"1", "", True)]
@@ -359,11 +361,12 @@ async def test_batches_are_claimed_ahead_and_acked_together(
     assert reasons == ["not this one"] + ["ValueError: bad"] * 5
 
 
+@pytest.mark.slow  # Leases that outlast a standstill of the machine.
 async def test_leases_of_batches_are_kept_and_what_was_not_begun_goes_back(
     instance: Instance, client: slatemq.Client
 ) -> None:
     broker = instance.broker
-    broker.lease_ms = 150
+    broker.lease_ms = 1500
     fill(broker, 20)
     async with client.consume_batches("q", 10) as batches:
         batch = await anext(batches)

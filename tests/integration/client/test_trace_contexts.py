@@ -91,7 +91,7 @@ async def test_what_a_consumer_does_for_all_its_messages_is_in_no_trace(
     instance: Instance, tracer: trace.Tracer, seen: Metadata
 ) -> None:
     # Given a message whose lease is soon to be extended
-    instance.broker.lease_ms = 300
+    instance.broker.lease_ms = 1500
     instance.broker.available.append((b"1", 0))
     async with slatemq.connect(instance.endpoint, tracing=True) as client, asyncio.timeout(60):
         # When consumers begin within a span
