@@ -112,6 +112,14 @@ async def databases_of(objects: Objects) -> list[str]:
     return sorted(found - await RemovedShards(objects).all())
 
 
+async def refuse_unknown_shards(objects: Objects, known: Iterable[str]) -> None:
+    """Raises Unavailable for a database that is not among the known ones."""
+    if unknown := {*await databases_of(objects)}.difference(known):
+        raise Unavailable(
+            f"{min(unknown)} has a database but is not in the topology: start its process"
+        )
+
+
 _listeners: list[Callable[[SnapshotName], None]] = []
 
 

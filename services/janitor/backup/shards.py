@@ -19,7 +19,12 @@ from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.objects.shard_owners import Owner
-from services.janitor.snapshots import channels_of, databases_of, snapshots_of_all
+from services.janitor.snapshots import (
+    channels_of,
+    databases_of,
+    refuse_unknown_shards,
+    snapshots_of_all,
+)
 from slatemq.errors import FailedPrecondition, Unavailable
 
 ORDER: Final = ("broker", "ingest")
@@ -71,7 +76,7 @@ async def opened_restored(root: Root, name: str) -> AsyncIterator[Database]:
 async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
     """Snapshots taken by the processes that own the shards, while they serve.
 
-    Raises Unavailable when a shard is down, FailedPrecondition for one that the topology lacks.
+    Raises Unavailable when a shard is down, or is not in the topology.
     """
     async with (
         channels_of(root) as (directory, channels),
@@ -81,11 +86,7 @@ async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
             ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
             for one in taken.all
         )
-        if unknown := {*await databases_of(root.objects)} - {one.database for one in found}:
-            raise FailedPrecondition(
-                "SHARD_UNKNOWN",
-                f"{min(unknown)} has a database but is not in the topology: start its process",
-            )
+        await refuse_unknown_shards(root.objects, [one.database for one in found])
         yield ShardSnapshots(found, taken.lost)
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from libs.storage.database.roots import Root
-from libs.storage.objects.removed_shards import RemovedShards
 from services.janitor.jobs import clearing, dead_letter_jobs, report
 from services.janitor.jobs.contract import (
     JobCancelled,
@@ -28,7 +26,7 @@ from services.janitor.jobs.contract import (
     Report,
 )
 from services.janitor.jobs.work import Work
-from services.janitor.snapshots import SnapshotName, renewed_snapshots
+from services.janitor.snapshots import refuse_unknown_shards, renewed_snapshots
 from services.janitor.spark.session import QUIET, is_local, spark_session
 from slatemq.errors import Unavailable
 
@@ -112,7 +110,8 @@ def run_on(
         with work.phase(SNAPSHOTS):
             _JOBS[job].prepare(work)
             work.work_on(stack.enter_context(renewed_snapshots(root)))
-            asyncio.run(refuse_unknown_shards(work.root, work.names))
+            known = [name.database for name in work.names]
+            asyncio.run(refuse_unknown_shards(work.root.objects, known))
         counts = _JOBS[job].do(work)
     return JobResult(dict(sorted(counts.items())), work.artifacts, work.phases)
 
@@ -121,19 +120,6 @@ def settings_of(job: str, options: JobOptions) -> dict[str, str]:
     """Spark's settings for a session that does only this job."""
     is_brief = is_local(options.master) and job not in _COMPUTES
     return {**QUIET, **(_COMPILE_LITTLE if is_brief else {}), **options.spark}
-
-
-async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> None:
-    """Raises Unavailable for a database of which none of the snapshots is."""
-    known = {name.database for name in names} | await RemovedShards(root.objects).all()
-    for service in ("ingest", "broker"):
-        for folder in await root.objects.folders(service):
-            shard = folder.rpartition("/")[2]
-            if shard.isdigit() and f"{service}/{shard}" not in known:
-                raise Unavailable(
-                    f"{service} {shard} has a database but is not in the topology: what it needs "
-                    "is not known"
-                )
 
 
 def _check(job: str, options: JobOptions) -> None:

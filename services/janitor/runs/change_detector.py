@@ -32,7 +32,7 @@ from libs.storage.objects.small_objects import Objects
 from services.janitor.archive_paths import ARCHIVE_FOLDER, may_be_empty
 from services.janitor.asking import asking, is_moving
 from services.janitor.orphans import ORPHAN_AGE_MS
-from services.janitor.snapshots import SHARDED, databases_of
+from services.janitor.snapshots import SHARDED, refuse_unknown_shards
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
@@ -103,8 +103,7 @@ class ChangeDetector:
         """Raises Unavailable before the first, or the last, process of the shards is announced."""
         topology = await self._directory.read()
         known = {f"{name}/{shard}" for name in SHARDED for shard in topology.shards(name)}
-        if missing := {*await databases_of(self._objects)} - known:
-            raise Unavailable(f"no process of {min(missing)} has announced itself yet")
+        await refuse_unknown_shards(self._objects, known)
         if not known:
             raise Unavailable("no ingest or broker has announced itself yet")
 

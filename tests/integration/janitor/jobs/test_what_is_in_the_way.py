@@ -53,11 +53,10 @@ from services.janitor.jobs.dead_letter_jobs import DeadLetterArchive
 from services.janitor.jobs.leftovers import _PushUris
 from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.removable import judged_positions
-from services.janitor.jobs.run import refuse_unknown_shards
 from services.janitor.jobs.standing import read_judged, read_last_ids
 from services.janitor.jobs.task_bodies import unneeded_bodies
 from services.janitor.orphans import store_time_ms
-from services.janitor.snapshots import SnapshotName
+from services.janitor.snapshots import SnapshotName, refuse_unknown_shards
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import Unavailable
 from tests.unit.storage.records.golden_execution import LARGE_PUSH, PUSH
@@ -252,12 +251,14 @@ async def test_a_payload_of_which_nothing_comes_is_that_of_a_store_that_is_down(
 async def test_a_database_without_an_owner_in_the_topology_ends_the_job(tmp_path: Path) -> None:
     root = open_root(tmp_path.as_uri(), sync=False)
     rows = [(payload_key(1), encode_inline(b""))]
-    names = [await snapshot(root, f"{service}/0", rows) for service in ("ingest", "broker")]
-    await refuse_unknown_shards(root, names)
+    known = ["ingest/0", "broker/0"]
+    for name in known:
+        await snapshot(root, name, rows)
+    await refuse_unknown_shards(root.objects, known)
     await snapshot(root, "broker/7", rows)
 
-    with pytest.raises(Unavailable, match="broker 7 has a database but is not in the topology"):
-        await refuse_unknown_shards(root, names)
+    with pytest.raises(Unavailable, match="broker/7 has a database but is not in the topology"):
+        await refuse_unknown_shards(root.objects, known)
 
 
 async def test_the_store_is_asked_what_time_it_is_and_nothing_is_left_there(

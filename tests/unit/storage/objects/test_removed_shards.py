@@ -9,7 +9,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.objects.removed_shards import RemovedShards
-from services.janitor.jobs.run import refuse_unknown_shards
+from services.janitor.snapshots import refuse_unknown_shards
 from slatemq.errors import Unavailable
 
 
@@ -47,9 +47,9 @@ async def test_no_folder_of_a_removed_shard_is_left(tmp_path: Path) -> None:
 async def test_jobs_need_no_snapshot_of_a_shard_that_was_removed(tmp_path: Path) -> None:
     root = open_root(tmp_path.as_uri())
     (tmp_path / "ingest/0/wal").mkdir(parents=True)  # Its deletion is not at its end.
-    with pytest.raises(Unavailable, match="ingest 0 has a database"):
-        await refuse_unknown_shards(root, [])
+    with pytest.raises(Unavailable, match="ingest/0 has a database"):
+        await refuse_unknown_shards(root.objects, [])
 
     await RemovedShards(root.objects).add("ingest/0", now_ms=7)
 
-    await refuse_unknown_shards(root, [])
+    await refuse_unknown_shards(root.objects, [])
