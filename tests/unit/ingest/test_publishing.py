@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from libs.storage.database.roots import Root
+from libs.storage.errors import StoreFailed
 from libs.storage.layout import ids
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
 from services.ingest.batches import Accepted
@@ -15,6 +16,7 @@ from slatemq.v1.ingest_pb2 import PublishRun
 from tests.manual_clock import ManualClock
 from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
+from tests.unit.storage.database.commit_loop import HeldSync
 
 LARGE = bytes(65_536)
 HOUR_MS = 60 * 60 * 1000
@@ -149,6 +151,45 @@ async def test_of_two_on_their_way_with_one_key_the_first_to_be_committed_has_it
         assert list((await slow).message_ids) == list(quick.message_ids)
         assert (await slow).duplicates
         assert await sequences(shard) == list(quick.message_ids)
+
+
+@pytest.mark.parametrize("request_id", ["", "r"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_duplicate_gets_no_answer_before_the_first_message_is_durable(
+    root: Root, fails: bool, request_id: str
+) -> None:
+    disk = HeldSync()
+    disk.open.set()
+    root.durability = disk
+    async with opened(root) as shard:
+        # Given a message whose commit the disk holds back, and a duplicate that was drained
+        disk.open.clear()
+        try:
+            first = asyncio.create_task(shard.publisher.publish(accepted(keyed("k"))))
+            await disk.until_waiting()
+            waiting = Waiting(accepted(keyed("k"), request_id=request_id))
+            duplicate = asyncio.create_task(shard.publisher.publish_waiting(waiting))
+            async with asyncio.timeout(60):
+                while not (waiting.was_drained or duplicate.done()):
+                    await asyncio.sleep(0)
+            for _ in range(300):
+                await asyncio.sleep(0)
+            is_answered = duplicate.done()
+
+            # When the disk goes on, or fails
+            disk.error = OSError(5, "Input/output error") if fails else None
+        finally:
+            disk.open.set()
+        both = await asyncio.gather(first, duplicate, return_exceptions=True)
+
+        # Then both have the same message, or an error
+        assert not is_answered
+        if fails:
+            assert [type(error) for error in both] == [StoreFailed, StoreFailed]
+            return
+        assert list((await duplicate).message_ids) == list((await first).message_ids)
+        assert (await duplicate).duplicates
+        assert await sequences(shard) == list((await first).message_ids)
 
 
 async def test_a_publish_that_is_given_up_leaves_its_key_free(

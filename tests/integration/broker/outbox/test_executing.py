@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from libs.storage.database.blobs import Blobs
+from libs.storage.errors import StoreFailed
 from services.broker.outbox import pusher
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument, SlateMQError
@@ -312,18 +313,46 @@ async def test_repeats_at_the_same_time_wait_for_the_first() -> None:
         await rig.create()
         await rig.assign([1])
         [message] = await rig.claim()
-        disk.free.clear()
         commands = [complete(message.lease_token), push()]
-        calls = [asyncio.create_task(execute(rig, *commands, request_id="r")) for _ in range(3)]
+
+        # Given a call that took effect in memory, and whose commit the disk holds back
+        disk.free.clear()
+        first = asyncio.create_task(execute(rig, *commands, request_id="r"))
         await eventually(lambda: rig.owner.shard.executed.fingerprint("r") is not None)
-        assert not any(call.done() for call in calls)
+
+        # When it is repeated, without a network that could hold the answers back
+        request = ExecuteRequest(request_id="r", commands=commands)
+        repeats = [asyncio.create_task(rig.broker.executor.execute(request)) for _ in range(2)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+        # Then all are answered once the commit is durable, and it took effect once
+        assert not any(call.done() for call in (first, *repeats))
         disk.free.set()
-
-        await asyncio.gather(*calls)
+        await asyncio.gather(first, *repeats)
         await eventually(pushes.payloads)
-
         assert await rig.counts() == {"done": 1}
         assert pushes.payloads() == [b"new"]
+
+
+async def test_repeats_fail_with_the_commit_of_the_first() -> None:
+    disk = Disk()
+    async with running(disk=disk) as rig:
+        await rig.create()
+        request = ExecuteRequest(request_id="r", commands=[push()])
+
+        # Given a call and its repeat that wait for a commit
+        disk.free.clear()
+        calls = [asyncio.create_task(rig.broker.executor.execute(request)) for _ in range(2)]
+        await eventually(lambda: rig.owner.shard.executed.fingerprint("r") is not None)
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+        # When that fails, then neither is answered
+        disk.broken = True
+        disk.free.set()
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in errors] == [StoreFailed, StoreFailed]
 
 
 async def test_a_refused_call_leaves_its_request_id_free() -> None:

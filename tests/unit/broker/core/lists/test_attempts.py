@@ -124,6 +124,56 @@ def test_as_many_histories_stay_in_memory_as_stated(monkeypatch: pytest.MonkeyPa
     assert records.held_bytes == 417 + 200
 
 
+def test_what_is_being_read_stays_in_memory_until_its_last_reader_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "BYTES_MAX", 1000)  # Two, of 417 bytes each.
+    records, queue = Attempts(), Rig().create()
+    keys = [attempts_at(queue, message_id) for message_id in range(1, 9)]
+
+    # Given more histories than memory has room for, read by one caller, some by another too
+    records.begin_read(keys)
+    records.begin_read(keys[:4])
+    for key in keys:
+        records.offer(key, [FailedAttempt("c", 1)])
+    records.shrink(frozenset())
+    assert all(key in records for key in keys)
+
+    # When the first has read, then what the other reads stays alone
+    records.end_read(keys)
+    records.shrink(frozenset())
+    assert [key in records for key in keys] == [True] * 4 + [False] * 4
+
+    # When the other has read too, then the bound holds, and a row is deleted by its caller
+    records.end_read(keys[:4])
+    records.shrink(frozenset())
+    assert [key in records for key in keys] == [False] * 2 + [True] * 2 + [False] * 4
+    assert records.held_bytes == 2 * 417
+    assert records.forget(queue, 8) == (attempts_key(queue.queue_id, 8),)
+
+
+async def test_histories_that_commands_have_read_do_not_stay_above_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a broker with messages that failed once, started again
+    ids = range(1, 101)
+    rig = await rig_with_history(ids, other_every=100)
+    tokens = [lease.token for lease in await rig.claim(len(ids))]
+
+    # When they fail again, which reads their attempts, and a commit is durable
+    await rig.run(
+        lambda: rig.shard.leases.nack([Nack(token, "again") for token in tokens], rig.now_ms)
+    )
+    assert sum(attempts_at(rig.queue(), one) in rig.shard.attempts for one in ids) == len(ids)
+    monkeypatch.setattr(attempts, "BYTES_MAX", 1000)
+    rig.commit()
+    rig.queue().touch()
+    rig.commit()
+
+    # Then memory has no more of them than it may
+    assert 0 < rig.shard.attempts.held_bytes <= 1000
+
+
 def test_of_long_attempts_the_newest_are_kept_up_to_a_size() -> None:
     records, key = Attempts(), attempts_at(Rig().create(), 1)
     long = "nack: " + "é" * 512
