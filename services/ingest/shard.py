@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,9 +17,7 @@ from libs.storage.database.pace import Pace
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, DamagedStore, LostDatabase
-from libs.storage.layout.ids import IdAllocator, decode_seq_block, shard_of
-from libs.storage.layout.keys import parse_payload_key, payload_range
+from libs.storage.layout.ids import IdAllocator, decode_seq_block
 from libs.storage.layout.own_keys import CLOCK_KEY, DRAINING_KEY, ID_BLOCK_KEY, LEAVING_KEY
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
@@ -130,11 +127,10 @@ async def open_shard(
     """Open the shard's database, which fences an older process, and go on where it ended.
 
     `owner` is this process; `clock` makes a clock that goes on from the time of the last commit, in
-    ms. Raises the errors of libs.storage; LostDatabase also where it has another shard's messages.
+    ms. Raises the errors of libs.storage.
     """
     database = await open_owned(root, f"ingest/{config.shard}", Kind.INGEST, owner)
     try:
-        await _refuse_other(database, config.shard)
         # A process killed between writing and syncing left commits that are served from now on.
         await root.sync()
         pace = pace_of(config, root, database)
@@ -143,20 +139,6 @@ async def open_shard(
     except BaseException:
         await database.close()
         raise
-
-
-async def _refuse_other(database: Database, shard: int) -> None:
-    """Raise LostDatabase where the newest payload is of another shard."""
-    found = shard
-    # A damaged payload holds up no start.
-    with suppress(DamagedStore, CorruptRecord):
-        async for rows in database.scan(*payload_range(), limit=1, descending=True):
-            found = shard_of(parse_payload_key(rows[0][0]))
-    if found != shard:
-        raise LostDatabase(
-            f"{database.name} has the messages of ingest/{found}: folders were exchanged, or one "
-            f"was mounted or restored in the wrong place. Put that of ingest/{shard} there"
-        )
 
 
 async def _recover(

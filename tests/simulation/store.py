@@ -568,7 +568,7 @@ class SimulatedRoot(Root):
             tuning.uncompacted_tables_max,
         )
         try:
-            await settle_format(database, name)
+            await settle_format(database, self.url)
         except BaseException:
             await database.close()
             raise

@@ -1,4 +1,7 @@
-"""The format of a database: one number for all layouts of its records, written when it is made.
+"""The format of a database: one number for all layouts of its records, and the database's name.
+
+It is written when the database is made, so that a folder which is in another's place is refused:
+the numbers of an outbox are told apart by the name of its shard alone.
 
 Most changes of a record are refused by older readers without help. A change that they would misread
 raises FORMAT, and then every reader and writer refuses a database of another format.
@@ -9,40 +12,49 @@ from __future__ import annotations
 from typing import Final
 
 from libs.storage.database.slate import Batch, Database
-from libs.storage.errors import OtherFormat
+from libs.storage.errors import LostDatabase, OtherFormat
 from libs.storage.layout.own_keys import FORMAT_KEY
-from libs.storage.records.states import decode_format, encode_format
+from libs.storage.records.states import FormatRecord, decode_format, encode_format
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 _FIRST_KEY: Final = b"\x00"
 _BEHIND_KEYS: Final = b"\xff"
 
 
-def check_format(value: bytes | None, what: str) -> None:
-    """Raise OtherFormat unless this format record of `what` has FORMAT."""
+def check_format(value: bytes | None, name: str, place: str) -> None:
+    """Raise OtherFormat unless this format record of a database has FORMAT.
+
+    `name` is the database's, `place` is for messages. Raises LostDatabase where it is another one.
+    """
+    what = f"{name} below {place}"
     if value is None:
         raise OtherFormat(
             f"{what} has records and no format: it was written before 0.1. Export its messages "
             "with the version that wrote it, or give another root"
         )
-    number = decode_format(value)
+    number, written = decode_format(value)
     if number != FORMAT:
         raise OtherFormat(
             f"{what} has format {number}, and this version of SlateMQ reads format {FORMAT} alone: "
             "run the version that wrote it, or give another root"
         )
+    if written != name:
+        raise LostDatabase(
+            f"{what} has the records of {written}: folders were exchanged, or one was mounted or "
+            f"restored in the wrong place. Put that of {name} there"
+        )
 
 
-async def settle_format(database: Database, what: str) -> None:
-    """Write the format into a new database. Raises OtherFormat for a database of another format."""
+async def settle_format(database: Database, place: str) -> None:
+    """Write the format into a new database. Raises as `check_format`, for all others."""
     value = await database.get(FORMAT_KEY)
     if value is None and await _is_empty(database):
         batch = Batch()
-        batch.put(FORMAT_KEY, encode_format(FORMAT))
+        batch.put(FORMAT_KEY, encode_format(FormatRecord(FORMAT, database.name)))
         await database.write(batch)  # The log keeps the order: durable before any other record.
         return
-    check_format(value, what)
+    check_format(value, database.name, place)
 
 
 async def _is_empty(database: Database) -> bool:

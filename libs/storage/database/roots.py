@@ -273,7 +273,7 @@ class Root:
             chosen.uncompacted_tables_max,
         )
         try:
-            await settle_format(database, f"{name} below {self.url}")
+            await settle_format(database, self.url)
             if wal.record is not None:
                 # Commits sync the WAL alone: what it goes on from must not be newer on the disk.
                 await self.sync()
@@ -318,7 +318,7 @@ class Root:
             reader = await builder.build()
         try:
             with translated(what):
-                check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
+                check_format(await reader.get(FORMAT_KEY), name, self.url)
         except BaseException:
             await reader.shutdown()
             raise

@@ -27,6 +27,8 @@
     outbox progress 0x50   | last number u64 |        the last row of a broker shard's outbox that
                                                      ingest has stored, in its message's batch
     format 0x56            | number u32 |             of the layouts of a database's records
+                           | name Utf8 |              of the database, so that it is read in its
+                                                      own place alone
     forgotten revision     | config revision u64 |    the highest of a queue that was deleted and
                     0x59                             whose last row is gone; no row: none is
     draining 0x5C          | since i64 |              in ms since 1970; no row: the shard takes new
@@ -77,6 +79,7 @@ _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _ARCHIVED = Fixed(archived_count="Q", oldest_archived="Q", archived_first="Q", archived_last="Q")
 _U64 = Fixed(number="Q")
+_FORMAT = Fixed(number="I")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
 _DUPLICATE = Fixed(request="H", place="I", message_id="Q")
 
@@ -352,9 +355,26 @@ encode_purge_epoch, decode_purge_epoch = _number("purge epoch", "epoch", "Q")
 encode_clock, decode_clock = _number("clock", "milliseconds", "q")
 encode_config_revision, decode_config_revision = _number("config revision", "revision", "Q")
 encode_outbox_progress, decode_outbox_progress = _number("outbox progress", "last_number", "Q")
-encode_format, decode_format = _number("format", "number", "I")
 encode_draining, decode_draining = _number("draining", "since_ms", "q")
 encode_leaving, decode_leaving = _number("leaving", "since_ms", "q")
 encode_forgotten_revision, decode_forgotten_revision = _number(
     "forgotten revision", "revision", "Q"
 )
+
+
+class FormatRecord(NamedTuple):
+    """The format of a database, and its name, as `broker/3`."""
+
+    number: int
+    database: str
+
+
+def encode_format(record: FormatRecord) -> bytes:
+    return _FORMAT.pack(record.number) + utf8("name", record.database)
+
+
+def decode_format(data: bytes) -> FormatRecord:
+    reader = Reader("format", data)
+    record = FormatRecord(*reader.fixed("number", _FORMAT), reader.utf8("name"))
+    reader.finish()
+    return record

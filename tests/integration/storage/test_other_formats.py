@@ -13,7 +13,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.own_keys import FORMAT_KEY
-from libs.storage.records.states import encode_format
+from libs.storage.records.states import FormatRecord, encode_format
 from tests.made_instances import make_instance
 
 
@@ -26,7 +26,7 @@ async def test_an_owner_ends_permanently_where_its_shard_has_another_format(
     await make_instance(root)
     database = await root.database(f"{name}/0", kind)
     batch = Batch()
-    batch.put(FORMAT_KEY, encode_format(FORMAT + 1))
+    batch.put(FORMAT_KEY, encode_format(FormatRecord(FORMAT + 1, f"{name}/0")))
     await database.commit(batch)
     await database.close()
 

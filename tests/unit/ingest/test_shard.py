@@ -42,18 +42,18 @@ async def test_an_idle_owner_that_was_fenced_finds_out() -> None:
 
 
 async def test_the_database_of_another_shard_is_refused(tmp_path: Path) -> None:
-    # Given two shards with messages
+    # Given two shards, neither of which has a message
     root = open_root(tmp_path.as_uri())
     for number in (0, 1):
-        async with opened(root, shard=number) as shard:
-            await shard.publisher.publish(batch(b"a"))
+        async with opened(root, shard=number):
+            pass
 
     # When the folder of one is in the place of the other
     shutil.rmtree(tmp_path / "ingest/0")
     shutil.copytree(tmp_path / "ingest/1", tmp_path / "ingest/0")
 
     # Then it does not serve there, and says which it is
-    with pytest.raises(LostDatabase, match="ingest/0 has the messages of ingest/1"):
+    with pytest.raises(LostDatabase, match=r"ingest/0 below .* has the records of ingest/1"):
         async with opened(root):
             pass
     async with opened(root, shard=1):

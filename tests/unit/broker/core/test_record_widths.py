@@ -328,7 +328,7 @@ BEFORE_THE_COMMAND = {
     "encode_move": "`storable`",
     "encode_outbox": "made where the request is checked",
     "encode_headers": "made where the request is checked",
-    "encode_format": "a constant, written when a database is made",
+    "encode_format": "a constant and a name, written when a database is made",
     "encode_forgotten_revision": "a revision, as that of the configs",
 }
 """Records that are encoded before their command changes anything, or that are like another one."""

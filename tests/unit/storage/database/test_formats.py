@@ -1,4 +1,4 @@
-"""A database says which format it has, and no one reads one of another."""
+"""A database says which format it has and whose it is, and no one reads one of another."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from libs.storage.database.formats import FORMAT
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from libs.storage.errors import CorruptRecord, OtherFormat, StorageError
+from libs.storage.errors import CorruptRecord, LostDatabase, OtherFormat, StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY, FORMAT_KEY
-from libs.storage.records.states import encode_clock, encode_format
+from libs.storage.records.states import FormatRecord, encode_clock, encode_format
+
+NEWER = encode_format(FormatRecord(FORMAT + 1, "broker/0"))
+EXCHANGED = encode_format(FormatRecord(FORMAT, "broker/1"))
 
 OTHERS = [
-    (encode_format(FORMAT + 1), OtherFormat, rf"format {FORMAT + 1}, and .* reads format {FORMAT}"),
+    (NEWER, OtherFormat, rf"format {FORMAT + 1}, and .* reads format {FORMAT}"),
+    (EXCHANGED, LostDatabase, "broker/0 below .* has the records of broker/1: folders were"),
     (None, OtherFormat, "no format: it was written before 0.1"),
     (b"\x01", CorruptRecord, "format"),
 ]
@@ -48,11 +52,12 @@ async def test_a_new_database_gets_the_format_with_its_first_record_and_keeps_it
     batch = Batch()
     batch.put(CLOCK_KEY, encode_clock(1))
     await database.commit(batch)
-    assert await database.get(FORMAT_KEY, durable=True) == encode_format(FORMAT)
+    written = encode_format(FormatRecord(FORMAT, "ingest/0"))
+    assert await database.get(FORMAT_KEY, durable=True) == written
     await database.close()
 
     again = await root.database("ingest/0", Kind.INGEST)
-    assert await again.get(FORMAT_KEY, durable=True) == encode_format(FORMAT)
+    assert await again.get(FORMAT_KEY, durable=True) == written
     await again.close()
 
 

@@ -259,9 +259,9 @@ VALUES = [
         "format",
         "format",
         states.decode_format,
-        1,
-        "01000000",
-        lambda: states.encode_format(1),
+        states.FormatRecord(7, "broker/3"),
+        "07000000080062726f6b65722f33",
+        lambda: states.encode_format(states.FormatRecord(7, "broker/3")),
     ),
     Row(
         "config revision",
