@@ -1,7 +1,7 @@
 """The format of a database: one number for all layouts of its records, and the database's name.
 
 It is written when the database is made, so that a folder which is in another's place is refused:
-the numbers of an outbox are told apart by the name of its shard alone.
+the numbers of an outbox count for one shard alone.
 
 Most changes of a record are refused by older readers without help. A change that they would misread
 raises FORMAT, and then every reader and writer refuses a database of another format.
