@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, ObjectNotFound
 from libs.storage.objects.json_objects import load_json
-from libs.storage.objects.small_objects import ObjectInfo, Objects
+from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "queue-names"
 READS_AT_ONCE: Final = 32
@@ -71,12 +71,8 @@ class QueueNames:
 
     async def get(self, queue_id: str) -> NameClaim:
         """The valid claim. Raises CorruptRecord. Costs a LIST, and a GET if there is one."""
-        while paths := await self._paths(_folder(queue_id)):
-            try:
-                return _decode(queue_id, paths[-1], await self._objects.get(paths[-1]))
-            except ObjectNotFound:
-                continue  # A higher number was created since, and this one was removed.
-        return UNCLAIMED
+        found = await self._objects.last(_folder(queue_id), CLAIM_PATH)
+        return _decode(queue_id, *found) if found else UNCLAIMED
 
     async def valid(
         self,
@@ -85,8 +81,8 @@ class QueueNames:
 
         Yields its path, when it was written in ms, and the queue with its claim, or what is wrong.
         """
-        newest = {info.path.rpartition("/")[0]: info for info in await self._described(FOLDER)}
-        infos = list(newest.values())
+        claims = await self._objects.describe(FOLDER, matching=CLAIM_PATH)
+        infos = list({info.path.rpartition("/")[0]: info for info in claims}.values())
         for start in range(0, len(infos), READS_AT_ONCE):
             some = infos[start : start + READS_AT_ONCE]
             read = await asyncio.gather(*(self._read(info.path) for info in some))
@@ -96,7 +92,7 @@ class QueueNames:
 
     async def numbers(self) -> Mapping[str, int]:
         """The numbers of the valid objects of all names, by their folders: a LIST."""
-        paths = await self._paths(FOLDER)
+        paths = await self._objects.list(FOLDER, CLAIM_PATH)
         return {path.rpartition("/")[0]: _number(path) for path in paths}
 
     async def claimed_again(self, since: Mapping[str, int]) -> list[str]:
@@ -108,14 +104,6 @@ class QueueNames:
                 if isinstance(read, tuple) and read[1].broker_shards:
                     found.append(read[0])
         return found
-
-    async def _paths(self, prefix: str) -> list[str]:
-        return [info.path for info in await self._described(prefix)]
-
-    async def _described(self, prefix: str) -> list[ObjectInfo]:
-        """The claims below a folder, sorted by their paths."""
-        found = await self._objects.describe(prefix)
-        return [info for info in found if CLAIM_PATH.fullmatch(info.path)]
 
     async def _read(self, path: str) -> tuple[str, NameClaim] | CorruptRecord | None:
         try:
@@ -152,7 +140,7 @@ class QueueNames:
             return False
         if after == UNCLAIMED:
             return True
-        paths = await self._paths(_folder(queue_id))
+        paths = await self._objects.list(_folder(queue_id), CLAIM_PATH)
         is_highest = _number(paths[-1]) == claim.number
         if is_highest:
             await asyncio.gather(*(self._objects.delete(path) for path in paths[1:-1]))

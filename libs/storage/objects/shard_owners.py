@@ -32,7 +32,7 @@ import re
 import secrets
 from typing import Final, NamedTuple
 
-from libs.storage.errors import Fenced, ObjectNotFound
+from libs.storage.errors import Fenced
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 
@@ -74,7 +74,7 @@ class OwnerRecord(NamedTuple):
     damage: str = ""
 
 
-_NAME: Final = re.compile(r"(\d{20})\.json")
+_CLAIM: Final = re.compile(rf"{FOLDER}/.+/\d{{20}}\.json")
 
 _UNCLAIMED: Final = OwnerRecord(0, Owner(), ())
 
@@ -126,17 +126,8 @@ class ShardOwners:
 
     async def latest(self) -> OwnerRecord:
         """The valid claim."""
-        while paths := await self._paths():
-            try:
-                return _decode(paths[-1], await self._objects.get(paths[-1]))
-            except ObjectNotFound:
-                continue  # A higher number was created since, and this one was removed.
-        return _UNCLAIMED
-
-    async def _paths(self) -> list[str]:
-        """Those of the claims, without what else may have got into the folder."""
-        paths = await self._objects.list(self._folder)
-        return [path for path in paths if _NAME.fullmatch(path.rpartition("/")[2])]
+        found = await self._objects.last(self._folder, _CLAIM)
+        return _decode(*found) if found else _UNCLAIMED
 
     async def _create(self, owner: Owner, latest: OwnerRecord, *, is_free: bool = False) -> bool:
         """Create the claim behind the latest one; False where another one has come before it."""
@@ -153,7 +144,7 @@ class ShardOwners:
         path = f"{self._folder}/{latest.number + 1:020}.json"
         if not await self._objects.put_if_absent(path, json.dumps(content).encode()):
             return False
-        paths = await self._paths()
+        paths = await self._objects.list(self._folder, _CLAIM)
         # The number behind an old claim is free again once two have come since.
         is_latest = paths[-1:] == [path]
         old = [one for one in paths if one < path] if is_latest else [path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import shutil
 from collections.abc import (
     AsyncGenerator,
@@ -14,7 +15,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
@@ -248,12 +249,24 @@ class Objects:
             raise self._unavailable("replacing", path, error) from error
         return str(written["e_tag"])
 
-    async def list(self, prefix: str) -> list[str]:
-        """The paths of all objects below the folder `prefix`, sorted."""
-        return [info.path for info in await self.describe(prefix)]
+    async def list(self, prefix: str, matching: re.Pattern[str] | None = None) -> list[str]:
+        """The paths of the objects below the folder `prefix`, sorted: of all, or those that match.
 
-    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
-        """All objects below the folder `prefix` whose names sort after `after`, sorted by path."""
+        The pattern is of a whole path: what else has got into a folder is passed over.
+        """
+        return [info.path for info in await self.describe(prefix, matching=matching)]
+
+    async def last(self, prefix: str, matching: re.Pattern[str]) -> tuple[str, bytes] | None:
+        """The last path that `list` gives, with the object's bytes; None where there is none."""
+        while paths := await self.list(prefix, matching):
+            with suppress(ObjectNotFound):  # A later one was created since, and this one removed.
+                return paths[-1], await self.get(paths[-1])
+        return None
+
+    async def describe(
+        self, prefix: str, after: str | None = None, matching: re.Pattern[str] | None = None
+    ) -> Sequence[ObjectInfo]:
+        """What `list` gives, of which the names sort after `after`; sorted by path."""
         offset = None if after is None else f"{prefix}/{after}"
 
         async def read() -> Sequence[Sequence[Any]]:
@@ -267,6 +280,7 @@ class Objects:
             ObjectInfo(meta["path"], meta["size"], _ms(meta["last_modified"]))
             for page in pages
             for meta in page
+            if matching is None or matching.fullmatch(meta["path"])
         )
 
     async def has_any(self, prefix: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -305,10 +306,10 @@ async def test_a_store_that_fails_is_asked_again(
     monkeypatch.setattr(module, "STORE_AGAIN_S", 0.01)
     listed, failures = objects.list, [StoreUnavailable("down"), StoreUnavailable("down")]
 
-    async def failing(folder: str) -> list[str]:
+    async def failing(folder: str, matching: re.Pattern[str] | None = None) -> list[str]:
         if failures:
             raise failures.pop()
-        return list(await listed(folder))
+        return list(await listed(folder, matching))
 
     monkeypatch.setattr(objects, "list", failing)
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -140,9 +141,9 @@ class _Counted(Objects):
         self.reads.append(path)
         return await super().get(path)
 
-    async def list(self, prefix: str) -> list[str]:
+    async def list(self, prefix: str, matching: re.Pattern[str] | None = None) -> list[str]:
         self.reads.append(prefix)
-        return await super().list(prefix)
+        return await super().list(prefix, matching)
 
 
 async def test_a_reading_without_a_change_is_one_request(objects: Objects) -> None:
@@ -187,8 +188,8 @@ async def test_a_change_beside_a_reading_is_read_next(objects: Objects) -> None:
         def __init__(self) -> None:
             vars(self).update(vars(objects))
 
-        async def list(self, prefix: str) -> list[str]:
-            found = await super().list(prefix)
+        async def list(self, prefix: str, matching: re.Pattern[str] | None = None) -> list[str]:
+            found = await super().list(prefix, matching)
             if len(found) == 2:
                 await writer.announce(Peer("broker", 1, "b:1"))
             return found
@@ -228,10 +229,10 @@ class _DownAtTimes(Objects):
         vars(self).update(vars(objects))
         self.down = False
 
-    async def list(self, prefix: str) -> list[str]:
+    async def list(self, prefix: str, matching: re.Pattern[str] | None = None) -> list[str]:
         if self.down:
             raise StoreUnavailable("off")
-        return await super().list(prefix)
+        return await super().list(prefix, matching)
 
 
 async def test_the_last_reading_serves_while_the_store_is_down(objects: Objects) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -57,9 +58,11 @@ class SteppedObjects(Objects):
         await self._pass(path)
         await super().delete(path)
 
-    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
+    async def describe(
+        self, prefix: str, after: str | None = None, matching: re.Pattern[str] | None = None
+    ) -> Sequence[ObjectInfo]:
         await self._pass(prefix + "/")
-        return await super().describe(prefix, after)
+        return await super().describe(prefix, after, matching)
 
 
 class Broker:

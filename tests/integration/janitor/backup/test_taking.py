@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -372,8 +373,10 @@ async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_w
 class FleetingObjects(Objects):
     """Removes a body as soon as it was listed."""
 
-    async def describe(self, prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
-        found = await super().describe(prefix, after)
+    async def describe(
+        self, prefix: str, after: str | None = None, matching: re.Pattern[str] | None = None
+    ) -> Sequence[ObjectInfo]:
+        found = await super().describe(prefix, after, matching)
         for info in found:
             if info.path.endswith("/applied"):
                 await self.delete(info.path)

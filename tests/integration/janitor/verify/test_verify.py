@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -436,9 +437,9 @@ async def test_a_database_that_is_in_use_is_refused(root: Root) -> None:
     real = root.objects.list
     written = False
 
-    async def writing(prefix: str) -> list[str]:
+    async def writing(prefix: str, matching: re.Pattern[str] | None = None) -> list[str]:
         nonlocal written
-        listed = await real(prefix)
+        listed = await real(prefix, matching)
         if prefix == "ingest/0/wal" and not written:
             written = True
             batch = Batch()

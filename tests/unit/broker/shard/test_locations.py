@@ -76,7 +76,7 @@ async def test_a_store_that_is_down_leaves_what_is_remembered(
     assert await known.of("q") == (3,)
     clock.now_s = 2 * REMEMBERED_S
 
-    async def away(prefix: str) -> list[ObjectInfo]:
+    async def away(prefix: str, *_: object, **__: object) -> list[ObjectInfo]:
         raise StoreUnavailable("the store is down")
 
     monkeypatch.setattr(objects, "describe", away)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,13 +126,13 @@ async def test_an_owner_that_begins_a_database_meanwhile_is_not_taken_for_a_loss
     real = root.objects.describe
     begun = False
 
-    async def begin(prefix: str, after: str | None = None) -> Sequence[ObjectInfo]:
+    async def begin(prefix: str, *args: Any, **options: Any) -> Sequence[ObjectInfo]:
         nonlocal begun
         if prefix == NAME and not begun:
             begun = True
             await commit(open_root(tmp_path.as_uri()))
             await announce(root)
-        return await real(prefix, after)
+        return await real(prefix, *args, **options)
 
     root.objects.describe = begin  # type: ignore[method-assign]
     await commit(root)
