@@ -12,8 +12,15 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 from weakref import WeakValueDictionary
@@ -35,6 +42,7 @@ from libs.events.tasks import (
     cut_error,
     decode_task,
 )
+from libs.events.tls_faults import TlsFault
 from slatemq._secrets import redacted
 from slatemq.errors import (
     FailedPrecondition,
@@ -180,6 +188,25 @@ class QueueBackend(ABC):
     @abstractmethod
     async def open(self, config: Any) -> None:
         """What `connect` does."""
+
+    @asynccontextmanager
+    async def _opening(
+        self, key: str, find_tls_fault: Callable[[], Awaitable[TlsFault | None]]
+    ) -> AsyncIterator[None]:
+        """Raises InvalidArgument with the key of its address for what the system refuses.
+
+        So it does where the system is not down, but TLS keeps it from answering; `find_tls_fault`
+        may raise it for something else in the address.
+        """
+        try:
+            with self._translated():
+                yield
+        except FailedPrecondition as error:
+            raise InvalidArgument(key, error.message) from error
+        except Unavailable:
+            if fault := await find_tls_fault():
+                raise InvalidArgument(key, fault.description) from None
+            raise
 
     @abstractmethod
     async def disconnect(self) -> None:

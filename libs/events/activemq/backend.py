@@ -7,7 +7,6 @@ from libs.events.activemq.events import Events
 from libs.events.activemq.tasks import Tasks
 from libs.events.backend import QueueBackend
 from libs.events.settings import ActivemqSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class ActivemqBackend(QueueBackend):
@@ -19,15 +18,8 @@ class ActivemqBackend(QueueBackend):
     async def open(self, config: ActivemqSettings) -> None:
         self._connections = Connections(config)
         self._compose(Events(self._connections), Tasks(self._connections))
-        try:
-            with translated():
-                await self._connections.prepare()
-        except FailedPrecondition as error:
-            raise InvalidArgument("queue.activemq.url", error.message) from error
-        except Unavailable:
-            if fault := await self._connections.find_tls_fault():
-                raise InvalidArgument("queue.activemq.url", fault.description) from None
-            raise
+        async with self._opening("queue.activemq.url", self._connections.find_tls_fault):
+            await self._connections.prepare()
 
     async def disconnect(self) -> None:
         await self._connections.close()

@@ -7,7 +7,6 @@ from libs.events.kafka.connection import Connection, translated
 from libs.events.kafka.events import Events
 from libs.events.kafka.tasks import Tasks
 from libs.events.settings import KafkaSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 
 class KafkaBackend(QueueBackend):
@@ -23,15 +22,9 @@ class KafkaBackend(QueueBackend):
         tasks = Tasks(self._connection, is_sole_consumer=self._is_sole_consumer)
         self._kafka_tasks = tasks
         self._compose(Events(self._connection), tasks)
-        try:
-            with translated():
-                await self._connection.open()
-                await tasks.prepare()
-        except FailedPrecondition as error:
-            raise InvalidArgument("queue.kafka.brokers", error.message) from error
-        except Unavailable:
-            await self._connection.check_tls()
-            raise
+        async with self._opening("queue.kafka.brokers", self._connection.check_tls):
+            await self._connection.open()
+            await tasks.prepare()
 
     async def disconnect(self) -> None:
         await self._connection.close()

@@ -8,7 +8,7 @@ from libs.events.rabbitmq.connection import Connections, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from libs.events.tls_faults import TlsFault
 
 
 class RabbitmqBackend(QueueBackend):
@@ -21,23 +21,14 @@ class RabbitmqBackend(QueueBackend):
         self._connections = Connections(config)
         tasks = Tasks(self._connections)
         self._compose(Events(self._connections), tasks)
-        try:
-            with translated():
-                await self._connections.declare_all()
-                if self._is_sole_consumer:  # Of others, one that only publishes must take none.
-                    await tasks.start()
-        except FailedPrecondition as error:
-            raise InvalidArgument("queue.rabbitmq.url", error.message) from error
-        except Unavailable:
-            await self._check_address()
-            raise
+        async with self._opening("queue.rabbitmq.url", self._check_address):
+            await self._connections.declare_all()
+            if self._is_sole_consumer:  # Of others, one that only publishes must take none.
+                await tasks.start()
 
-    async def _check_address(self) -> None:
-        """Raise InvalidArgument where the server is not down, but the URL is wrong."""
-        address = self._connections.address
-        await check_vhost(address)
-        if fault := await address.find_tls_fault():
-            raise InvalidArgument("queue.rabbitmq.url", fault.description)
+    async def _check_address(self) -> TlsFault | None:
+        await check_vhost(self._connections.address)
+        return await self._connections.address.find_tls_fault()
 
     async def disconnect(self) -> None:
         await self._connections.close()

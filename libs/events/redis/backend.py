@@ -21,8 +21,8 @@ from libs.events.redis.list_tasks import ListTasks, forget_consumers, processing
 from libs.events.redis.permissions import check_commands
 from libs.events.redis.stream_tasks import StreamTasks
 from libs.events.settings import RedisSettings
-from libs.events.tls_faults import find_tls_fault
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from libs.events.tls_faults import TlsFault, find_tls_fault
+from slatemq.errors import InvalidArgument
 
 
 class RedisBackend(QueueBackend):
@@ -40,23 +40,17 @@ class RedisBackend(QueueBackend):
         tasks = kind(client, config, consumer, dead, reading)
         self._client = client
         self._compose(EventStream(client, config, consumer, dead), tasks)
-        try:
-            with translated():
-                await client.ping()
-                await check_commands(client, config, has_tasks=self._is_sole_consumer)
-                await self._check_keys(config)
-                await tasks.connect()
-        except FailedPrecondition as error:
-            key = "stream_prefix" if "WRONGTYPE" in error.message else "url"
-            raise InvalidArgument(f"queue.redis.{key}", error.message) from error
-        except Unavailable:
-            await self._check_tls()
-            raise
+        async with self._opening("queue.redis.url", self._find_tls_fault):
+            await client.ping()
+            await check_commands(client, config, has_tasks=self._is_sole_consumer)
+            await self._check_keys(config)
+            await tasks.connect()
 
     async def _check_keys(self, config: RedisSettings) -> None:
         """Raise InvalidArgument where a key is of another type than this backend makes it."""
-        prefix = config.stream_prefix
-        kinds = {"events": b"stream", "dead-letter": b"stream"}
+        prefix, structure = config.stream_prefix, config.task_structure
+        await self._check_structure(f"{prefix}:tasks", structure)
+        kinds = {"events": b"stream", "dead-letter": b"stream", "tasks": structure[:-1].encode()}
         kinds |= {"tasks:delayed": b"zset", "tasks:consumers": b"zset"}
         for name, kind in kinds.items():
             found = await self._client.type(f"{prefix}:{name}")
@@ -65,7 +59,8 @@ class RedisBackend(QueueBackend):
                     "queue.redis.stream_prefix",
                     f"the key {prefix}:{name} is a {found.decode()}, not a {kind.decode()}",
                 )
-        await self._check_structure(f"{prefix}:tasks", config.task_structure)
+        if structure == "streams" and self._is_sole_consumer:
+            await forget_consumers(self._client, f"{prefix}:tasks")
 
     async def _check_structure(self, key: str, wanted: str) -> None:
         """Raise InvalidArgument where there are tasks, perhaps, in the other structure."""
@@ -80,15 +75,12 @@ class RedisBackend(QueueBackend):
                     f"the key {one} has tasks as {other}: let them be applied with {other}, then "
                     f"remove it (DEL {one}), and start again with {wanted}",
                 )
-        if wanted == "streams" and self._is_sole_consumer:
-            await forget_consumers(self._client, key)
 
-    async def _check_tls(self) -> None:
+    async def _find_tls_fault(self) -> TlsFault | None:
         pool = self._client.connection_pool
         facts = pool.connection_kwargs
         host, port = facts.get("host", "localhost"), facts.get("port", 6379)
-        if fault := await find_tls_fault(host, port, context_of(pool), HELLO):
-            raise InvalidArgument("queue.redis.url", fault.description)
+        return await find_tls_fault(host, port, context_of(pool), HELLO)
 
     async def disconnect(self) -> None:
         async with asyncio.timeout(OPERATION_S):
