@@ -375,6 +375,7 @@ def encode_format(record: FormatRecord) -> bytes:
 
 def decode_format(data: bytes) -> FormatRecord:
     reader = Reader("format", data)
-    record = FormatRecord(*reader.fixed("number", _FORMAT), reader.utf8("name"))
+    (number,) = reader.fixed("number", _FORMAT)
+    record = FormatRecord(number, reader.utf8("name"))
     reader.finish()
     return record
