@@ -181,15 +181,16 @@ class Stack:
             await asyncio.gather(*(self._until_serving(name) for name in starting))
 
     async def _until_serving(self, name: str) -> None:
-        member, run = self._members[name], self._runs[name]
-        serving = asyncio.ensure_future(member.serving.wait())
+        """Wait until it serves; raises where any service has ended, also one that has served."""
+        serving = asyncio.ensure_future(self._members[name].serving.wait())
         try:
-            await asyncio.wait([serving, run], return_when="FIRST_COMPLETED")
+            await asyncio.wait([serving, *self._runs.values()], return_when="FIRST_COMPLETED")
         finally:
             serving.cancel()
-        if run.done():
-            run.result()
-            raise StartFailed(f"{name} cannot run", member.refused or 1)
+        for other, run in self._runs.items():
+            if run.done():
+                run.result()
+                raise StartFailed(f"{other} cannot run", self._members[other].refused or 1)
 
     async def wait_without_owners(self) -> None:
         """Return once every owner of data was refused: this stack has nothing left to serve."""
