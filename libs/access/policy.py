@@ -388,7 +388,7 @@ def _possible(queue: str) -> str:
 def _object(verb: Verb, queue: str) -> str:
     """The queue behind a verb, in a sentence."""
     if not queue:
-        return ""
+        return " a message without the header 'queue'" if verb == "publish" else ""
     if not _possible(queue):
         of = " to" if verb == "publish" else ""
         return f"{of} a queue whose name has more than {QUEUE_LENGTH_MAX} characters"

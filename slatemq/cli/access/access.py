@@ -139,8 +139,11 @@ def token(
             files.write_token(out, made)
         if tokens is not None:
             files.add_entry(tokens, made)
+    except FileExistsError as error:
+        todo = "name another file, or remove it first"
+        raise BadInput(f"{error.filename} exists already: {todo}") from error
     except (OSError, ValueError) as error:
-        if out is not None and not isinstance(error, FileExistsError):
+        if out is not None:
             out.unlink(missing_ok=True)
         problem = getattr(error, "strerror", None) or error
         raise BadInput(f"{getattr(error, 'filename', None) or tokens}: {problem}") from error

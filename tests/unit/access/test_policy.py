@@ -98,7 +98,11 @@ def test_a_message_without_a_queue_header_needs_the_pattern_of_all_queues() -> N
     publisher = rights(Principal("p", "token"), all_queues)
 
     assert publisher.decide("publish", "", {}).is_permitted
-    assert not rights(SHOP).decide("publish", "", {"tenant": "a"}).is_permitted
+    refused = rights(SHOP).decide("publish", "", {"tenant": "a"})
+    assert not refused.is_permitted
+    assert refused.reason == (
+        "no rule permits 'shop-1' to publish a message without the header 'queue'"
+    )
 
 
 @pytest.mark.parametrize("header", BACKEND_HEADERS)

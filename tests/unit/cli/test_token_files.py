@@ -169,7 +169,8 @@ def test_a_token_that_is_there_is_not_overwritten(
 
     assert make("shop", "--add-to", tmp_path / "tokens.yaml", "--out", tmp_path / "shop") == 2
 
-    assert "File exists" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"{tmp_path / 'shop'} exists already: name another file, or remove it first" in said
     assert (tmp_path / "shop").read_text() == "precious"
     assert not (tmp_path / "tokens.yaml").exists()
 
