@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.faulty_store import Outcome
+from tests.faults import store_troubles
+from tests.faults.faulty_store import Fault, Outcome
 from tests.faults.store_troubles import TROUBLES, Trouble, run_store
 from tests.forms import proof
 
@@ -32,3 +33,19 @@ def test_after_every_trouble_of_the_store_all_shards_are_back_and_nothing_is_los
     run, found = run_store(tmp_path, messages, seconds, seed=1, troubles=troubles)
 
     assert (run.faults(), found) == ([], [])
+
+
+def test_a_wait_that_runs_out_ends_the_run_with_what_did_not_come_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given owners that cannot open their shards while they are waited for
+    monkeypatch.setattr(store_troubles, "RESTART_SECONDS", 0.5)
+    down = Trouble("owners killed, no connection", lambda: (Fault(Outcome.RESET),), kills=True)
+
+    run, found = run_store(tmp_path, 600, 0.1, seed=1, troubles=(down,))
+
+    (early,) = run.faults()
+    assert early.startswith(
+        "ended early: owners killed, no connection: ingest does not serve again"
+    )
+    assert found == []

@@ -13,10 +13,13 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
+
+import grpc.aio
 
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 from tests.acceptance.stubs import Stubs, persist
@@ -109,6 +112,7 @@ class Run:
     notes: dict[tuple[str, bytes], list[Note]] = field(default_factory=lambda: defaultdict(list))
     acked_count: int = 0
     published_count: int = 0
+    early_end: str = ""
     _unanswered: list[Ack] = field(default_factory=list)
     _progress_at: float = field(default_factory=time.monotonic)
 
@@ -118,6 +122,16 @@ class Run:
             for queue, (_, matches) in FILTERS.items()
         }
         self.entries_count = sum(map(len, self.expected.values()))
+
+    @contextmanager
+    def ending_early(self) -> Iterator[None]:
+        """A wait that runs out ends what is done with it, and is a fault of the run."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            self.early_end = f"{error.code().name}: {error.details()}"
+        except (AssertionError, TimeoutError) as error:
+            self.early_end = str(error) or repr(error)
 
     @property
     def done(self) -> bool:
@@ -174,7 +188,8 @@ class Run:
             queue_id=queue, max_messages=CLAIM_MAX, lease_ms=self.lease_ms, wait_ms=500
         )
         while not self.done:
-            assert time.monotonic() - self._progress_at < STALLED_SECONDS, self.missing()
+            still_s = time.monotonic() - self._progress_at
+            assert still_s < STALLED_SECONDS, f"no ack for {still_s:.0f} s: {self.missing()}"
             answer = await persist(lambda: stubs.consumer.Claim(claim, timeout=CALL_SECONDS))
             if answer.runs:
                 await self._finish(stubs, queue, messages_of(answer))
@@ -229,8 +244,14 @@ class Run:
         }
 
     def faults(self) -> list[str]:
-        """Everything that should not have happened; empty is what tests want."""
-        found = [f"{queue} lost {count}" for queue, count in self.missing().items() if count]
+        """Everything that should not have happened; empty is what tests want.
+
+        What has not come before an early end is not lost.
+        """
+        if self.early_end:
+            found = [f"ended early: {self.early_end}"]
+        else:
+            found = [f"{queue} lost {count}" for queue, count in self.missing().items() if count]
         for (queue, payload), notes in self.notes.items():
             if payload not in self.expected[queue]:
                 found.append(f"{queue} got what its filter refuses: {payload[:60]!r}")

@@ -45,8 +45,8 @@ async def _routed(stubs: Stubs, entries: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: float) -> Run:
-    run = Run(make_lines(messages + len(FAILURES)), LONG_LEASE_MS)
+async def _work(stack: LocalStack, store: FaultyStore, run: Run, seconds: float) -> None:
+    messages = len(run.lines) - len(FAILURES)
     lines, extra = run.lines[:messages], run.lines[messages:]
     async with Stubs() as stubs:
         await stubs.connect(stack.endpoint)
@@ -74,21 +74,22 @@ async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: f
         await consuming
         await run.find_nothing_more(stubs)
         assert stack.pids == pids, "an owner has ended"
-    return run
 
 
 def run_failing_reads(folder: Path, messages: int, seconds: float) -> tuple[Run, list[str]]:
     """A workload that is consumed while reads of tables fail, each way for `seconds`.
 
-    Also returns the faults of the store that is left.
+    Also returns the faults of the store that is left. A wait that runs out ends the run early.
     """
+    run = Run(make_lines(messages + len(FAILURES)), LONG_LEASE_MS)
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with moto() as port, faulty_store(port) as store:
         url = root_url(store.port, "reads")
         with LocalStack(folder, "--store", url, ready=True) as stack:
             try:
-                run = asyncio.run(_work(stack, store, messages, seconds))
+                with run.ending_early():
+                    asyncio.run(_work(stack, store, run, seconds))
             finally:
                 store.set()
                 print(stack.said)

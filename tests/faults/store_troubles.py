@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.stack.process import until_serving
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.local_stack import LocalStack, is_running
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
@@ -90,6 +90,7 @@ TROUBLES = (
 
 
 async def _undergo(stack: LocalStack, store: FaultyStore, trouble: Trouble, seconds: float) -> None:
+    """One trouble. Raises AssertionError where the owners do not serve again in time."""
     faults = trouble.faults()
     store.set(*faults)
     killed = {}
@@ -97,16 +98,33 @@ async def _undergo(stack: LocalStack, store: FaultyStore, trouble: Trouble, seco
         killed = {owner: stack.signal(owner, signal.SIGKILL) for owner in OWNERS}
     await asyncio.sleep(seconds)
     for owner, pid in killed.items():
-        await asyncio.to_thread(stack.wait_restarted, owner, pid, RESTART_SECONDS)
+        try:
+            await asyncio.to_thread(stack.wait_restarted, owner, pid, RESTART_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{trouble.name}: {owner} does not serve again: {error}"
+            ) from error
     store.set()
     happened = sum(fault.happened for fault in faults)
     assert happened, f"{trouble.name}: no request was made"
     ended = time.monotonic()
-    async with asyncio.timeout(BACK_SECONDS):
-        for owner in OWNERS:
-            await until_serving(stack.endpoints[owner])
+    deadline = asyncio.get_running_loop().time() + BACK_SECONDS
+    for owner in OWNERS:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await _until_back(stack, owner)
+        except TimeoutError as error:
+            late = f"{owner} does not serve {BACK_SECONDS:g} s later"
+            raise AssertionError(f"{trouble.name}: {late}") from error
     back = time.monotonic() - ended
     print(f"{trouble.name}: {happened} requests, all serve {back:.1f} s later", flush=True)
+
+
+async def _until_back(stack: LocalStack, owner: str) -> None:
+    """Wait until it serves, and the launcher has noted the process that the next trouble kills."""
+    await until_serving(stack.endpoints[owner])
+    while not is_running(stack.pids[owner]):
+        await asyncio.sleep(0.05)
 
 
 async def _trouble_along(
@@ -125,11 +143,10 @@ async def _trouble_along(
 async def _work(
     stack: LocalStack,
     store: FaultyStore,
-    messages: int,
+    run: Run,
     troubles: tuple[Trouble, ...],
     seconds: float,
-) -> Run:
-    run = Run(make_lines(messages))
+) -> None:
     async with Stubs() as stubs:
         await stubs.connect(stack.endpoint)
         await run.create_queues(stubs)
@@ -139,7 +156,6 @@ async def _work(
             _trouble_along(stack, store, run, troubles, seconds),
         )
         await run.find_nothing_more(stubs)
-    return run
 
 
 def run_store(
@@ -151,15 +167,18 @@ def run_store(
 ) -> tuple[Run, list[str]]:
     """A workload on a fresh stack, with each of the troubles for `seconds`.
 
-    Also returns the faults of the store that is left.
+    Also returns the faults of the store that is left. A wait that runs out ends the run early.
     """
+    run = Run(make_lines(messages))
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with moto() as port, faulty_store(port, seed) as store:
-        url = root_url(store.port, "faults")
+        # Of its own: the servers of one process share what they hold.
+        url = root_url(store.port, f"faults/{folder.name}")
         with LocalStack(folder, "--store", url, ready=True) as stack:
             try:
-                run = asyncio.run(_work(stack, store, messages, troubles, seconds))
+                with run.ending_early():
+                    asyncio.run(_work(stack, store, run, troubles, seconds))
             finally:
                 store.set()
                 print(stack.said)
