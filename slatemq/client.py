@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -386,15 +385,11 @@ class Client(
             max_bytes=max_bytes,
         )
         origin = self._origin(queue_id)
-        began_ns = time.time_ns()
-        try:
-            messages = await claim_from_all(self._locations, request, origin, self._peers.call_s)
-        except BaseException as error:
-            if self._telemetry is not None:
-                self._telemetry.not_received(queue_id, began_ns, error)
-            raise
-        if self._telemetry is not None:
-            self._telemetry.received(queue_id, began_ns, messages)
+        claiming = claim_from_all(self._locations, request, origin, self._peers.call_s)
+        if self._telemetry is None:
+            return await claiming
+        with self._telemetry.receiving(queue_id, BaseException) as received:
+            received.extend(messages := await claiming)
         return messages
 
     async def ack(self, lease_tokens: Sequence[str]) -> list[SlateMQError | None]:

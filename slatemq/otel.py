@@ -80,15 +80,20 @@ class Telemetry:
         finally:
             self._sent.add(len(messages), facts)
 
-    def received(self, queue_id: str, began_ns: int, messages: Sequence[DeliveredMessage]) -> None:
-        """A consumer was handed these messages, which it began to ask for then."""
-        facts = self._named("receive", "receive", queue_id)
+    @contextmanager
+    def receiving(
+        self, queue_id: str, failures: type[BaseException]
+    ) -> Iterator[list[DeliveredMessage]]:
+        """Around a wait for messages, which are added to the list, or for one of these failures."""
+        facts, began_ns = self._named("receive", "receive", queue_id), time.time_ns()
+        messages: list[DeliveredMessage] = []
+        try:
+            yield messages
+        except failures as error:
+            self._receive(facts, began_ns, (), error)
+            raise
         self._consumed.add(len(messages), facts)
         self._receive(facts, began_ns, messages, None)
-
-    def not_received(self, queue_id: str, began_ns: int, error: BaseException) -> None:
-        """A consumer was handed an error instead."""
-        self._receive(self._named("receive", "receive", queue_id), began_ns, (), error)
 
     def _receive(
         self,

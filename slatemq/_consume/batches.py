@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import overload
@@ -218,15 +217,10 @@ class BatchConsumer(QueueConsumer):
 
     async def __anext__(self) -> Batch:
         """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
-        telemetry, began_ns = self._origin.telemetry, time.time_ns()
-        try:
-            batch = await self._next()
-        except SlateMQError as error:
-            if telemetry is not None:
-                telemetry.not_received(self.queue_id, began_ns, error)
-            raise
-        if telemetry is not None:
-            telemetry.received(self.queue_id, began_ns, batch)
+        if (telemetry := self._origin.telemetry) is None:
+            return await self._next()
+        with telemetry.receiving(self.queue_id, SlateMQError) as received:
+            received.extend(batch := await self._next())
         return batch
 
     async def _next(self) -> Batch:

@@ -266,16 +266,10 @@ class Consumer(QueueConsumer):
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
         server refuses the options; so does every later try.
         """
-        telemetry = self._origin.telemetry
-        began_ns = time.time_ns() if telemetry is not None else 0
-        try:
-            message = await self._next()
-        except SlateMQError as error:
-            if telemetry is not None:
-                telemetry.not_received(self.queue_id, began_ns, error)
-            raise
-        if telemetry is not None:
-            telemetry.received(self.queue_id, began_ns, [message])
+        if (telemetry := self._origin.telemetry) is None:
+            return await self._next()
+        with telemetry.receiving(self.queue_id, SlateMQError) as received:
+            received.append(message := await self._next())
         return message
 
     async def _next(self) -> Received:
