@@ -14,7 +14,12 @@ from typing import Final
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import LostDatabase, OtherFormat
 from libs.storage.layout.own_keys import FORMAT_KEY
-from libs.storage.records.states import FormatRecord, decode_format, encode_format
+from libs.storage.records.states import (
+    FormatRecord,
+    decode_format,
+    decode_format_number,
+    encode_format,
+)
 
 FORMAT: Final = 7
 
@@ -33,12 +38,13 @@ def check_format(value: bytes | None, name: str, place: str) -> None:
             f"{what} has records and no format: it was written before 0.1. Export its messages "
             "with the version that wrote it, or give another root"
         )
-    number, written = decode_format(value)
+    number = decode_format_number(value)
     if number != FORMAT:
         raise OtherFormat(
             f"{what} has format {number}, and this version of SlateMQ reads format {FORMAT} alone: "
             "run the version that wrote it, or give another root"
         )
+    written = decode_format(value).database
     if written != name:
         raise LostDatabase(
             f"{what} has the records of {written}: folders were exchanged, or one was mounted or "

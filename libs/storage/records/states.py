@@ -373,6 +373,12 @@ def encode_format(record: FormatRecord) -> bytes:
     return _FORMAT.pack(record.number) + utf8("name", record.database)
 
 
+def decode_format_number(data: bytes) -> int:
+    """The number alone: what follows it in another format is not known."""
+    (number,) = Reader("format", data).fixed("number", _FORMAT)
+    return int(number)
+
+
 def decode_format(data: bytes) -> FormatRecord:
     reader = Reader("format", data)
     (number,) = reader.fixed("number", _FORMAT)

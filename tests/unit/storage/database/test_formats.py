@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from libs.storage.layout.own_keys import CLOCK_KEY, FORMAT_KEY
 from libs.storage.records.states import FormatRecord, encode_clock, encode_format
 
 NEWER = encode_format(FormatRecord(FORMAT + 1, "broker/0"))
+OLDER = struct.pack("<I", FORMAT - 1)
 EXCHANGED = encode_format(FormatRecord(FORMAT, "broker/1"))
 
 OTHERS = [
     (NEWER, OtherFormat, rf"format {FORMAT + 1}, and .* reads format {FORMAT}"),
+    (OLDER, OtherFormat, rf"format {FORMAT - 1}, and .* reads format {FORMAT}"),
     (EXCHANGED, LostDatabase, "broker/0 below .* has the records of broker/1: folders were"),
     (None, OtherFormat, "no format: it was written before 0.1"),
     (b"\x01", CorruptRecord, "format"),
