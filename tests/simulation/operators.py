@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from tests.simulation.workload import (
     LATE,
     LEASE_S,
     PARTITIONS,
+    PURGED_ON_THE_WAY,
     QUEUES,
     RELOCATED,
     TAIL,
@@ -47,6 +48,8 @@ class Operators:
         self._chance = random.Random(f"{seed}/operators")
         self._color = QUEUES["edited"].value
         self._edits = 0
+        purges = random.Random(f"{seed}/purged on the way")
+        self._purged_on_the_way = PURGED_ON_THE_WAY if purges.random() < 0.7 else ()
         self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -63,7 +66,7 @@ class Operators:
             works.append(("redriver", self._redrive))
         if self._chance.random() < 0.5:
             works.append(("starter", self._start_late))
-        share = 0.6 if self._workload.partitioned else 0.3
+        share = 0.7 if self._workload.partitioned else 0.5
         if random.Random(f"{self._seed}/to another broker").random() < share:
             works.append(("relocator", self._relocate))
         for name, work in works:
@@ -124,9 +127,40 @@ class Operators:
     async def _relocate(self, client: Client, chance: random.Random) -> None:
         """Move queues between brokers, but those that commands name together."""
         names = [name for name in RELOCATED if name in self._workload.names]
-        while names and not self.stopping:
-            await asyncio.sleep(chance.uniform(0.1, 2.0))
-            await self._move(client, chance.choice(names), chance)
+        names += [name for name in names if name != ALL]  # It has every message, so it moves less.
+        async with await self._workload.connected() as beside:
+            while names and not self.stopping:
+                await asyncio.sleep(chance.uniform(0.1, 2.0))
+                name = chance.choice(names)
+                if name == "flaky":
+                    await self._wait_for_dead_letters(beside, name)
+                if name in self._purged_on_the_way and chance.random() < 0.8:
+                    # Listed before: who lists a queue that moves waits until it is there.
+                    listed = await self._listed(beside, name)
+                    move = self._move(client, name, chance)
+                    delay_s = chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random()
+                    await asyncio.gather(
+                        move, self._purge_on_the_way(beside, name, listed, delay_s)
+                    )
+                else:
+                    await self._move(client, name, chance)
+
+    async def _wait_for_dead_letters(self, client: Client, name: str) -> None:
+        """Wait until a queue has some to take along, for three seconds at most."""
+        for _ in range(30):
+            page = await self._workload.insist(
+                lambda: client.entry_page(name, "failed", page_size=1)
+            )
+            if self.stopping or (page is not None and page.entries):
+                return
+            await asyncio.sleep(0.1)
+
+    async def _purge_on_the_way(
+        self, client: Client, name: str, listed: Sequence[int], delay_s: float
+    ) -> None:
+        """Purge a queue that begins to move: at either broker, whichever has it by then."""
+        await asyncio.sleep(delay_s)
+        await self._purge(client, name, listed)
 
     async def _move(self, client: Client, name: str, chance: random.Random) -> None:
         """Move a queue to any shard, or a partition of it to the one without any."""
@@ -135,6 +169,8 @@ class Operators:
             partition = chance.randrange(PARTITIONS)
         else:
             shard = chance.randrange(self._workload.brokers)
+        what = name if partition is None else f"partition {partition} of {name}"
+        self._cluster.tell(f"{what} begins to move")
         places, part = self._workload.places, partition or 0
         relocation = self._judge.relocating(name, partition)
         places.moving(name, part, shard, now_ms())
@@ -145,7 +181,6 @@ class Operators:
         assert there is not None, "no error is fine"
         places.moved(name, part, there, now_ms())
         self._judge.done(relocation)
-        what = name if partition is None else f"partition {partition} of {name}"
         self._cluster.tell(f"{what} moved to broker {there}")
 
     async def _empty(self, client: Client, chance: random.Random) -> None:
@@ -153,23 +188,30 @@ class Operators:
         name = "moved"
         while not self.stopping:
             await asyncio.sleep(chance.choice((1.0, 5.0, 10.0)))
-            loss = self._judge.losing(name, await self._listed(client, name))
+            listed = await self._listed(client, name)
             if chance.random() < 0.5:
-                self._cluster.tell(f"{name} is purged")
-                self._judge.may_change("queue.purged", name, is_once=False)
-                count = await self._workload.insist(
-                    lambda: client.purge_queue(name, ["available", "in_flight"])
-                )
-                if count:  # one that removed nothing has no event
-                    self._judge.has_changed("queue.purged", name)
-                self._judge.done(loss)
+                await self._purge(client, name, listed)
             else:
+                loss = self._judge.losing(name, listed)
                 self._cluster.tell(f"{name} is deleted")
                 with self._judge.change("queue.deleted", name):
                     await self._workload.insist(lambda: client.delete_queue(name), NotFound)
                 self._judge.done(loss)
                 await self._workload.create_queue(client, name)
                 self._cluster.tell(f"{name} is there again")
+
+    async def _purge(self, client: Client, name: str, listed: Sequence[int]) -> None:
+        """Remove all that waits in a queue or is leased there; `listed` was in it before."""
+        loss = self._judge.losing(name, listed)
+        self._cluster.tell(f"{name} is purged")
+        self._judge.may_change("queue.purged", name, is_once=False)
+        count = await self._workload.insist(
+            lambda: client.purge_queue(name, ["available", "in_flight"])
+        )
+        if count:  # one that removed nothing has no event
+            self._judge.has_changed("queue.purged", name)
+        self._judge.done(loss)
+        self._cluster.tell(f"{name} was purged of {count}")
 
     async def _listed(self, client: Client, name: str) -> list[int]:
         """The messages that are in a queue now; others come and go meanwhile."""

@@ -121,6 +121,9 @@ class Consumer:
     check: Callable[[float], None] | None = None
 
 
+Twin = asyncio.Queue[tuple[int, Sequence[OutgoingMessage]] | None]
+"""What the twin of a producer gets: messages with dedupe keys, and when; None ends it."""
+
 NONE: Final = "none"
 """No message has this as its color: of queues that get messages otherwise."""
 
@@ -152,8 +155,15 @@ MAY_HAVE_PARTITIONS: Final = ("all", "red", "flaky", "first", "edited", "moved",
 """Not `ranked`, whose order holds within a partition, nor those that commands name together."""
 
 
-RELOCATED: Final = ("all", "red", "edited")
-"""Queues that may move between brokers: commands name them alone, and they are made once."""
+RELOCATED: Final = ("all", "red", "flaky", "edited")
+"""Queues that may move between brokers: commands name them alone, and they are made once. `flaky`
+takes its dead letters along."""
+
+PURGED_ON_THE_WAY: Final = ("red", "edited")
+"""Those of them that may be purged while they move."""
+
+TWINS_SHARE: Final = 0.5
+"""Of producers that have a twin, which publishes some of their messages at the same time."""
 
 
 def now_ms() -> int:
@@ -196,6 +206,7 @@ class Workload:
         self.partitioned = [name for name in MAY_HAVE_PARTITIONS if spread.random() < share]
         self.brokers = BROKERS + 1 if share else BROKERS
         self.places = Places()
+        self._twins = random.Random(f"{seed}/twins")
         self.credentials: Credentials | None = None
         self._guests: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -286,8 +297,13 @@ class Workload:
 
     def begin(self, producers: int, messages: int) -> None:
         for number in range(producers):
+            twin: Twin | None = None
+            if self._twins.random() < TWINS_SHARE:
+                twin = asyncio.Queue()
+                machine = self._cluster.client_machine(f"twin-{number}")
+                self.publish_tasks.append(machine.run(self._publish_too(twin)))
             machine = self._cluster.client_machine(f"producer-{number}")
-            self.publish_tasks.append(machine.run(self._produce(number, messages)))
+            self.publish_tasks.append(machine.run(self._produce(number, messages, twin)))
         for name in self.names:
             if name != "ranked":
                 self.consume(name)
@@ -313,7 +329,7 @@ class Workload:
         message = OutgoingMessage(f"beside/{self._number}".encode(), headers)
         await self._send(client, [self._about_to_publish(message)])
 
-    async def _produce(self, number: int, messages: int) -> None:
+    async def _produce(self, number: int, messages: int, twin: Twin | None) -> None:
         chance = random.Random(self._chance.random())
         keys = [f"{number}/{count}".encode() for count in range(messages)]
         async with await self.connected() as client:
@@ -331,8 +347,21 @@ class Workload:
                 size = chance.randint(4, 10) if chance.random() < 0.1 else 1
                 batch = [self._message(key, chance) for key in keys[:size]]
                 del keys[:size]
-                published += [(now_ms(), message) for message in batch if message.dedupe_key]
+                keyed = [message for message in batch if message.dedupe_key]
+                published += [(now_ms(), message) for message in keyed]
+                if twin is not None and keyed and self._twins.random() < 0.4:
+                    twin.put_nowait((now_ms(), keyed))
                 await self._send(client, batch)
+        if twin is not None:
+            twin.put_nowait(None)
+
+    async def _publish_too(self, twin: Twin) -> None:
+        """Publish what another producer publishes now: by their dedupe keys it is stored once."""
+        async with await self.connected() as client:
+            while (given := await twin.get()) is not None:
+                since_ms, messages = given
+                if since_ms > now_ms() - DEDUPE_MS:
+                    await self._send(client, messages)
 
     def _message(self, key: bytes, chance: random.Random) -> OutgoingMessage:
         """A new message; without a dedupe key, request IDs alone make it one message."""
