@@ -7,6 +7,7 @@ In reading order; a file imports only files above it:
 `reloading`      What a file says, read again when the file changes
 `token_file`     Static tokens: a file of names and hashes
 `token_checks`   Checks of static tokens: few at once, and few of one ID after wrong secrets
+`ending`         Requests by HTTP that can be ended from outside
 `jwt_tokens`     Tokens of other systems: JSON Web Tokens (RFC 7519), checked with their issuer's
                  keys (RFC 7517)
 `authentication` From the metadata of a call to its principal

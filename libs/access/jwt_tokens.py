@@ -34,6 +34,7 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from libs.access.ending import Connections
 from libs.access.principals import NAME_LENGTH_MAX, Principal
 from libs.access.reloading import ReloadedFile
 from libs.access.token_checks import too_many_checks
@@ -46,6 +47,9 @@ ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
 """Signatures by a private key alone: with HMAC, anyone that can check a token could make one."""
+
+RSA_BITS_MIN: Final = 2048
+"""Shorter keys must not be used (RFC 7518, section 3.3): who factors one can sign tokens."""
 
 KEYS_BYTES_MAX: Final = 1 << 20
 FETCH_TIMEOUT_S: Final = 5.0
@@ -237,7 +241,6 @@ class IssuerKeys:
         self._refreshing_s = 0.0
         # Of its own: an issuer that hangs holds up neither another one nor work of other kinds.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="access-keys")
-        self._answer: asyncio.Future[dict[KeyName, Key]] | None = None
 
     async def get(self, name: KeyName) -> Key:
         """The key of this name; of no ID, where the token has none: the issuer may have one alone.
@@ -326,29 +329,24 @@ class IssuerKeys:
     async def _read_keys(self) -> dict[KeyName, Key]:
         """As `fetch_keys`, but raises TimeoutError where that takes too long.
 
-        Its thread cannot be ended: until it ends by itself, no other one begins.
+        Then its thread ends with its connections, soon but not at once: the next one waits for it.
         """
-        if self._answer is None:
-            loop = asyncio.get_running_loop()
-            self._answer = loop.run_in_executor(self._thread, fetch_keys, self._issuer)
-            self._answer.add_done_callback(self._answered)
-        answer = self._answer
+        connections = Connections()
+        loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._thread, fetch_keys, self._issuer, connections)
         try:
             await asyncio.wait([answer], timeout=FETCH_S_MAX)
             if not answer.done():
+                answer.cancel()
                 raise TimeoutError(f"no whole answer within {FETCH_S_MAX:g} s")
             return answer.result()
         finally:
+            connections.end()
             del answer  # An error would keep its connection as long as this frame.
 
-    def _answered(self, answer: asyncio.Future[dict[KeyName, Key]]) -> None:
-        self._answer = None
-        if not answer.cancelled():
-            answer.exception()  # If it comes too late, nothing else asks for it.
 
-
-def fetch_keys(issuer: Issuer) -> dict[KeyName, Key]:
-    """The keys of an issuer that are for signatures. Blocks.
+def fetch_keys(issuer: Issuer, connections: Connections) -> dict[KeyName, Key]:
+    """The keys of an issuer that are for signatures. Blocks, until `connections` end at most.
 
     Where there is one alone, it is that of no ID, too, since a token need not name it: an ID is
     optional (RFC 7517, section 4.5), and so is the algorithm (section 4.4).
@@ -362,10 +360,10 @@ def fetch_keys(issuer: Issuer) -> dict[KeyName, Key]:
     url = issuer.jwks_url
     if url is None:
         place = issuer.issuer.rstrip("/") + "/.well-known/openid-configuration"
-        url = _read_json(issuer, place, context).get("jwks_uri")
+        url = _read_json(issuer, place, context, connections).get("jwks_uri")
         if not isinstance(url, str) or not _is_private(url):
             raise ValueError(f"{place} has no `jwks_uri` that begins with https://")
-    listed = _read_json(issuer, url, context).get("keys")
+    listed = _read_json(issuer, url, context, connections).get("keys")
     found = [*_usable(listed if isinstance(listed, list) else [])]
     keys: dict[KeyName, Key] = {name: key for name, key in found if name[0] is not None}
     if len(found) == 1:
@@ -428,22 +426,26 @@ def _usable(listed: Sequence[object]) -> Iterator[tuple[KeyName, Key]]:
             continue  # It is damaged, or of a kind that is not supported.
         if key.key_type == "oct" or key.public_key_use not in (None, "sig"):
             continue
+        if isinstance(key.key, RSAPublicKey) and key.key.key_size < RSA_BITS_MIN:
+            log.warning("passing over a key of RSA with fewer than %d bits", RSA_BITS_MIN)
+            continue
         is_for_all = isinstance(key.key, RSAPublicKey) and not fields.get("alg")
         key_id = fields.get("kid")
         name = (key_id if isinstance(key_id, str) else None, fields["kty"])
         yield name, key.key if is_for_all else key
 
 
-def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, Any]:
+def _read_json(
+    issuer: Issuer, url: str, context: ssl.SSLContext, connections: Connections
+) -> dict[str, Any]:
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     if (token := _bearer(issuer)) is not None:
         # Not sent on to where the answer redirects.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    https = urllib.request.HTTPSHandler(context=context)
     proxies = urllib.request.getproxies()
     proxies.pop("http", None)  # Without TLS there is this machine alone: nothing else may read it.
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler(proxies), https, _PrivateRedirects
+        urllib.request.ProxyHandler(proxies), *connections.handlers(context), _PrivateRedirects
     )
     with opener.open(request, timeout=FETCH_TIMEOUT_S) as answer:
         data = answer.read(KEYS_BYTES_MAX + 1)

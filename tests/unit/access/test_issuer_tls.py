@@ -12,6 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from libs.access.ending import Connections
 from libs.access.jwt_tokens import Issuer, fetch_keys
 from slatemq.cli.access.dev_certificates import make_certificates
 from tests.strict_certificates import plain_authority, strict_as_of_python_3_13
@@ -47,7 +48,7 @@ def test_an_authority_that_states_no_key_usage_is_trusted(
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            keys = fetch_keys(issuer)
+            keys = fetch_keys(issuer, Connections())
         finally:
             server.shutdown()
             thread.join()

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +30,7 @@ from libs.access.principals import Principal
 from libs.documents import Document
 from slatemq.cli.access.dev_certificates import Authority
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
-from tests.integration.waiting import eventually
+from tests.integration.waiting import WAIT_SECONDS, eventually
 from tests.unit.access.access_files import Files, bearer
 
 
@@ -63,6 +64,8 @@ class KeyServer:
     """Where its keys are, as it says; empty: here."""
     answers: threading.Event = field(default_factory=threading.Event)
     """Set: it answers, or else it hangs."""
+    dribbles: str = ""
+    """What it sends a byte at a time, without end: `header` or `body`; empty: nothing."""
 
     def __post_init__(self) -> None:
         self.answers.set()
@@ -96,6 +99,9 @@ def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
         def do_GET(self) -> None:
             served.requests.append(self.path)
             served.answers.wait()
+            if served.dribbles:
+                self.dribble(b"HTTP/1.1 200 OK\r\n" + b"\r\n" * (served.dribbles == "body"))
+                return
             if served.is_other_server:
                 self.wfile.write(b"220 mail\r\n\r\n")
                 return
@@ -118,6 +124,13 @@ def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
             self.end_headers()
             self.wfile.write(data)
 
+        def dribble(self, data: bytes) -> None:
+            with suppress(OSError):  # The client has gone.
+                while served.dribbles:
+                    self.wfile.write(data)
+                    data = b" "
+                    time.sleep(0.01)
+
         def log_message(self, *_: object) -> None:
             """Tests have no log of it."""
 
@@ -128,6 +141,7 @@ def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
     thread.start()
     yield served
     served.answers.set()
+    served.dribbles = ""
     server.shutdown()
     thread.join()
     server.server_close()
@@ -378,7 +392,7 @@ async def test_a_caller_that_goes_while_keys_are_fetched_leaves_the_fetch_to_oth
     assert (await good).made.name == "pod-1"
 
 
-async def test_an_answer_that_takes_too_long_is_none_and_is_asked_for_by_one_thread(
+async def test_an_answer_that_takes_too_long_is_none(
     files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 0.05)
@@ -389,11 +403,28 @@ async def test_an_answer_that_takes_too_long_is_none_and_is_asked_for_by_one_thr
     for _ in range(3):
         with pytest.raises(Unavailable, match="keys"):
             await authenticator.prove(bearer(issuer.sign()))
-    assert len(issuer.requests) <= 1
 
     issuer.answers.set()
     monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 3_600.0)
     assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+async def test_an_answer_that_does_not_end_holds_up_no_later_one(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_S_MAX", 0.5)
+    monkeypatch.setattr(jwt_tokens, "RETRY_S", 0.0)
+    authenticator = accepting(files, issuer)
+    issuer.dribbles = part
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
+    asked_count = len(issuer.requests)
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(issuer.requests) == asked_count:
+            with suppress(Unavailable):
+                await authenticator.prove(bearer(issuer.sign()))
 
 
 async def test_a_new_key_is_taken_also_right_after_a_look_for_another_one(
@@ -420,6 +451,20 @@ async def test_an_issuer_that_is_down_is_not_asked_for_each_token(
             await authenticator.prove(bearer(issuer.sign(headers={"kid": f"k{number}"})))
 
     assert len(issuer.requests) == 1
+
+
+async def test_a_short_key_of_rsa_signs_nothing(files: Files, issuer: KeyServer) -> None:
+    short = rsa.generate_private_key(public_exponent=65_537, key_size=2040)
+    numbers = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(short.public_key()))
+    issuer.private["short"] = short
+    issuer.published["short"] = numbers | {"kid": "short"}
+    authenticator = accepting(files, issuer)
+
+    with pytest.warns(jwt.InsecureKeyLengthWarning):
+        signed = issuer.sign("short")
+    with pytest.raises(Unauthenticated, match="does not have"):
+        await authenticator.prove(bearer(signed))
+    assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
 
 
 @pytest.mark.parametrize("state", ["is_down", "is_other_server"])
