@@ -336,6 +336,11 @@ class Rights:
         """Whether the principal may publish to a queue whatever headers the message has."""
         return any(one.covers("publish", queue) and one.condition is None for one in self._rules)
 
+    @property
+    def permits_anything(self) -> bool:
+        """Whether there is anything that the principal may do."""
+        return bool(self._rules)
+
     def permits_some(self, verb: Verb) -> bool:
         """Whether there is any queue on which the principal may do this."""
         return any(verb in rule.verbs for rule in self._rules)

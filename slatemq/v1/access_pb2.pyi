@@ -80,8 +80,8 @@ class Access(_message.Message):
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
-    """Every caller that proves who it is: the RPC gives nothing that a policy protects, or judges
-    itself what the caller may see.
+    """Every caller that proves who it is, or that the policy permits something without a proof: the
+    RPC gives nothing that a policy protects, or judges itself what the caller may see.
     """
     verb: Global___Verb.ValueType
     """Callers that may do this."""

@@ -283,6 +283,20 @@ async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> 
         anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
 
 
+async def test_who_may_do_something_without_a_proof_may_ask_where_the_processes_are(
+    rig: Rig,
+) -> None:
+    anonymous = await rig.find("")
+
+    rig.change("certified]", "anonymous]")
+    anonymous.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+    anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
+
+    rig.change("certificates:", "certificates:  #")
+    with pytest.raises(Unauthenticated):
+        anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
+
+
 async def test_a_client_certificate_proves_one_of_its_names(rig: Rig) -> None:
     certified = await rig.find("", ["other", "certified"])
     certified.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
