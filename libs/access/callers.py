@@ -36,6 +36,9 @@ NAMED_MAX: Final = 10_000
 """Queues that one request names, as often as it names them. All are judged in one step of the event
 loop: some 10 ms."""
 
+JUDGED_STEPS: Final = 100_000
+"""What conditions of publishes may cost in one step of the event loop: some 100 ms at most. A macro
+over all headers costs up to half of it for one message."""
 
 Run = tuple[int, Mapping[str, str], int, int]
 """Messages to be published: their place in the request, headers, number and bytes."""
@@ -103,21 +106,29 @@ class Caller:
         if any(name in headers for name in BACKEND_HEADERS):
             self.require_publish(headers)
 
-    def publish(self, runs: Iterable[Run], item: str = "run") -> None:
+    async def publish(self, runs: Iterable[Run], item: str = "run") -> None:
         """Admit messages; those of a run have the same headers.
+
+        Others have their turns while conditions are judged that take long.
 
         Raises:
             PermissionDenied: A run is not permitted; its metadata has the queue, and as `item` the
-                place of the run. Then their bytes count, as of one message.
+                place of the run. Then their bytes count, as of one message; so they do where the
+                call ends before all are judged.
             ResourceExhausted: The caller has reached its limit.
         """
-        messages_count = bytes_count = 0
+        messages_count = bytes_count = steps_count = 0
         runs = iter(runs)
         for place, headers, count, size_bytes in runs:
             try:
+                steps_count += self.rights.condition_cost
+                if steps_count > JUDGED_STEPS:
+                    steps_count = 0
+                    await asyncio.sleep(0)
                 self.require_publish(headers)
-            except PermissionDenied as error:
-                error.metadata[item] = str(place)
+            except (PermissionDenied, asyncio.CancelledError) as error:
+                if isinstance(error, PermissionDenied):
+                    error.metadata[item] = str(place)
                 rest_bytes = sum(size_bytes for *_, size_bytes in runs)
                 self.quota.charge(bytes_count + size_bytes + rest_bytes)
                 raise

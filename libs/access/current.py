@@ -71,7 +71,9 @@ def require_some(verbs: Sequence[Verb], queue: str) -> None:
     )
 
 
-def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str) -> None:
+async def require_pushes(
+    messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str
+) -> None:
     """Admit messages that go to a queue, whatever their header `queue` says.
 
     Of each come its place in the request, its queue, headers and the bytes of its payload. Raises
@@ -83,7 +85,7 @@ def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], 
             (at, {**headers, "queue": to}, 1, size + headers_size(headers))
             for at, to, headers, size in messages
         )
-        caller.publish(runs, item)
+        await caller.publish(runs, item)
 
 
 def require_edit(headers: Mapping[str, str] | None, payload_bytes: int) -> None:

@@ -277,6 +277,9 @@ class Rights:
     Evaluating a condition takes longer than all else that a policy costs a call. So what
     was decided for a message is kept, by the values of the headers that conditions read: messages
     with other headers that are alike in these need no second evaluation.
+
+    Attributes:
+        condition_cost: How many steps all conditions take at most for one message.
     """
 
     def __init__(self, principal: Principal, rules: Sequence[Rule], decisions: Decisions) -> None:
@@ -286,6 +289,8 @@ class Rights:
         self._facts = facts_of(principal)
         self._decisions = decisions
         self._keys = _keys_read(rules)
+        conditions = [rule.condition for rule in rules if rule.condition is not None]
+        self.condition_cost = sum(condition.checked.cost for condition in conditions)
         self._queues: dict[Verb, Pattern] = {}
 
     def decide(

@@ -56,7 +56,7 @@ class DeadLetterSettler:
         Raises what the proto says.
         """
         queue_id, each = self._checked(request)
-        _require_replacements(queue_id, request)
+        await _require_replacements(queue_id, request)
         consumer = consumer_id(request.consumer_id)
         self._owner.admit()
         fingerprint = await asyncio.to_thread(_fingerprint, request)
@@ -152,14 +152,14 @@ def _check_payload(number: int, content: entry_pb2.ReplaceDeadLetter, limits: Pu
         raise
 
 
-def _require_replacements(queue_id: str, request: entry_pb2.SettleDeadLettersRequest) -> None:
+async def _require_replacements(queue_id: str, request: entry_pb2.SettleDeadLettersRequest) -> None:
     """Raises as a publish of what replaces dead letters."""
     replacements = (
         (place, queue_id, item.replace.headers, len(item.replace.payload))
         for place, item in enumerate(request.settlements)
         if item.HasField("replace")
     )
-    require_pushes(replacements, "settlement")
+    await require_pushes(replacements, "settlement")
 
 
 def _fingerprint(request: entry_pb2.SettleDeadLettersRequest) -> bytes:

@@ -45,7 +45,7 @@ class ArchivedServicer(archived_pb2_grpc.ArchivedServiceServicer):
             (place, target_id, content.headers, len(content.payload))
             for place, content in enumerate(contents)
         )
-        require_pushes(pushes, "row")
+        await require_pushes(pushes, "row")
         queue = await find_queue(self._owner, queue_id, request.created_revision)
         outcomes = await self._archiver.redrive(queue, target_id, wanted, contents)
         return archived_pb2.RedriveArchivedResponse(

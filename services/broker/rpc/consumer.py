@@ -296,7 +296,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             for place, command in enumerate(request.commands)
             if command.HasField("push")
         )
-        require_pushes(pushes, "command")
+        await require_pushes(pushes, "command")
         return await self._executor.execute(request)
 
     async def _leases(

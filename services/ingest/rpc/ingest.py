@@ -107,7 +107,7 @@ class _Stream:
     def __init__(
         self,
         publisher: Publisher,
-        accept: Callable[[ingest_pb2.PublishRequest], Accepted],
+        accept: Callable[[ingest_pb2.PublishRequest], Awaitable[Accepted]],
         publish: Callable[[Accepted, int], Awaitable[ingest_pb2.PublishResponse]],
         count: Callable[[int], None],
         *,
@@ -188,7 +188,7 @@ class _Stream:
         try:
             async for request in requests:
                 self._unanswered += 1
-                refusal = self._take(request.number, request.publish, request.timeout_ms)
+                refusal = await self._take(request.number, request.publish, request.timeout_ms)
                 del request
                 if isinstance(refusal, SlateMQError) or self._is_full:
                     # A client that waits, or reads no answers, keeps no memory of other requests
@@ -216,18 +216,21 @@ class _Stream:
             or self._unanswered_messages >= UNANSWERED_MESSAGES_MAX
         )
 
-    def _take(
+    async def _take(
         self, number: int, request: ingest_pb2.PublishRequest, timeout_ms: int
     ) -> Exception | None:
         """Begin to store a request; returns the error of one that is refused."""
         waiting: Waiting | None = None
         try:
-            accepted = self._accept(request)
+            accepted = await self._accept(request)
             if timeout_ms < 0:
                 raise InvalidArgument("timeout_ms", "must not be negative")
             if accepted.is_plain and not self._publishes_all:
                 plain = Waiting(accepted)
                 waiting = plain if self._publisher.enqueue(plain) else None
+        except asyncio.CancelledError:
+            self._refuse(number, _draining(), 0)  # It was read: the stream waits for its answer.
+            raise
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error, 0)
             return error.with_traceback(None)  # Its frames would keep the request.
@@ -353,7 +356,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def Publish(
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
-        return await self._publish(self._accept(request))
+        return await self._publish(await self._accept(request))
 
     async def PublishStream(
         self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
@@ -379,7 +382,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             self._streams.pop(stream, None)
             stream.close()
 
-    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+    async def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
         caller = current_caller.get()
         if caller is not None:
             caller.quota.admit_publish()  # Before the work, where it would be for nothing.
@@ -390,7 +393,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 caller.quota.charge(sum(map(_size_of, request.runs)))
             raise
         if caller is not None:
-            caller.publish(
+            await caller.publish(
                 (place, run.headers, len(run.payloads), _size_of(run))
                 for place, run in enumerate(request.runs)
             )

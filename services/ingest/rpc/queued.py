@@ -98,14 +98,14 @@ class QueuedServicer(IngestServicer):
     async def Publish(
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
-        accepted = self._accept(request)
+        accepted = await self._accept(request)
         answer = await self._publish_within(accepted, lambda: seconds_to_wait(context))
         if answer.task_id:
             await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
         return answer
 
-    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
-        accepted = super()._accept(request)
+    async def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        accepted = await super()._accept(request)
         accepted.request = request
         return accepted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -300,7 +300,7 @@ async def test_answers_that_are_not_read_have_a_bounded_number_of_messages(
 
         def noted_take(
             stream: servicer._Stream, number: int, request: PublishRequest, timeout_ms: int
-        ) -> Exception | None:
+        ) -> Awaitable[Exception | None]:
             unanswered.append(stream._unanswered)
             return take(stream, number, request, timeout_ms)
 

@@ -28,7 +28,13 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.cli.access.dev_certificates import Authority
-from slatemq.errors import InvalidArgument, PermissionDenied, SlateMQError, Unauthenticated
+from slatemq.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    SlateMQError,
+    Unauthenticated,
+)
 from slatemq.v1 import (
     assignment_pb2,
     consumer_pb2,
@@ -96,6 +102,49 @@ def auditor(publish: Callable[[Act], None] = lambda act: None) -> Auditor:
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
+
+
+COSTLY = """
+roles:
+  publisher:
+    - {verbs: [publish], when: 'headers.all(k, k in ["queue", "tenant", "n"])'}
+bindings:
+  - principals: [worker]
+    roles: [publisher]
+limits:
+  - {principals: [worker], publish_bytes_per_s: 1}
+"""
+
+
+def distinct(count: int) -> list[tuple[int, dict[str, str], int, int]]:
+    """Runs of one message and ten bytes each, none of which is like another."""
+    return [(n, {"queue": "orders", "n": str(n)}, 1, 10) for n in range(count)]
+
+
+async def test_others_have_turns_while_costly_conditions_are_judged(rig: Rig) -> None:
+    rig.change(POLICY, COSTLY)
+    worker = await rig.find(rig.worker)
+    judging = asyncio.create_task(worker.publish(distinct(2_000)))
+
+    turns = 0
+    while not judging.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await judging
+    assert turns >= 10
+
+
+async def test_a_publish_that_ends_while_it_is_judged_counts_with_all_its_bytes(rig: Rig) -> None:
+    rig.change(POLICY, COSTLY)
+    worker = await rig.find(rig.worker)
+    judging = asyncio.create_task(worker.publish(distinct(2_000)))
+    await asyncio.sleep(0)
+    judging.cancel()
+    await asyncio.wait([judging])
+
+    assert judging.cancelled()
+    with pytest.raises(ResourceExhausted, match="publish_bytes_per_s"):
+        worker.quota.admit_publish()
 
 
 async def test_a_call_is_judged_by_the_queue_that_it_names(rig: Rig) -> None:
