@@ -92,7 +92,8 @@ class KeyRing:
             InvalidArgument: It cannot be read, or a line of it is wrong.
         """
         try:
-            lines = read_secret(path_of(file)).decode().splitlines()
+            # Editors may put a mark before the text that is no part of the first ID.
+            lines = read_secret(path_of(file)).decode("utf-8-sig").splitlines()
         except OSError as error:
             if any(map(_is_key, str(file).split())):
                 problem = "must be the path of a key file, not a key"

@@ -98,6 +98,13 @@ def test_a_ring_is_read_from_a_file(tmp_path: Path) -> None:
     assert ring.decrypt(KeyRing({"old": OLD}, "old").encrypt(b"x"), "old") == b"x"
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_the_first_id(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"\ufeffnew {NEW}\n", encoding="utf-8")
+
+    assert KeyRing.from_file(file).current == "new"
+
+
 @pytest.mark.parametrize(
     "text", ["", "a", "a b", "a OLD\na NEW", "a OLD c", "OLD a", "a NEW\nOLD b", "OLD"]
 )
