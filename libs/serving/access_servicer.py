@@ -82,6 +82,8 @@ def _checked_verb(request: access_check_pb2.CheckAccessRequest) -> Verb:
         raise InvalidArgument("verb", f"must be one of {', '.join(VERBS)}")
     if request.headers and verb != "publish":
         raise InvalidArgument("headers", "are judged for VERB_PUBLISH alone: leave them out")
+    if "queue" in request.headers:
+        raise InvalidArgument("headers", "must not have `queue`: name the queue as queue_id")
     if request.queue_id and verb == "operate":
         raise InvalidArgument("queue_id", "must be empty: VERB_OPERATE covers the whole instance")
     return verb

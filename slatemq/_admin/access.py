@@ -34,8 +34,8 @@ class AccessCalls(Calls):
     ) -> AccessCheck:
         """Explains what the policy permits a principal, by what one process has loaded.
 
-        No queue: all queues, or a message without the header `queue`. `headers` are those of the
-        message to publish, `attributes` what the principal's token says of it. Raises
+        No queue: all queues, or a message without the header `queue`. `headers` are the others of
+        the message to publish, `attributes` what the principal's token says of it. Raises
         PermissionDenied (it takes the verb `operate`), FailedPrecondition (NO_POLICY),
         InvalidArgument, Unavailable.
         """

@@ -137,7 +137,7 @@ class CheckAccessRequest(_message.Message):
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """For VERB_PUBLISH, the headers of the message; the header `queue` is `queue_id`."""
+        """For VERB_PUBLISH, the headers of the message without `queue`, which is `queue_id`."""
 
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___AttributeValues]:

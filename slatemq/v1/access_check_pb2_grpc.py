@@ -57,8 +57,9 @@ class AccessServiceServicer:
         """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
         Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
-        attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
-        (NO_POLICY: the process runs without one, so every caller may do everything).
+        attributes; headers without VERB_PUBLISH, or with `queue` among them; a queue with
+        VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller
+        may do everything).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

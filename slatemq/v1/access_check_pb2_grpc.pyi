@@ -39,8 +39,9 @@ class AccessServiceStub:
     """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
     Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
-    attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
-    (NO_POLICY: the process runs without one, so every caller may do everything).
+    attributes; headers without VERB_PUBLISH, or with `queue` among them; a queue with
+    VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller
+    may do everything).
     """
     GetCaller: _grpc.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]
     """Returns who the caller is, and what it may do somewhere, by the policy that this process has
@@ -58,8 +59,9 @@ class AccessServiceAsyncStub(AccessServiceStub):
     """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
     Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
-    attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
-    (NO_POLICY: the process runs without one, so every caller may do everything).
+    attributes; headers without VERB_PUBLISH, or with `queue` among them; a queue with
+    VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller
+    may do everything).
     """
     GetCaller: _aio.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]  # type: ignore[assignment]
     """Returns who the caller is, and what it may do somewhere, by the policy that this process has
@@ -80,8 +82,9 @@ class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
         """Judges what a principal would do, and returns which rule decides. Nothing is done.
 
         Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64
-        attributes; headers without VERB_PUBLISH; a queue with VERB_OPERATE), FAILED_PRECONDITION
-        (NO_POLICY: the process runs without one, so every caller may do everything).
+        attributes; headers without VERB_PUBLISH, or with `queue` among them; a queue with
+        VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller
+        may do everything).
         """
 
     @_abc_1.abstractmethod

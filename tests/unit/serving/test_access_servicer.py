@@ -22,6 +22,7 @@ PUBLISH, OPERATE = access_pb2.VERB_PUBLISH, access_pb2.VERB_OPERATE
         ("principal", {"verb": PUBLISH}),
         ("principal", {"verb": PUBLISH, "principal": "p" * 256}),
         ("headers", {"verb": OPERATE, "principal": "p", "headers": {"a": "b"}}),
+        ("headers", {"verb": PUBLISH, "principal": "p", "headers": {"queue": "q"}}),
         ("queue_id", {"verb": OPERATE, "principal": "p", "queue_id": "q"}),
         (
             "attributes",
