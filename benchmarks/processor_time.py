@@ -3,6 +3,9 @@
 Starts a stack, then publishes and consumes in the ways named; prints microseconds of processor time
 for each message, by service and by what its threads do. This is what a rate rests on where all of
 it shares two cores: wall time differs with the machine's mood, this much less.
+
+With `--beside`, a second stack runs beside the first, and rounds alternate between them: the ratio
+of two neighbours says what the difference between the stacks costs, however the mood changes.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import argparse
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import quantiles
 
 from benchmarks.suite import payloads, servers
 from benchmarks.suite.crew import Consumers, Crew, new_queue, span
@@ -23,6 +28,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 LOOP, STORE, REST = "loop", "SlateDB", "other threads"
 OF_STORE = ("slatedb", "async-compat", "tokio")
 SHARE_MIN = 0.05
+ROUNDS_MIN = 4
 
 
 SYSTEMS = {"slatemq": servers.slatemq, "metered": servers.metered, **servers.SECURED}
@@ -76,8 +82,8 @@ def services_s(server: Server) -> dict[str, dict[str, float]]:
     return {name: threads_s(pid) for name, pid in server.named().items() if name != "launcher"}
 
 
-def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> None:
-    """Prints what the services spent on each of `count` messages while this worked."""
+def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> float:
+    """Prints what the services spent on each of `count` messages while this worked; all in µs."""
     before = services_s(server)
     took_s, clients_s = work()
     after = services_s(server)
@@ -93,6 +99,7 @@ def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> No
     for service, parts in services_us.items():
         if sum(parts.values()) >= SHARE_MIN:
             print(f"    {service:10} {sum(parts.values()):5.1f} us: {_line(parts)}", flush=True)
+    return all_us
 
 
 def _line(parts: Mapping[str, float]) -> str:
@@ -118,11 +125,11 @@ def consume(server: Server, queue: str, way: Way, depth: int, processes: int) ->
     return span(results), sum(one["processor_s"] for one in results)
 
 
-def measure(server: Server, way: Way, depth: int, processes: int) -> None:
-    """One way, publishing first."""
+def measure(server: Server, way: Way, depth: int, processes: int) -> float:
+    """One way, publishing first; µs for each message in all."""
     depth = depth if way.batch > 1 else 1
     queues = new_queue(server, way.queues)
-    phase(
+    published_us = phase(
         server, "publish", way.messages, lambda: publish(server, queues[0], way, depth, processes)
     )
 
@@ -130,7 +137,13 @@ def measure(server: Server, way: Way, depth: int, processes: int) -> None:
         took = [consume(server, queue, way, depth, processes) for queue in queues]
         return sum(one for one, _ in took), sum(one for _, one in took)
 
-    phase(server, "consume", way.messages * way.queues, drain)
+    return published_us + way.queues * phase(server, "consume", way.messages * way.queues, drain)
+
+
+def compare(pairs: Sequence[tuple[float, float]], name: str) -> None:
+    """Prints by how much the second of each pair, but for the first pair, is above the other."""
+    low, middle, high = quantiles([second / first for first, second in pairs[1:]], n=4)
+    print(f"{name}: the second stack at {middle:.3f} of the first, quartiles {low:.3f} {high:.3f}")
 
 
 def main() -> None:
@@ -144,18 +157,32 @@ def main() -> None:
         default="slatemq",
         help="metered, with metrics; with TLS; secured: tokens too",
     )
+    parser.add_argument("--beside", choices=SYSTEMS, help="a second stack to compare with")
     parser.add_argument("--depth", type=int, default=8, help="batches in flight: 8")
     parser.add_argument("--processes", type=int, default=2, help="client processes: 2")
     parser.add_argument("--rounds", type=int, default=2, help="the first one warms up: 2")
     chosen = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        SYSTEMS[chosen.system](Path(folder)) as server,
-    ):
+    if chosen.beside == chosen.system:
+        parser.error("--beside takes another stack")
+    if chosen.beside and chosen.rounds < ROUNDS_MIN:
+        parser.error(f"--beside takes {ROUNDS_MIN} --rounds or more")
+    systems = [one for one in (chosen.system, chosen.beside) if one]
+    with ExitStack() as stack:
+        stacks = list[tuple[str, Server]]()
+        for system in systems:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+            stacks.append((system, stack.enter_context(SYSTEMS[system](Path(folder)))))
         for name in chosen.ways or WAYS:
+            rounds = list[dict[str, float]]()
             for number in range(1, chosen.rounds + 1):
-                print(f"{name}, round {number}", flush=True)
-                measure(server, WAYS[name], chosen.depth, chosen.processes)
+                took = {}
+                # Each goes first as often as the other one.
+                for system, server in stacks if number % 2 else stacks[::-1]:
+                    print(f"{name}, round {number}, {system}", flush=True)
+                    took[system] = measure(server, WAYS[name], chosen.depth, chosen.processes)
+                rounds.append(took)
+            if chosen.beside:
+                compare([(one[chosen.system], one[chosen.beside]) for one in rounds], name)
 
 
 if __name__ == "__main__":
