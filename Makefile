@@ -154,7 +154,7 @@ bench-page: ## The same, and write its table and picture into docs/performance.m
 	@$(MAKE) --silent bench ARGS='--write docs/performance $(ARGS)'
 
 compose-test: setup ## Build the images, run a workload through the containers, kill one, check
-	$(BIN)/python -m pytest -m compose tests $(ARGS)
+	$(BIN)/python -m pytest -m compose -o faulthandler_timeout=1900 tests $(ARGS)
 
 clean: ## Remove everything that can be made again
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
