@@ -47,7 +47,7 @@ class Proxy:
         connections: How many were accepted.
         bytes_left: After how many bytes of clients all connections break, once; None: never.
         refusals: How many of the next connections are closed at once.
-        is_slow: Whether what servers send comes in small pieces.
+        is_slow: Whether what servers send comes in small pieces, with pauses.
     """
 
     def __init__(self, target: int) -> None:
@@ -83,7 +83,7 @@ class Proxy:
             with suppress(OSError):
                 await asyncio.gather(
                     self._forward(reader, forth, self._spend),
-                    self._trickle(back, writer),
+                    self._forward(back, writer, self._wait),
                 )
         finally:
             self._writers -= both
@@ -94,28 +94,24 @@ class Proxy:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        allowed: Callable[[bytes], bytes],
+        admit: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        while data := await reader.read(4096):
-            writer.write(allowed(data))
-            await writer.drain()
-        writer.transport.abort()
-
-    async def _trickle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(256 if self.is_slow else 4096):
+            await admit(data)
             writer.write(data)
             await writer.drain()
-            if self.is_slow:
-                await asyncio.sleep(EACH_S)
         writer.transport.abort()
 
-    def _spend(self, data: bytes) -> bytes:
+    async def _wait(self, data: bytes) -> None:
+        if self.is_slow:
+            await asyncio.sleep(EACH_S)
+
+    async def _spend(self, data: bytes) -> None:
         if self.bytes_left is not None:
             self.bytes_left -= len(data)
             if self.bytes_left < 0:
                 self.bytes_left = None
                 self.break_all()
-        return data
 
 
 def break_amid_the_batch(proxy: Proxy) -> None:
