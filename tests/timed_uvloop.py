@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 import uvloop
-from _pytest.outcomes import OutcomeException
 
 
 class Loop(uvloop.Loop):
@@ -15,7 +15,7 @@ class Loop(uvloop.Loop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OutcomeException):
+        if not isinstance(error, pytest.fail.Exception):
             super().call_exception_handler(context)
             return
         for task in asyncio.all_tasks(self):
