@@ -97,7 +97,9 @@ async def test_the_records_of_many_queues_are_encoded_in_steps_for_one_commit(
 
         def noting(queues: Iterable[Queue], now_ms: int) -> None:
             drain_early(some := list(queues), now_ms)
-            steps.append(len(some))
+            # Where the loop stood still, leases get a grace meanwhile: here there are none.
+            if some:
+                steps.append(len(some))
 
         def bring_in(_: int) -> None:
             application = shard.begin(piece(rig))
