@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -97,16 +96,6 @@ def _ingest(
         yield Ingest(name, json.loads(ready.read_text())["address"], process.pid)
 
 
-@contextmanager
-def _tree_of(commit: str, folder: Path) -> Iterator[Path]:
-    git = ["git", "-C", str(servers.REPOSITORY), "worktree"]
-    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
-
-
 async def measure(ingests: list[Ingest], turns: int, loads: tuple[Load, ...] = LOADS) -> None:
     """All turns; the first one warms up."""
     for turn in range(turns + 1):
@@ -144,7 +133,7 @@ def main() -> None:
         off = {"SLATEMQ_QUEUE_ENABLED": "false", "SLATEMQ_QUEUE_BACKEND": "redis"}
         ingests.append(stack.enter_context(_ingest("switched off", folder / "off", off)))
         if given.before:
-            tree = stack.enter_context(_tree_of(given.before, folder / "tree"))
+            tree = stack.enter_context(servers.checkout_of(given.before, folder / "tree"))
             name = f"of {given.before}"
             ingests.append(stack.enter_context(_ingest(name, folder / "before", {}, tree)))
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import tally
-from benchmarks.suite.servers import REPOSITORY, Server
+from benchmarks.suite.servers import Server
 
 _numbers = itertools.count(1)
 
@@ -44,7 +44,7 @@ class Crew:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                cwd=REPOSITORY,
+                cwd=self._server.checkout,
             )
         )
 

@@ -31,6 +31,17 @@ UNSCHEDULED = {f"SLATEMQ_{job}_SCHEDULE": "" for job in ("RETENTION", "UNREFEREN
 """No job of the janitor begins by itself: a Spark beside it is not what is measured."""
 
 
+@contextmanager
+def checkout_of(commit: str, folder: Path) -> Iterator[Path]:
+    """A checkout of this commit in `folder`, which must not exist. Raises CalledProcessError."""
+    git = ["git", "-C", str(REPOSITORY), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
 class NotHere(Exception):
     """The system cannot be had on this machine: says why."""
 
@@ -46,6 +57,8 @@ class Server:
     folder: Path = field(default=Path())
     named: Callable[[], dict[str, int]] = dict
     """Process IDs by name, where it has several processes of ours."""
+    checkout: Path = REPOSITORY
+    """Whose code its clients run: that of the stack itself, if it is ours."""
 
 
 def free_port() -> int:
@@ -112,6 +125,7 @@ def slatemq(
     environment: dict[str, str] | None = None,
     store: str = "",
     arguments: Sequence[str] = (),
+    checkout: Path = REPOSITORY,
 ) -> Iterator[Server]:
     """Our stack as `make up` starts it: ingest, router, broker, one shard each."""
     log = folder / "log"
@@ -120,7 +134,7 @@ def slatemq(
     place = ["--store", store] if store else ["--data", str(folder / "data")]
     command = [sys.executable, "-m", "services", *place, "--ready-file", str(ready), *arguments]
     chosen = {**UNSCHEDULED, **(environment or {})}
-    with started(command, log, chosen, cwd=REPOSITORY) as process:
+    with started(command, log, chosen, cwd=checkout) as process:
         ends_at = time.monotonic() + START_S
         while not ready.exists():
             if process.poll() is not None or time.monotonic() > ends_at:
@@ -134,6 +148,7 @@ def slatemq(
             lambda: list(json.loads(ready.read_text())["pids"].values()),
             folder,
             lambda: json.loads(ready.read_text())["pids"],
+            checkout,
         )
 
 
