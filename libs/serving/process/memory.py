@@ -61,7 +61,7 @@ STEP_MIN: Final = 2_000
 STEP_MAX: Final = 20_000
 """A look at so few young objects takes a millisecond or some: less than callers notice."""
 
-PAUSE_SHARE: Final = 50
+PAUSE_SHARE: Final = 200
 """The pause after a look is at least so many times as long as the look. Old objects that are freed
 count as young ones, so there may be many more young objects than the count says: messages."""
 

@@ -112,10 +112,15 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         try:
             answer = await self._answer(queue, claim, wait_ms, name)
         except BaseException:
-            self._delivery.sent(claim.batches, principal)
+            self._sent(claim)
             raise
-        context.add_done_callback(lambda _: self._delivery.sent(claim.batches, principal))
+        context.add_done_callback(lambda _: self._sent(claim))
         return encoded(consumer_pb2.ClaimResponse, answer)
+
+    def _sent(self, claim: OneClaim) -> None:
+        """Lets go of the messages: gRPC's objects of a call are in a cycle, and hold the claim."""
+        batches, claim.batches = claim.batches, []
+        self._delivery.sent(batches, claim.principal)
 
     async def _answer(
         self, queue: Queue, claim: OneClaim, wait_ms: int, name: tuple[str, str]
