@@ -137,9 +137,9 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(length_ms: int) -> str:
-    """The shortest form that `parse_duration` reads."""
+    """The shortest form that `parse_duration` reads, with a unit even where it is 0."""
     if length_ms == 0:
-        return "0"
+        return "0s"
     written, left = "", length_ms
     for unit, size in _UNITS_MS.items():
         count, left = divmod(left, size)

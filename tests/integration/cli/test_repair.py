@@ -302,9 +302,9 @@ def test_a_purge_empties_a_queue_and_spares_what_is_in_flight(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("queue create x --default-delay 1h", "--default-delay: must be 0 to 15m"),
+        ("queue create x --default-delay 1h", "--default-delay: must be 0s to 15m"),
         ("queue create x --default-delay 1h", "max_message_delay_ms), not 1h"),
-        ("publish x --delay 16m", "--delay: must be 0 to 15m (the setting max_message_delay_ms)"),
+        ("publish x --delay 16m", "--delay: must be 0s to 15m (the setting max_message_delay_ms)"),
         ("queue create x --lease 13h", "--lease: must be 1s to 12h, not 13h"),
         ("queue create x --filter headers.", "--filter: line 1"),
     ],

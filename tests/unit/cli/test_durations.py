@@ -40,3 +40,7 @@ def test_what_is_no_duration_is_refused_with_words(text: str) -> None:
 @given(st.integers(0, DURATION_MS_MAX))
 def test_what_is_written_is_read_back(length_ms: int) -> None:
     assert parse_duration(format_duration(length_ms)) == length_ms
+
+
+def test_no_time_at_all_has_a_unit_as_well() -> None:
+    assert format_duration(0) == "0s"
