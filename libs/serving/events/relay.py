@@ -75,8 +75,11 @@ class ProcessRelay:
         try:
             self._backend = open_backend(settings.backend, telemetry.meter)
         except ImportError as error:
-            problem = f"queue.backend: {settings.backend} cannot be used: {error}"
-            raise FatalError.usage(problem) from error
+            name = settings.backend
+            raise FatalError.usage(
+                f"queue.backend: the client of {name} is not installed: see "
+                f"docs/how-to/backend-{name}.md ({error})"
+            ) from error
         self.keeps = settings.consistency != "fire-and-forget"
         self._settings = settings
         self._watch = BackendWatch(
