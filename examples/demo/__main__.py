@@ -83,7 +83,9 @@ def main() -> int:
     began = time.monotonic()
 
     def report(line: str) -> None:
-        words.print(f"[dim]{time.monotonic() - began:5.1f} s[/dim]  {line}", highlight=False)
+        words.print(
+            f"[dim]{time.monotonic() - began:5.1f} s[/dim]  {line}", highlight=False, soft_wrap=True
+        )
 
     lines = EVENTS_FILE.read_bytes().splitlines()[: given.messages]
     try:

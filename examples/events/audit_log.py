@@ -1,7 +1,5 @@
 """Appends each event to a file of its day, as a line of JSON: an audit log.
 
-::
-
     audit/2026-02-22.jsonl     {"id": "evt_01KJ2…", "type": "message.published", …}
 
 A line is on the disk before its event is acked, and an event that comes again is in the file of its

@@ -1,6 +1,6 @@
 """Serves the files of a folder over HTTP from memory, and forgets those that an event names.
 
-Who changes a file says so afterwards, by publishing a message with the header `changed`:
+A program that changes a file publishes a message with the header `changed` afterwards:
 
     slatemq publish --allow-unrouted --header changed=prices.json ''
 

@@ -175,7 +175,8 @@ class Stack:
     async def _start_all(self) -> None:
         for stage in (False, True):
             starting = [part.name for part in self._parts if bool(part.after) is stage]
-            self._report(f"starting {' and '.join(starting)}")
+            if starting:
+                self._report(f"starting {listed(starting)}")
             for name in starting:
                 self._runs[name] = self._members[name].start()
             await asyncio.gather(*(self._until_serving(name) for name in starting))
@@ -237,6 +238,12 @@ class Stack:
         whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
         whole.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         whole.replace(self._ready_file)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`router`, `router and janitor`, `router, janitor and console`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _stop_place(name: str) -> int:

@@ -107,4 +107,4 @@ def test_a_stack_without_spark_serves_and_says_what_a_job_lacks(
     assert taken.returncode == 0, taken.stderr
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 1), listed.stderr
     assert "starting ingest and broker" in stack.said
-    assert "starting router and janitor" in stack.said
+    assert "starting router, janitor and console" in stack.said

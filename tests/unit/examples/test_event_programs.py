@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from types import ModuleType
 
 import pytest
 
-from examples.events import webhooks
+from examples.events import audit_log, cached_files, replicate, webhooks
 from examples.events.audit_log_redis import events_of
 from slatemq.events import encode_event
 from tests.unit.events.test_kafka_events import created
@@ -60,3 +61,13 @@ def test_an_audit_log_leaves_out_what_is_not_an_event(caplog: pytest.LogCaptureF
         "entry 1-0",
         "entry 2-0",
     ]
+
+
+@pytest.mark.parametrize("program", [audit_log, cached_files, replicate, webhooks])
+def test_the_help_of_a_program_has_no_marks_of_a_markup_language(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "::" not in capsys.readouterr().out
