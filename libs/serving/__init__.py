@@ -19,6 +19,7 @@ In reading order; a file imports only files above it:
 `access`     what protects the ports: TLS, the policy, and who the services are
 `access_servicer` AccessService: what the policy of a process permits, and why
 `reflection` both versions of it
+`shard_servicer` ShardService of each owner of a shard
 `snapshot_servicer` SnapshotService of each owner of a database
 `events`     event queues, as every process has them
 `service`    what a service is: its servicers, its start and its end

@@ -22,6 +22,7 @@ from libs.serving.process.config import OwnerConfig, ServingConfig
 from libs.serving.process.exits import ExitCause
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.ownership import Announcement
+from libs.serving.process.removal import ShardDrain
 from libs.serving.process.shards import probe_stores
 from libs.serving.process.standby import Standby, owner_name_of
 from libs.serving.process.store_costs import costs_of
@@ -30,6 +31,7 @@ from libs.serving.process.store_measures import (
     measure_caches,
     measure_memory,
 )
+from libs.serving.shard_servicer import ShardServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
@@ -58,6 +60,7 @@ class Service(Generic[C]):
         access_note: Says which files of access are refused; its server sets it.
         held_bytes: Bytes held for callers: messages on their way to them, or to the store.
         database: The database that it owns, once open.
+        shard_drain: The drain of the shard that it owns, once started.
         memory_parts: Bytes in memory by what they are for.
         cache_lookups: Hits and misses of its caches since the start.
         http_parts: What the service adds to the HTTP port.
@@ -83,6 +86,7 @@ class Service(Generic[C]):
         )
         self.announcement: Announcement | None = None
         self.database: Database | None = None
+        self.shard_drain: ShardDrain | None = None
         self._relay: ProcessRelay | None = None
         self.access_note: Callable[[], str] = str
 
@@ -211,6 +215,8 @@ class Service(Generic[C]):
         ]
         if self.kind in WITH_EVENTS:
             shared.append(EventsServicer(self._relay))
+        if self.shard_drain is not None:
+            shared.append(ShardServicer(self.shard_drain, self._root.objects))
         for servicer in (*self.servicers(), *shared):
             _register(servicer, server)
 

@@ -66,11 +66,11 @@ from services.broker.rpc.arrivals import ArrivalServicer
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
 from services.broker.rpc.entries import DelayedServicer, EntryServicer
+from services.broker.rpc.moves import MoveServicer
 from services.broker.rpc.outbox import OutboxServicer
 from services.broker.rpc.queues import Placement, QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
-from services.broker.rpc.shards import ShardServicer
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
@@ -127,9 +127,10 @@ class Broker:
         self.editor = MessageEditor(owner, delivery, payloads, ingests, others)
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target, names = peers.make_target(channels, directory, shard), QueueNames(root.objects)
-        drain = Drain(owner, database, RemovedShards(root.objects))
+        load = ShardLoad(owner.shard.queues)
+        drain = Drain(owner, database, load, RemovedShards(root.objects))
         locations = Locations(names, partial(channels.is_removed, "broker"))
-        self.placement = Placement(locations, ShardLoad(owner.shard.queues), drain)
+        self.placement = placement = Placement(locations, load, drain)
         pusher = Pusher(owner, target, OtherBrokers(channels, locations, shard), blobs, limits)
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)
@@ -146,9 +147,7 @@ class Broker:
         self.departures = Departures(
             shard, owner, database, delivery, names, locations, targets, self.arrived
         )
-        self.queues = QueueServicer(
-            config, owner, delivery, sweeper, starts, unique, self.placement
-        )
+        self.queues = QueueServicer(config, owner, delivery, sweeper, starts, unique, placement)
         self.assignments = AssignmentServicer(shard, owner, delivery, self.introductions, starts)
         lister = EntryLister(owner, waiting, lists, reader)
         finder = EntryFinder(owner, waiting, lists)
@@ -164,7 +163,7 @@ class Broker:
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, database, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
-            ShardServicer(shard, owner, drain, self.placement.load, root.objects, self.departures),
+            MoveServicer(shard, owner, self.departures),
             ArrivalServicer(shard, self.arrivals),
             _snapshots(root, database, starts, owner),
         )
@@ -315,9 +314,10 @@ class BrokerService(Service[BrokerConfig]):
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)
         measure_in_flight(self._telemetry, self.broker.delivery.in_flight)
-        measure_draining(self._telemetry.meter, self.broker.placement.drain)
+        self.shard_drain = drain = self.broker.placement.drain
+        measure_draining(self._telemetry.meter, drain)
         self._tasks += [asyncio.create_task(work) for work in self.broker.works()]
-        await self.broker.placement.drain.finish()
+        await drain.finish()
         await self._announce(owner, address, peer_address)
 
     async def _announce(self, owner: ShardOwner, address: str, peer_address: str) -> None:
@@ -362,8 +362,8 @@ class BrokerService(Service[BrokerConfig]):
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""
         assert self.database is not None, "called after start"
-        assert self.broker is not None, "called after start"
-        removed = self._removal.wait(self.broker.placement.drain.removed)
+        assert self.shard_drain is not None, "called after start"
+        removed = self._removal.wait(self.shard_drain.removed)
         ends = [wait_lost(self.database, self._tasks), removed]
         return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
 
@@ -390,5 +390,5 @@ class BrokerService(Service[BrokerConfig]):
         await super().stop()
         if self.database is not None:
             await self.database.close()
-            if self.broker is not None and self.broker.placement.drain.removed.is_set():
+            if self.shard_drain is not None and self.shard_drain.removed.is_set():
                 await self._removal.finish()

@@ -15,7 +15,9 @@ Its rooms, from the ground up:
 `events`  events of publishes and edits
 
 `shard`   one ingest shard, opened             `batches` what was accepted, as columns
-`service` the process: start, drain, stop      `config`  settings
+`draining` its drain, until it is removed      `config`  settings
+`service` the process: start, drain, stop
 
-Only `wire`, `rpc`, `events.relay` and `events.s3_events`, a client of IngestService, know protobuf.
+Only `wire`, `rpc`, `draining`, `events.relay` and `events.s3_events` know protobuf; the last three
+are clients.
 """

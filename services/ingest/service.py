@@ -23,9 +23,9 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
+from services.ingest.draining import Drain
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
-from services.ingest.rpc.shards import IngestShardServicer
 from services.ingest.shard import Shard, open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
 from services.ingest.tasks.servicer import TaskServicer
@@ -149,15 +149,6 @@ class IngestProcess(Service[IngestConfig]):
                 purge_epoch=lambda: shard.purge_epoch.durable,
             ),
             TaskServicer(self._tasks),
-            IngestShardServicer(
-                self._config.shard,
-                shard.drainage,
-                self.directory,
-                self.channels,
-                self._root.objects,
-                self._announce,
-                self._tasks is not None,
-            ),
         ]
 
     async def start(self, address: str, peer_address: str) -> None:
@@ -167,10 +158,18 @@ class IngestProcess(Service[IngestConfig]):
             self._root, config, Owner(self.owner_name, peer_address)
         )
         self.database = shard.database
-        if self._tasks is not None and shard.drainage.is_draining:
+        self.shard_drain = drain = Drain(
+            shard,
+            self.directory,
+            self.channels,
+            self._root.objects,
+            self._announce,
+            has_tasks=self._tasks is not None,
+        )
+        if self._tasks is not None and drain.is_draining:
             raise _drains_tasks(config.shard)
-        await shard.drainage.finish()
-        measure_draining(self._telemetry.meter, shard.drainage)
+        await drain.finish()
+        measure_draining(self._telemetry.meter, drain)
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:
@@ -182,7 +181,7 @@ class IngestProcess(Service[IngestConfig]):
             )
         limit = config.instance.payload_bytes_max
         self._peer = Peer("ingest", config.shard, address, peer_address, limit)
-        self._peer = replace(self._peer, is_draining=shard.drainage.is_draining)
+        self._peer = replace(self._peer, is_draining=drain.is_draining)
         commits = shard.publisher.commits
         self.announcement = self._ownership = Ownership(commits, self.directory, self._peer)
         if self._tasks is not None:
@@ -201,15 +200,16 @@ class IngestProcess(Service[IngestConfig]):
     async def _announce(self) -> None:
         """Say in the topology whether the shard drains. Raises StorageError."""
         assert self._shard is not None, "called after start"
-        is_draining = self._shard.drainage.is_draining
+        is_draining = self._shard.publisher.is_draining
         await self._ownership.change(replace(self._peer, is_draining=is_draining))
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost. Raises the error of a failed commit."""
-        shard = self._shard
+        shard, drain = self._shard, self.shard_drain
         assert shard is not None, "called after start"
+        assert drain is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
-        ends = [shard.wait_lost(), self._removal.wait(shard.drainage.removed)]
+        ends = [shard.wait_lost(), self._removal.wait(drain.removed)]
         try:
             return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
         except StoreUnavailable as error:
@@ -262,7 +262,7 @@ class IngestProcess(Service[IngestConfig]):
         if self._shard is not None:
             await self._shard.close()
         await super().stop()
-        if self._shard is not None and self._shard.drainage.removed.is_set():
+        if self.shard_drain is not None and self.shard_drain.removed.is_set():
             await self._removal.finish()
 
 

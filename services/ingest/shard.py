@@ -19,7 +19,6 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.layout.ids import IdAllocator, decode_seq_block
 from libs.storage.layout.own_keys import CLOCK_KEY, DRAINING_KEY, ID_BLOCK_KEY, LEAVING_KEY
-from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.shard_owners import Owner
 from libs.storage.records.states import decode_clock
 from services.ingest.config import IngestConfig
@@ -31,7 +30,6 @@ from services.ingest.read.payload_cache import PayloadCache
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog, read_log_bounds
 from services.ingest.write.dedupe_keys import DedupeKeys
-from services.ingest.write.draining import Drain
 from services.ingest.write.id_gaps import IdGaps
 from services.ingest.write.publishing import Publisher, PublisherLimits
 from services.ingest.write.pushing import Outboxes
@@ -57,7 +55,6 @@ class Shard:
     log: MetadataLog
     gaps: IdGaps
     purge_epoch: PurgeEpoch
-    drainage: Drain
 
     def __post_init__(self) -> None:
         self._committing = asyncio.create_task(self.publisher.commits.run())
@@ -134,8 +131,7 @@ async def open_shard(
         # A process killed between writing and syncing left commits that are served from now on.
         await root.sync()
         pace = pace_of(config, root, database)
-        removed_shards = RemovedShards(root.objects)
-        return await _recover(database, Blobs(root), removed_shards, config, pace, clock)
+        return await _recover(database, Blobs(root), config, pace, clock)
     except BaseException:
         await database.close()
         raise
@@ -144,7 +140,6 @@ async def open_shard(
 async def _recover(
     database: Database,
     blobs: Blobs,
-    removed_shards: RemovedShards,
     config: IngestConfig,
     pace: Pace,
     make_clock: Callable[[int], Clock],
@@ -203,5 +198,4 @@ async def _recover(
         metadata_log,
         gaps,
         purge_epoch,
-        Drain(database, clock, publisher, metadata_log, removed_shards),
     )

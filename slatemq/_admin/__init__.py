@@ -15,7 +15,7 @@ In reading order; a file imports only files above it:
 `instance`     The processes of an instance: their status, their events, their common settings
 `rates`        Rates of queues, from two samples of what has passed through them
 `examining`    Examining the processes, and who the caller is
-`shards`       The shards of an instance: what each has, and draining and removing broker shards
+`shards`       The shards of an instance: what each has, draining and removing them, moving queues
 `expiries`     When certificates expire
 `job_names`    The names of the janitor's jobs
 `janitor`      Runs of the janitor's jobs: beginning, watching and cancelling them

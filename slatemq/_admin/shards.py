@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, Unpack
 
 from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.placement import least_loaded
 from slatemq._checks import check_on_progress, check_text, check_whole
 from slatemq._requests import fields_of, message_of
-from slatemq._rpc.peers import CallOptions
+from slatemq._rpc.peers import CallOptions, Method
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
-    SlateMQError,
     Unavailable,
 )
-from slatemq.v1 import queue_pb2, shard_pb2
+from slatemq.v1 import move_pb2, queue_pb2, shard_pb2
+from slatemq.v1.move_pb2_grpc import MoveServiceStub
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
-from slatemq.v1.shard_pb2_grpc import IngestShardServiceStub, ShardServiceStub
+from slatemq.v1.shard_pb2_grpc import ShardServiceStub
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+ShardKind: TypeAlias = Literal["ingest", "broker"]
 
 ANSWER_S = 5.0
 
@@ -48,42 +53,28 @@ class ShardState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerShard:
-    """One broker shard, as its broker says; shard.proto has the fields.
+class Shard:
+    """One shard, as its ingest or its broker says; shard.proto has the fields.
 
     Attributes:
         problem: Why it did not answer; empty when it did. Then the other fields are empty.
     """
 
-    broker_shard: int
-    state: ShardState
-    queues_count: int = 0
-    messages_count: int = 0
-    database_bytes: int = 0
-    remaining: tuple[str, ...] = ()
-    load: float = 0.0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class IngestShard:
-    """One ingest shard, as its ingest says; shard.proto has the fields.
-
-    Attributes:
-        problem: Why it did not answer; empty when it did. Then the other fields are empty.
-    """
-
-    ingest_shard: int
+    service: str
+    shard: int
     state: ShardState
     database_bytes: int = 0
     remaining: tuple[str, ...] = ()
+    queues_count: int | None = None
+    messages_count: int | None = None
+    load: float | None = None
     problem: str = ""
 
 
-class IngestShards(NamedTuple):
-    """All ingest shards, ascending, and the numbers of those that were removed."""
+class Shards(NamedTuple):
+    """All shards of a kind, ascending, and the numbers of those that were removed."""
 
-    shards: Sequence[IngestShard]
+    shards: Sequence[Shard]
     removed: Sequence[int]
 
 
@@ -101,7 +92,7 @@ class MoveState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """A queue that moves to another broker shard; shard.proto has the fields."""
+    """A queue that moves to another broker shard; move.proto has the fields."""
 
     queue_id: str
     from_broker_shard: int
@@ -112,37 +103,24 @@ class QueueMove:
     partition: int | None = None
 
 
-class BrokerShards(NamedTuple):
-    """All broker shards, ascending, and the numbers of those that were removed."""
-
-    shards: Sequence[BrokerShard]
-    removed: Sequence[int]
-
-
 class ShardCalls(ExaminingCalls):
     """Looking at shards, draining and removing them, moving queues; a part of the client."""
 
-    async def broker_shards(self) -> BrokerShards:
-        """What each broker shard has; takes the verb `operate`.
+    async def shards(self, service: ShardKind) -> Shards:
+        """What each ingest shard or each broker shard has; takes the verb `operate`.
 
-        A shard whose broker does not answer within some seconds has a `problem`. Raises
+        A shard whose process does not answer within some seconds has a `problem`. Raises
         PermissionDenied, Unavailable (no process answers).
         """
-        shards = sorted((await self._peers.fresh_topology()).brokers)
-        answers = await asyncio.gather(*map(self._described, shards))
-        found: list[BrokerShard] = []
-        removed: set[int] = set()
-        for shard, answer in zip(shards, answers, strict=True):
-            if isinstance(answer, SlateMQError):
-                found.append(BrokerShard(shard, ShardState.DOWN, problem=answer.message))
-            else:
-                found.append(_shard_of(answer.shard))
-                removed.update(answer.removed_broker_shards)
-        return BrokerShards(found, sorted(removed))
+        shards = sorted(await self._numbers(service))
+        answers = await asyncio.gather(*(self._described(service, shard) for shard in shards))
+        removed = {number for _, numbers in answers for number in numbers}
+        return Shards([shard for shard, _ in answers], sorted(removed))
 
-    async def _described(self, shard: int) -> shard_pb2.GetShardResponse | SlateMQError:
+    async def _described(self, service: ShardKind, shard: int) -> tuple[Shard, Sequence[int]]:
         try:
-            return await self._peers.ask_broker(
+            response = await self._ask(
+                service,
                 shard,
                 lambda channel: ShardServiceStub(channel).GetShard,
                 shard_pb2.GetShardRequest(),
@@ -150,85 +128,37 @@ class ShardCalls(ExaminingCalls):
                 attempt_s=ANSWER_S,
             )
         except (Unavailable, DeadlineExceeded) as error:
-            return error
+            return Shard(service, shard, ShardState.DOWN, problem=error.message), ()
+        return _shard_of(response.shard), response.removed_shards
 
-    async def drain_shard(self, broker_shard: int, *, cancel: bool = False) -> BrokerShard:
-        """Has a broker shard take no new queues, or (`cancel`) take them again; durable.
+    async def drain_shard(self, service: ShardKind, shard: int, *, cancel: bool = False) -> Shard:
+        """Has a shard take no new queues, or publishes, or (`cancel`) take them again; durable.
 
-        Its queues stay until they are deleted. Raises FailedPrecondition (SHARD_LEAVING: its
-        removal has begun), NotFound (no such shard), Unavailable.
+        A broker shard's queues stay until they are deleted; what an ingest shard has stored is
+        delivered and removed as before. Raises FailedPrecondition (SHARD_LEAVING: its removal has
+        begun; of an ingest, LAST_INGEST: no other takes publishes, PUBLISHES_ARE_TASKS), NotFound
+        (no such shard), Unavailable.
         """
         request = message_of(shard_pb2.DrainShardRequest, cancel=cancel)
-        await self._check_is_shard(broker_shard)
-        response = await self._peers.ask_broker(
-            broker_shard, lambda channel: ShardServiceStub(channel).DrainShard, request
+        await self._check_is_shard(service, shard)
+        response = await self._ask(
+            service, shard, lambda channel: ShardServiceStub(channel).DrainShard, request
         )
         return _shard_of(response.shard)
 
-    async def remove_shard(self, broker_shard: int) -> None:
-        """Removes a drained broker shard for ever: its process ends, its database is deleted.
+    async def remove_shard(self, service: ShardKind, shard: int) -> None:
+        """Removes a drained shard for ever: its process ends, its database is deleted.
 
         Raises FailedPrecondition (SHARD_NOT_DRAINED: what it still has), NotFound (no such shard),
-        Unavailable. After Unavailable the removal may have begun, which is final: repeat it.
+        Unavailable (of an ingest, also where a broker does not answer). After Unavailable the
+        removal may have begun, which is final: repeat it.
         """
-        await self._check_is_shard(broker_shard)
-        await self._peers.ask_broker(
-            broker_shard,
+        await self._check_is_shard(service, shard)
+        await self._ask(
+            service,
+            shard,
             lambda channel: ShardServiceStub(channel).RemoveShard,
-            shard_pb2.RemoveShardRequest(database=f"broker/{broker_shard}"),
-            repeat_unknown=False,
-        )
-
-    async def ingest_shards(self) -> IngestShards:
-        """What each ingest shard has, ascending; takes the verb `operate`.
-
-        A shard whose ingest does not answer within some seconds has a `problem`. Raises
-        PermissionDenied, Unavailable (no process answers).
-        """
-        shards = sorted((await self._peers.fresh_topology()).ingests)
-        answers = await asyncio.gather(*map(self._ingest_shard_of, shards))
-        removed = {number for _, numbers in answers for number in numbers}
-        return IngestShards([shard for shard, _ in answers], sorted(removed))
-
-    async def _ingest_shard_of(self, shard: int) -> tuple[IngestShard, Sequence[int]]:
-        try:
-            response = await self._peers.ask_ingest(
-                shard,
-                lambda channel: IngestShardServiceStub(channel).GetIngestShard,
-                shard_pb2.GetIngestShardRequest(),
-                call_s=ANSWER_S,
-                attempt_s=ANSWER_S,
-            )
-        except (Unavailable, DeadlineExceeded) as error:
-            return IngestShard(shard, ShardState.DOWN, problem=error.message), ()
-        return _ingest_of(response.shard), response.removed_ingest_shards
-
-    async def drain_ingest_shard(self, ingest_shard: int, *, cancel: bool = False) -> IngestShard:
-        """Has an ingest shard take no publishes, or (`cancel`) take them again; durable.
-
-        What it has stored is delivered and removed as before. Raises FailedPrecondition
-        (LAST_INGEST: no other takes publishes; PUBLISHES_ARE_TASKS; SHARD_LEAVING: its removal has
-        begun), NotFound (no such shard), Unavailable.
-        """
-        request = message_of(shard_pb2.DrainIngestShardRequest, cancel=cancel)
-        await self._check_is_ingest(ingest_shard)
-        response = await self._peers.ask_ingest(
-            ingest_shard, lambda channel: IngestShardServiceStub(channel).DrainIngestShard, request
-        )
-        return _ingest_of(response.shard)
-
-    async def remove_ingest_shard(self, ingest_shard: int) -> None:
-        """Removes a drained ingest shard for ever: its process ends, its database is deleted.
-
-        Raises FailedPrecondition (SHARD_NOT_DRAINED: what it still has), NotFound (no such shard),
-        Unavailable (also where a broker does not answer). After Unavailable the removal may have
-        begun, which is final: repeat it.
-        """
-        await self._check_is_ingest(ingest_shard)
-        await self._peers.ask_ingest(
-            ingest_shard,
-            lambda channel: IngestShardServiceStub(channel).RemoveIngestShard,
-            shard_pb2.RemoveIngestShardRequest(database=f"ingest/{ingest_shard}"),
+            shard_pb2.RemoveShardRequest(database=f"{service}/{shard}"),
             repeat_unknown=False,
         )
 
@@ -268,7 +198,7 @@ class ShardCalls(ExaminingCalls):
                 )
             else:
                 broker_shard = move.to_broker_shard
-        await self._check_is_shard(broker_shard)
+        await self._check_is_shard("broker", broker_shard, "broker_shard")
         if move is None and shards[index] != broker_shard:
             move = await self._begin_move(queue_id, index, broker_shard)
         if move is not None:
@@ -287,19 +217,19 @@ class ShardCalls(ExaminingCalls):
         Cancelled ones are forgotten with the broker's process. Raises NotFound (no such shard),
         Unavailable.
         """
-        await self._check_is_shard(broker_shard)
+        await self._check_is_shard("broker", broker_shard, "broker_shard")
         return await self._moves_from(broker_shard)
 
     async def _begin_move(
         self, queue_id: str, partition: int, broker_shard: int
     ) -> QueueMove | None:
         """The move as it begins; None where an earlier try has brought the queue there."""
-        request = shard_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=broker_shard)
+        request = move_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=broker_shard)
         while True:
             try:
                 response = await self._locations.ask(
                     queue_id,
-                    lambda channel: ShardServiceStub(channel).MoveQueue,
+                    lambda channel: MoveServiceStub(channel).MoveQueue,
                     request,
                     partition,
                 )
@@ -361,37 +291,42 @@ class ShardCalls(ExaminingCalls):
     ) -> Sequence[QueueMove]:
         response = await self._peers.ask_broker(
             broker_shard,
-            lambda channel: ShardServiceStub(channel).ListMoves,
-            shard_pb2.ListMovesRequest(),
+            lambda channel: MoveServiceStub(channel).ListMoves,
+            move_pb2.ListMovesRequest(),
             **options,
         )
         return [_move_of(move) for move in response.moves]
 
-    async def _check_is_ingest(self, ingest_shard: int) -> None:
-        check_whole("ingest_shard", ingest_shard, 0)
-        if ingest_shard not in (await self._peers.fresh_topology()).ingests:
-            raise NotFound("ingest shard", str(ingest_shard))
+    async def _ask(
+        self,
+        service: ShardKind,
+        shard: int,
+        method: Method[Q, R],
+        request: Q,
+        **options: Unpack[CallOptions],
+    ) -> R:
+        ask = self._peers.ask_ingest if service == "ingest" else self._peers.ask_broker
+        return await ask(shard, method, request, **options)
 
-    async def _check_is_shard(self, broker_shard: int) -> None:
-        check_whole("broker_shard", broker_shard, 0)
-        if broker_shard not in (await self._peers.fresh_topology()).brokers:
-            raise NotFound("broker shard", str(broker_shard))
+    async def _numbers(self, service: ShardKind) -> Collection[int]:
+        """The shards of a kind. Raises InvalidArgument for another kind."""
+        check_text("service", service)
+        if service not in ("ingest", "broker"):
+            raise InvalidArgument("service", "must be ingest or broker")
+        topology = await self._peers.fresh_topology()
+        return topology.ingests if service == "ingest" else topology.brokers
+
+    async def _check_is_shard(self, service: ShardKind, shard: int, field: str = "shard") -> None:
+        check_whole(field, shard, 0)
+        if shard not in await self._numbers(service):
+            raise NotFound(f"{service} shard", str(shard))
 
 
-def _shard_of(wire: shard_pb2.BrokerShard) -> BrokerShard:
-    state = shard_pb2.BrokerShard.State.Name(wire.state).removeprefix("STATE_").lower()
-    return BrokerShard(
-        **fields_of(wire, BrokerShard), state=ShardState(state), remaining=tuple(wire.remaining)
-    )
+def _shard_of(wire: shard_pb2.Shard) -> Shard:
+    state = shard_pb2.Shard.State.Name(wire.state).removeprefix("STATE_").lower()
+    return Shard(**fields_of(wire, Shard), state=ShardState(state), remaining=tuple(wire.remaining))
 
 
-def _ingest_of(wire: shard_pb2.IngestShard) -> IngestShard:
-    state = shard_pb2.IngestShard.State.Name(wire.state).removeprefix("STATE_").lower()
-    return IngestShard(
-        **fields_of(wire, IngestShard), state=ShardState(state), remaining=tuple(wire.remaining)
-    )
-
-
-def _move_of(wire: shard_pb2.QueueMove) -> QueueMove:
-    state = shard_pb2.QueueMove.State.Name(wire.state).removeprefix("STATE_").lower()
+def _move_of(wire: move_pb2.QueueMove) -> QueueMove:
+    state = move_pb2.QueueMove.State.Name(wire.state).removeprefix("STATE_").lower()
     return QueueMove(**fields_of(wire, QueueMove), state=MoveState(state))

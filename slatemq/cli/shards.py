@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +17,7 @@ from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError, Unavailable
 
 if TYPE_CHECKING:
     from slatemq._admin.queue_models import Queue
-    from slatemq._admin.shards import (
-        BrokerShard,
-        BrokerShards,
-        IngestShard,
-        IngestShards,
-        QueueMove,
-    )
+    from slatemq._admin.shards import QueueMove, Shard, ShardKind
     from slatemq.client import Client
 
 _NUMBER = Number(0, 16_383)
@@ -85,43 +79,35 @@ def ls(session: Session) -> None:
 
 
 async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]]]:
-    brokers, ingests, status, examined = await asyncio.gather(
-        client.broker_shards(),
-        client.ingest_shards(),
+    ingests, brokers, status, examined = await asyncio.gather(
+        client.shards("ingest"),
+        client.shards("broker"),
         client.status(settings=False, queues=False),
         client.examine(),
     )
-    shards: dict[tuple[str, int | None], BrokerShard | IngestShard] = {
-        **{("broker", one.broker_shard): one for one in brokers.shards},
-        **{("ingest", one.ingest_shard): one for one in ingests.shards},
-    }
+    addresses = {(one.service, one.shard): one.address for one in status.services}
     versions = {one.asked: one.version for one in examined}
     lags = lags_of(status)
     listed = []
-    for process in status.services:
-        if process.service not in ("ingest", "broker"):
-            continue
-        name = (process.service, process.shard)
-        found = shards.get(name)
-        state = "serving" if process.serving else "down"
+    for one in (*ingests.shards, *brokers.shards):
+        name = (one.service, one.shard)
         listed.append(
             _Shard(
                 *name,
-                state if found is None else str(found.state),
-                getattr(found, "queues_count", None),
-                getattr(found, "messages_count", None),
-                None if found is None else found.database_bytes,
+                one.state,
+                one.queues_count,
+                one.messages_count,
+                one.database_bytes,
                 lags.get(name),
-                process.address,
+                addresses.get(name, ""),
                 versions.get(name, ""),
-                process.detail if found is None else found.problem or _left(found),
+                one.problem or _left(one),
             )
         )
-    removed = {"ingest": ingests.removed, "broker": brokers.removed}
-    return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), removed
+    return listed, {"ingest": ingests.removed, "broker": brokers.removed}
 
 
-def _left(found: BrokerShard | IngestShard) -> str:
+def _left(found: Shard) -> str:
     """What a shard that is being drained still has."""
     return ", ".join(found.remaining) if found.state == "draining" else ""
 
@@ -143,11 +129,7 @@ def add(session: Session) -> None:
     Nothing has to be written: a shard is there once its process has started, and new queues, or
     publishes, go to it. The numbers of removed shards are not used again.
     """
-    topology, ingests, brokers = session.call(_numbered)
-    numbers = {
-        "ingest": max([*topology.ingests, *ingests.removed], default=-1) + 1,
-        "broker": max([*topology.brokers, *brokers.removed], default=-1) + 1,
-    }
+    numbers = session.call(_next_numbers)
     if session.json:
         write_json({f"next_{service}_shard": number for service, number in numbers.items()})
         return
@@ -156,8 +138,13 @@ def add(session: Session) -> None:
         say(f"  python -m services.{service} --shard {number} --root ...")
 
 
-async def _numbered(client: Client) -> tuple[Any, IngestShards, BrokerShards]:
-    return await client.topology(), await client.ingest_shards(), await client.broker_shards()
+async def _next_numbers(client: Client) -> dict[str, int]:
+    """Of each kind of shard, the number after all that are, or were removed."""
+    kinds = {"ingest": await client.shards("ingest"), "broker": await client.shards("broker")}
+    return {
+        service: max([*(one.shard for one in found.shards), *found.removed], default=-1) + 1
+        for service, found in kinds.items()
+    }
 
 
 @shard.command("drain")
@@ -188,28 +175,35 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
     failed: SlateMQError | None = None
     if move:
         failed = session.call(lambda client: _emptied(session, client, number))
-    found: BrokerShard | IngestShard
-    if ingest:
-        found = session.call(lambda client: client.drain_ingest_shard(number, cancel=cancel))
-    else:
-        found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
-    service = "ingest" if ingest else "broker"
+    service = _service_of(ingest)
+    found = session.call(lambda client: client.drain_shard(service, number, cancel=cancel))
     if cancel:
         what = "publishes" if ingest else "new queues"
         text = f"{service} shard {number} takes {what} again"
     else:
-        text = _drained(found, service, number)
-    session.show(asdict(found), text)
+        text = _drained(found)
+    session.show(_fields(found), text)
     if failed is not None:
         raise failed
 
 
-def _drained(found: BrokerShard | IngestShard, service: str, number: int) -> str:
+def _service_of(ingest: bool) -> ShardKind:
+    return "ingest" if ingest else "broker"
+
+
+def _fields(found: Shard) -> dict[str, object]:
+    """A shard for programs: its number by its kind, and what its kind has."""
+    fields = {name: value for name, value in asdict(found).items() if value is not None}
+    return {f"{fields.pop('service')}_shard": fields.pop("shard"), **fields}
+
+
+def _drained(found: Shard) -> str:
     """How far the drain of a shard is."""
+    name = f"{found.service} shard {found.shard}"
     if found.remaining:
-        return f"{service} shard {number} is draining; it has {', '.join(found.remaining)}"
-    command = f"slatemq shard remove {number}{' --ingest' if service == 'ingest' else ''}"
-    return f"{service} shard {number} is drained: `{command}` removes it"
+        return f"{name} is draining; it has {', '.join(found.remaining)}"
+    command = f"slatemq shard remove {found.shard}{' --ingest' * (found.service == 'ingest')}"
+    return f"{name} is drained: `{command}` removes it"
 
 
 @shard.command("move")
@@ -251,7 +245,7 @@ def move(
 
 
 async def _emptied(session: Session, client: Client, number: int) -> SlateMQError | None:
-    await client.drain_shard(number)
+    await client.drain_shard("broker", number)
     places: list[tuple[str, int | None]] = []
     try:
         async for queue in client.list_queues():
@@ -333,10 +327,7 @@ def remove(session: Session, number: int, ingest: bool, yes: bool) -> None:
     Refused while it has queues, messages, pushes or events, with what is left. No process starts
     with the number of a removed shard.
     """
-    service = "ingest" if ingest else "broker"
+    service = _service_of(ingest)
     confirm(yes, f"Remove {service} shard {number} for ever?")
-    if ingest:
-        session.call(lambda client: client.remove_ingest_shard(number))
-    else:
-        session.call(lambda client: client.remove_shard(number))
+    session.call(lambda client: client.remove_shard(service, number))
     session.show({f"{service}_shard": number, "removed": True}, f"removed {service} shard {number}")

@@ -26,7 +26,7 @@ from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 from slatemq.v1 import assignment_pb2 as slatemq_dot_v1_dot_assignment__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/move.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x1bslatemq/v1/assignment.proto\"x\n\x13\x43heckArrivalRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12&\n\x07\x63ursors\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x04 \x01(\x05\"\x16\n\x14\x43heckArrivalResponse\"\xd0\x01\n\x12ReceiveRowsRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x19\n\x11\x66rom_broker_shard\x18\x03 \x01(\x05\x12)\n\x06header\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ArrivalHeader\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.slatemq.v1.StoredRow\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12\x17\n\x0fto_broker_shard\x18\x07 \x01(\x05\">\n\rArrivalHeader\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x0e\n\x06replay\x18\x03 \x01(\x0c\"\'\n\tStoredRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x15\n\x13ReceiveRowsResponse\"j\n\rArriveRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12\x19\n\x11\x66rom_broker_shard\x18\x04 \x01(\x05\"/\n\x0e\x41rriveResponse\x12\x0f\n\x07\x61rrived\x18\x01 \x01(\x08\x12\x0c\n\x04lost\x18\x02 \x01(\x08\x32\x8c\x02\n\x0e\x41rrivalService\x12Y\n\x0c\x43heckArrival\x12\x1f.slatemq.v1.CheckArrivalRequest\x1a .slatemq.v1.CheckArrivalResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12V\n\x0bReceiveRows\x12\x1e.slatemq.v1.ReceiveRowsRequest\x1a\x1f.slatemq.v1.ReceiveRowsResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41rrive\x12\x19.slatemq.v1.ArriveRequest\x1a\x1a.slatemq.v1.ArriveResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/move.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x1bslatemq/v1/assignment.proto\"=\n\x10MoveQueueRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x17\n\x0fto_broker_shard\x18\x02 \x01(\x05\"8\n\x11MoveQueueResponse\x12#\n\x04move\x18\x01 \x01(\x0b\x32\x15.slatemq.v1.QueueMove\"\x12\n\x10ListMovesRequest\"9\n\x11ListMovesResponse\x12$\n\x05moves\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.QueueMove\"\xab\x02\n\tQueueMove\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x19\n\x11\x66rom_broker_shard\x18\x02 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.slatemq.v1.QueueMove.State\x12\x19\n\x11\x63opied_rows_count\x18\x05 \x01(\x03\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\x16\n\tpartition\x18\x07 \x01(\x05H\x00\x88\x01\x01\"Z\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_COPYING\x10\x01\x12\x12\n\x0eSTATE_ARRIVING\x10\x02\x12\x13\n\x0fSTATE_CANCELLED\x10\x03\x42\x0c\n\n_partition\"x\n\x13\x43heckArrivalRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12&\n\x07\x63ursors\x18\x02 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\x05\x12\x17\n\x0fto_broker_shard\x18\x04 \x01(\x05\"\x16\n\x14\x43heckArrivalResponse\"\xd0\x01\n\x12ReceiveRowsRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x19\n\x11\x66rom_broker_shard\x18\x03 \x01(\x05\x12)\n\x06header\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ArrivalHeader\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.slatemq.v1.StoredRow\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12\x17\n\x0fto_broker_shard\x18\x07 \x01(\x05\">\n\rArrivalHeader\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x0e\n\x06replay\x18\x03 \x01(\x0c\"\'\n\tStoredRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x15\n\x13ReceiveRowsResponse\"j\n\rArriveRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmove_number\x18\x02 \x01(\x03\x12\x17\n\x0fto_broker_shard\x18\x03 \x01(\x05\x12\x19\n\x11\x66rom_broker_shard\x18\x04 \x01(\x05\"/\n\x0e\x41rriveResponse\x12\x0f\n\x07\x61rrived\x18\x01 \x01(\x08\x12\x0c\n\x04lost\x18\x02 \x01(\x08\x32\xcc\x01\n\x0bMoveService\x12k\n\tMoveQueue\x12\x1c.slatemq.v1.MoveQueueRequest\x1a\x1d.slatemq.v1.MoveQueueResponse\"!\xca\xbd\x18\x1d\x18\x06*\x08queue_id*\x0fto_broker_shard\x12P\n\tListMoves\x12\x1c.slatemq.v1.ListMovesRequest\x1a\x1d.slatemq.v1.ListMovesResponse\"\x06\xca\xbd\x18\x02\x18\x06\x32\x8c\x02\n\x0e\x41rrivalService\x12Y\n\x0c\x43heckArrival\x12\x1f.slatemq.v1.CheckArrivalRequest\x1a .slatemq.v1.CheckArrivalResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12V\n\x0bReceiveRows\x12\x1e.slatemq.v1.ReceiveRowsRequest\x1a\x1f.slatemq.v1.ReceiveRowsResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41rrive\x12\x19.slatemq.v1.ArriveRequest\x1a\x1a.slatemq.v1.ArriveResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.move_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
+  _globals['_MOVESERVICE'].methods_by_name['MoveQueue']._loaded_options = None
+  _globals['_MOVESERVICE'].methods_by_name['MoveQueue']._serialized_options = b'\312\275\030\035\030\006*\010queue_id*\017to_broker_shard'
+  _globals['_MOVESERVICE'].methods_by_name['ListMoves']._loaded_options = None
+  _globals['_MOVESERVICE'].methods_by_name['ListMoves']._serialized_options = b'\312\275\030\002\030\006'
   _globals['_ARRIVALSERVICE'].methods_by_name['CheckArrival']._loaded_options = None
   _globals['_ARRIVALSERVICE'].methods_by_name['CheckArrival']._serialized_options = b'\312\275\030\002\010\001'
   _globals['_ARRIVALSERVICE'].methods_by_name['ReceiveRows']._loaded_options = None
   _globals['_ARRIVALSERVICE'].methods_by_name['ReceiveRows']._serialized_options = b'\312\275\030\002\010\001'
   _globals['_ARRIVALSERVICE'].methods_by_name['Arrive']._loaded_options = None
   _globals['_ARRIVALSERVICE'].methods_by_name['Arrive']._serialized_options = b'\312\275\030\002\010\001'
-  _globals['_CHECKARRIVALREQUEST']._serialized_start=91
-  _globals['_CHECKARRIVALREQUEST']._serialized_end=211
-  _globals['_CHECKARRIVALRESPONSE']._serialized_start=213
-  _globals['_CHECKARRIVALRESPONSE']._serialized_end=235
-  _globals['_RECEIVEROWSREQUEST']._serialized_start=238
-  _globals['_RECEIVEROWSREQUEST']._serialized_end=446
-  _globals['_ARRIVALHEADER']._serialized_start=448
-  _globals['_ARRIVALHEADER']._serialized_end=510
-  _globals['_STOREDROW']._serialized_start=512
-  _globals['_STOREDROW']._serialized_end=551
-  _globals['_RECEIVEROWSRESPONSE']._serialized_start=553
-  _globals['_RECEIVEROWSRESPONSE']._serialized_end=574
-  _globals['_ARRIVEREQUEST']._serialized_start=576
-  _globals['_ARRIVEREQUEST']._serialized_end=682
-  _globals['_ARRIVERESPONSE']._serialized_start=684
-  _globals['_ARRIVERESPONSE']._serialized_end=731
-  _globals['_ARRIVALSERVICE']._serialized_start=734
-  _globals['_ARRIVALSERVICE']._serialized_end=1002
+  _globals['_MOVEQUEUEREQUEST']._serialized_start=91
+  _globals['_MOVEQUEUEREQUEST']._serialized_end=152
+  _globals['_MOVEQUEUERESPONSE']._serialized_start=154
+  _globals['_MOVEQUEUERESPONSE']._serialized_end=210
+  _globals['_LISTMOVESREQUEST']._serialized_start=212
+  _globals['_LISTMOVESREQUEST']._serialized_end=230
+  _globals['_LISTMOVESRESPONSE']._serialized_start=232
+  _globals['_LISTMOVESRESPONSE']._serialized_end=289
+  _globals['_QUEUEMOVE']._serialized_start=292
+  _globals['_QUEUEMOVE']._serialized_end=591
+  _globals['_QUEUEMOVE_STATE']._serialized_start=487
+  _globals['_QUEUEMOVE_STATE']._serialized_end=577
+  _globals['_CHECKARRIVALREQUEST']._serialized_start=593
+  _globals['_CHECKARRIVALREQUEST']._serialized_end=713
+  _globals['_CHECKARRIVALRESPONSE']._serialized_start=715
+  _globals['_CHECKARRIVALRESPONSE']._serialized_end=737
+  _globals['_RECEIVEROWSREQUEST']._serialized_start=740
+  _globals['_RECEIVEROWSREQUEST']._serialized_end=948
+  _globals['_ARRIVALHEADER']._serialized_start=950
+  _globals['_ARRIVALHEADER']._serialized_end=1012
+  _globals['_STOREDROW']._serialized_start=1014
+  _globals['_STOREDROW']._serialized_end=1053
+  _globals['_RECEIVEROWSRESPONSE']._serialized_start=1055
+  _globals['_RECEIVEROWSRESPONSE']._serialized_end=1076
+  _globals['_ARRIVEREQUEST']._serialized_start=1078
+  _globals['_ARRIVEREQUEST']._serialized_end=1184
+  _globals['_ARRIVERESPONSE']._serialized_start=1186
+  _globals['_ARRIVERESPONSE']._serialized_end=1233
+  _globals['_MOVESERVICE']._serialized_start=1236
+  _globals['_MOVESERVICE']._serialized_end=1440
+  _globals['_ARRIVALSERVICE']._serialized_start=1443
+  _globals['_ARRIVALSERVICE']._serialized_end=1711
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from slatemq.v1 import assignment_pb2 as _assignment_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,172 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class MoveQueueRequest(_message.Message):
+    """The queue to move."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """A queue of this shard; of a partitioned one, the partition on this shard moves."""
+    to_broker_shard: _builtins.int
+    """The shard to move it to, another one."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        to_broker_shard: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveQueueRequest: _TypeAlias = MoveQueueRequest  # noqa: Y015
+
+@_typing.final
+class MoveQueueResponse(_message.Message):
+    """The queue has left, and moves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def move(self) -> Global___QueueMove:
+        """How far it is."""
+
+    def __init__(
+        self,
+        *,
+        move: Global___QueueMove | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["move", b"move"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveQueueResponse: _TypeAlias = MoveQueueResponse  # noqa: Y015
+
+@_typing.final
+class ListMovesRequest(_message.Message):
+    """The shard of the broker that is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMovesRequest: _TypeAlias = ListMovesRequest  # noqa: Y015
+
+@_typing.final
+class ListMovesResponse(_message.Message):
+    """The moves from this shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueMove]:
+        """By queue: those under way, and the cancelled ones of queues that have not begun to move again."""
+
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___QueueMove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMovesResponse: _TypeAlias = ListMovesResponse  # noqa: Y015
+
+@_typing.final
+class QueueMove(_message.Message):
+    """A queue that moves from the shard of the broker that says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[QueueMove._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: QueueMove._State.ValueType  # 0
+        """Not given."""
+        STATE_COPYING: QueueMove._State.ValueType  # 1
+        """Its rows are being copied; it can still be cancelled."""
+        STATE_ARRIVING: QueueMove._State.ValueType  # 2
+        """It is the other shard's, and its arrival is awaited."""
+        STATE_CANCELLED: QueueMove._State.ValueType  # 3
+        """It was cancelled, and the queue has stayed; `problem` says why."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What it is doing."""
+
+    STATE_UNSPECIFIED: QueueMove.State.ValueType  # 0
+    """Not given."""
+    STATE_COPYING: QueueMove.State.ValueType  # 1
+    """Its rows are being copied; it can still be cancelled."""
+    STATE_ARRIVING: QueueMove.State.ValueType  # 2
+    """It is the other shard's, and its arrival is awaited."""
+    STATE_CANCELLED: QueueMove.State.ValueType  # 3
+    """It was cancelled, and the queue has stayed; `problem` says why."""
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    FROM_BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    COPIED_ROWS_COUNT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue."""
+    from_broker_shard: _builtins.int
+    """The shard that it leaves."""
+    to_broker_shard: _builtins.int
+    """The shard that it moves to."""
+    state: Global___QueueMove.State.ValueType
+    """What it is doing."""
+    copied_rows_count: _builtins.int
+    """The rows that were copied since this process began to; a restart begins again."""
+    problem: _builtins.str
+    """Why it was cancelled, or what it waits for, for people; empty = nothing."""
+    partition: _builtins.int
+    """Which partition of the queue moves; absent where all of it does."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        from_broker_shard: _builtins.int = ...,
+        to_broker_shard: _builtins.int = ...,
+        state: Global___QueueMove.State.ValueType = ...,
+        copied_rows_count: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "copied_rows_count", b"copied_rows_count", "from_broker_shard", b"from_broker_shard", "partition", b"partition", "problem", b"problem", "queue_id", b"queue_id", "state", b"state", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___QueueMove: _TypeAlias = QueueMove  # noqa: Y015
 
 @_typing.final
 class CheckArrivalRequest(_message.Message):

@@ -25,6 +25,147 @@ if _version_not_supported:
     )
 
 
+class MoveServiceStub:
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.MoveQueue = channel.unary_unary(
+                '/slatemq.v1.MoveService/MoveQueue',
+                request_serializer=slatemq_dot_v1_dot_move__pb2.MoveQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_move__pb2.MoveQueueResponse.FromString,
+                _registered_method=True)
+        self.ListMoves = channel.unary_unary(
+                '/slatemq.v1.MoveService/ListMoves',
+                request_serializer=slatemq_dot_v1_dot_move__pb2.ListMovesRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_move__pb2.ListMovesResponse.FromString,
+                _registered_method=True)
+
+
+class MoveServiceServicer:
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard.
+    """
+
+    def MoveQueue(self, request, context):
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+        there is OK.
+
+        Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+        cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
+
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+        copies at once, BROKER_DOWN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMoves(self, request, context):
+        """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+        last 100 moves that were cancelled since its process began.
+
+        Errors: UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_MoveServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'MoveQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveQueue,
+                    request_deserializer=slatemq_dot_v1_dot_move__pb2.MoveQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_move__pb2.MoveQueueResponse.SerializeToString,
+            ),
+            'ListMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMoves,
+                    request_deserializer=slatemq_dot_v1_dot_move__pb2.ListMovesRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_move__pb2.ListMovesResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'slatemq.v1.MoveService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('slatemq.v1.MoveService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class MoveService:
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard.
+    """
+
+    @staticmethod
+    def MoveQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.MoveService/MoveQueue',
+            slatemq_dot_v1_dot_move__pb2.MoveQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_move__pb2.MoveQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.MoveService/ListMoves',
+            slatemq_dot_v1_dot_move__pb2.ListMovesRequest.SerializeToString,
+            slatemq_dot_v1_dot_move__pb2.ListMovesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class ArrivalServiceStub:
     """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
     broker, for its shard.

@@ -26,6 +26,118 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
+class MoveServiceStub:
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> MoveServiceAsyncStub: ...
+    MoveQueue: _grpc.UnaryUnaryMultiCallable[_move_pb2.MoveQueueRequest, _move_pb2.MoveQueueResponse]
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+    there is OK.
+
+    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
+
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+    copies at once, BROKER_DOWN).
+    """
+    ListMoves: _grpc.UnaryUnaryMultiCallable[_move_pb2.ListMovesRequest, _move_pb2.ListMovesResponse]
+    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+    last 100 moves that were cancelled since its process began.
+
+    Errors: UNAVAILABLE.
+    """
+
+@_typing.type_check_only
+class MoveServiceAsyncStub(MoveServiceStub):
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    MoveQueue: _aio.UnaryUnaryMultiCallable[_move_pb2.MoveQueueRequest, _move_pb2.MoveQueueResponse]  # type: ignore[assignment]
+    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+    there is OK.
+
+    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
+
+    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+    copies at once, BROKER_DOWN).
+    """
+    ListMoves: _aio.UnaryUnaryMultiCallable[_move_pb2.ListMovesRequest, _move_pb2.ListMovesResponse]  # type: ignore[assignment]
+    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+    last 100 moves that were cancelled since its process began.
+
+    Errors: UNAVAILABLE.
+    """
+
+class MoveServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Moves queues between broker shards, for operators. Served by every broker, for its shard."""
+
+    @_abc_1.abstractmethod
+    def MoveQueue(
+        self,
+        request: _move_pb2.MoveQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_move_pb2.MoveQueueResponse, _abc.Awaitable[_move_pb2.MoveQueueResponse]]:
+        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
+        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
+        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
+        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
+        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
+        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
+        there is OK.
+
+        Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
+        cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
+
+        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
+        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
+        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
+        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
+        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
+        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
+        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
+        copies at once, BROKER_DOWN).
+        """
+
+    @_abc_1.abstractmethod
+    def ListMoves(
+        self,
+        request: _move_pb2.ListMovesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_move_pb2.ListMovesResponse, _abc.Awaitable[_move_pb2.ListMovesResponse]]:
+        """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
+        last 100 moves that were cancelled since its process began.
+
+        Errors: UNAVAILABLE.
+        """
+
+def add_MoveServiceServicer_to_server(servicer: MoveServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class ArrivalServiceStub:
     """Called by brokers, not by clients: a queue arrives from another broker shard. Served by every
     broker, for its shard.

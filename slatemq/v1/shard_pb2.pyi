@@ -20,8 +20,8 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class IngestShard(_message.Message):
-    """An ingest shard."""
+class Shard(_message.Message):
+    """A shard of an ingest or a broker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -29,273 +29,95 @@ class IngestShard(_message.Message):
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[IngestShard._State.ValueType], _builtins.type):
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Shard._State.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        STATE_UNSPECIFIED: IngestShard._State.ValueType  # 0
+        STATE_UNSPECIFIED: Shard._State.ValueType  # 0
         """Not given."""
-        STATE_SERVING: IngestShard._State.ValueType  # 1
-        """It takes publishes."""
-        STATE_DRAINING: IngestShard._State.ValueType  # 2
-        """It takes no publishes, and `remaining` says what it still has."""
-        STATE_DRAINED: IngestShard._State.ValueType  # 3
-        """It takes no publishes, and has nothing: it can be removed."""
+        STATE_SERVING: Shard._State.ValueType  # 1
+        """It takes new queues, or publishes."""
+        STATE_DRAINING: Shard._State.ValueType  # 2
+        """It takes no new queues, or no publishes, and `remaining` says what it still has."""
+        STATE_DRAINED: Shard._State.ValueType  # 3
+        """It takes no new queues, or no publishes, and has nothing: it can be removed."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """What it is doing."""
 
-    STATE_UNSPECIFIED: IngestShard.State.ValueType  # 0
+    STATE_UNSPECIFIED: Shard.State.ValueType  # 0
     """Not given."""
-    STATE_SERVING: IngestShard.State.ValueType  # 1
-    """It takes publishes."""
-    STATE_DRAINING: IngestShard.State.ValueType  # 2
-    """It takes no publishes, and `remaining` says what it still has."""
-    STATE_DRAINED: IngestShard.State.ValueType  # 3
-    """It takes no publishes, and has nothing: it can be removed."""
+    STATE_SERVING: Shard.State.ValueType  # 1
+    """It takes new queues, or publishes."""
+    STATE_DRAINING: Shard.State.ValueType  # 2
+    """It takes no new queues, or no publishes, and `remaining` says what it still has."""
+    STATE_DRAINED: Shard.State.ValueType  # 3
+    """It takes no new queues, or no publishes, and has nothing: it can be removed."""
 
-    INGEST_SHARD_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DATABASE_BYTES_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
-    ingest_shard: _builtins.int
-    """Its number."""
-    state: Global___IngestShard.State.ValueType
-    """What it is doing."""
-    database_bytes: _builtins.int
-    """The bytes of its database in the store, with what is not collected yet, and without the objects
-    of large payloads.
-    """
-    @_builtins.property
-    def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """While it drains, what is still in it, for people."""
-
-    def __init__(
-        self,
-        *,
-        ingest_shard: _builtins.int = ...,
-        state: Global___IngestShard.State.ValueType = ...,
-        database_bytes: _builtins.int = ...,
-        remaining: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_bytes", b"database_bytes", "ingest_shard", b"ingest_shard", "remaining", b"remaining", "state", b"state"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___IngestShard: _TypeAlias = IngestShard  # noqa: Y015
-
-@_typing.final
-class GetIngestShardRequest(_message.Message):
-    """The shard of the ingest that is asked."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetIngestShardRequest: _TypeAlias = GetIngestShardRequest  # noqa: Y015
-
-@_typing.final
-class GetIngestShardResponse(_message.Message):
-    """The shard."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SHARD_FIELD_NUMBER: _builtins.int
-    REMOVED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def shard(self) -> Global___IngestShard:
-        """The shard."""
-
-    @_builtins.property
-    def removed_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ingest shards that were removed, in ascending order: numbers that cannot be used again."""
-
-    def __init__(
-        self,
-        *,
-        shard: Global___IngestShard | None = ...,
-        removed_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_ingest_shards", b"removed_ingest_shards", "shard", b"shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetIngestShardResponse: _TypeAlias = GetIngestShardResponse  # noqa: Y015
-
-@_typing.final
-class DrainIngestShardRequest(_message.Message):
-    """The shard to drain."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CANCEL_FIELD_NUMBER: _builtins.int
-    cancel: _builtins.bool
-    """Ends a drain: the shard takes publishes again."""
-    def __init__(
-        self,
-        *,
-        cancel: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrainIngestShardRequest: _TypeAlias = DrainIngestShardRequest  # noqa: Y015
-
-@_typing.final
-class DrainIngestShardResponse(_message.Message):
-    """The shard drains, or no longer does."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SHARD_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def shard(self) -> Global___IngestShard:
-        """The shard."""
-
-    def __init__(
-        self,
-        *,
-        shard: Global___IngestShard | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrainIngestShardResponse: _TypeAlias = DrainIngestShardResponse  # noqa: Y015
-
-@_typing.final
-class RemoveIngestShardRequest(_message.Message):
-    """The shard to remove."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATABASE_FIELD_NUMBER: _builtins.int
-    database: _builtins.str
-    """The database that is deleted: `ingest/` and the number of the shard. So a call that gets to
-    another process removes nothing.
-    """
-    def __init__(
-        self,
-        *,
-        database: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RemoveIngestShardRequest: _TypeAlias = RemoveIngestShardRequest  # noqa: Y015
-
-@_typing.final
-class RemoveIngestShardResponse(_message.Message):
-    """The shard is removed."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RemoveIngestShardResponse: _TypeAlias = RemoveIngestShardResponse  # noqa: Y015
-
-@_typing.final
-class BrokerShard(_message.Message):
-    """A broker shard."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    class _State:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
-
-    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[BrokerShard._State.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        STATE_UNSPECIFIED: BrokerShard._State.ValueType  # 0
-        """Not given."""
-        STATE_SERVING: BrokerShard._State.ValueType  # 1
-        """It takes new queues."""
-        STATE_DRAINING: BrokerShard._State.ValueType  # 2
-        """It takes no new queues, and `remaining` says what it still has."""
-        STATE_DRAINED: BrokerShard._State.ValueType  # 3
-        """It takes no new queues, and has nothing: it can be removed."""
-
-    class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What it is doing."""
-
-    STATE_UNSPECIFIED: BrokerShard.State.ValueType  # 0
-    """Not given."""
-    STATE_SERVING: BrokerShard.State.ValueType  # 1
-    """It takes new queues."""
-    STATE_DRAINING: BrokerShard.State.ValueType  # 2
-    """It takes no new queues, and `remaining` says what it still has."""
-    STATE_DRAINED: BrokerShard.State.ValueType  # 3
-    """It takes no new queues, and has nothing: it can be removed."""
-
-    BROKER_SHARD_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
     QUEUES_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGES_COUNT_FIELD_NUMBER: _builtins.int
-    DATABASE_BYTES_FIELD_NUMBER: _builtins.int
-    REMAINING_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
-    broker_shard: _builtins.int
-    """Its number."""
-    state: Global___BrokerShard.State.ValueType
+    service: _builtins.str
+    """The kind of process that has it: `ingest` or `broker`."""
+    shard: _builtins.int
+    """Its number; each kind has its own."""
+    state: Global___Shard.State.ValueType
     """What it is doing."""
-    queues_count: _builtins.int
-    """Its queues."""
-    messages_count: _builtins.int
-    """The messages in their lists, done and failed ones too; may be a second old."""
     database_bytes: _builtins.int
-    """The bytes of its database in the store, those that are not collected yet too."""
+    """The bytes of its database in the store, with what is not collected yet; of an ingest, without
+    the objects of large payloads.
+    """
+    queues_count: _builtins.int
+    """Its queues; brokers alone."""
+    messages_count: _builtins.int
+    """The messages in the lists of its queues, done and failed ones too; may be a second old. Brokers
+    alone.
+    """
     load: _builtins.float
-    """As in GetShardLoad."""
+    """As in GetShardLoad; brokers alone."""
     @_builtins.property
     def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What has to go before it can be removed, for people; empty = nothing."""
+        """What has to go before it can be removed, for people; empty = nothing. Of an ingest, while it
+        drains alone.
+        """
 
     def __init__(
         self,
         *,
-        broker_shard: _builtins.int = ...,
-        state: Global___BrokerShard.State.ValueType = ...,
-        queues_count: _builtins.int = ...,
-        messages_count: _builtins.int = ...,
+        service: _builtins.str = ...,
+        shard: _builtins.int = ...,
+        state: Global___Shard.State.ValueType = ...,
         database_bytes: _builtins.int = ...,
         remaining: _abc.Iterable[_builtins.str] | None = ...,
-        load: _builtins.float = ...,
+        queues_count: _builtins.int | None = ...,
+        messages_count: _builtins.int | None = ...,
+        load: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_messages_count", b"_messages_count", "_queues_count", b"_queues_count", "load", b"load", "messages_count", b"messages_count", "queues_count", b"queues_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "database_bytes", b"database_bytes", "load", b"load", "messages_count", b"messages_count", "queues_count", b"queues_count", "remaining", b"remaining", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_messages_count", b"_messages_count", "_queues_count", b"_queues_count", "database_bytes", b"database_bytes", "load", b"load", "messages_count", b"messages_count", "queues_count", b"queues_count", "remaining", b"remaining", "service", b"service", "shard", b"shard", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__load: _TypeAlias = _typing.Literal["load"]  # noqa: Y015
+    _WhichOneofArgType__load: _TypeAlias = _typing.Literal["_load", b"_load"]  # noqa: Y015
+    _WhichOneofReturnType__messages_count: _TypeAlias = _typing.Literal["messages_count"]  # noqa: Y015
+    _WhichOneofArgType__messages_count: _TypeAlias = _typing.Literal["_messages_count", b"_messages_count"]  # noqa: Y015
+    _WhichOneofReturnType__queues_count: _TypeAlias = _typing.Literal["queues_count"]  # noqa: Y015
+    _WhichOneofArgType__queues_count: _TypeAlias = _typing.Literal["_queues_count", b"_queues_count"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load) -> _WhichOneofReturnType__load | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__messages_count) -> _WhichOneofReturnType__messages_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queues_count) -> _WhichOneofReturnType__queues_count | None: ...
 
-Global___BrokerShard: _TypeAlias = BrokerShard  # noqa: Y015
+Global___Shard: _TypeAlias = Shard  # noqa: Y015
 
 @_typing.final
 class GetShardRequest(_message.Message):
-    """The shard of the broker that is asked."""
+    """The shard of the process that is asked."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -317,24 +139,26 @@ class GetShardResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
-    REMOVED_BROKER_SHARDS_FIELD_NUMBER: _builtins.int
+    REMOVED_SHARDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def shard(self) -> Global___BrokerShard:
+    def shard(self) -> Global___Shard:
         """The shard."""
 
     @_builtins.property
-    def removed_broker_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The broker shards that were removed, in ascending order: numbers that cannot be used again."""
+    def removed_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shards of its kind that were removed, in ascending order: numbers that cannot be used
+        again.
+        """
 
     def __init__(
         self,
         *,
-        shard: Global___BrokerShard | None = ...,
-        removed_broker_shards: _abc.Iterable[_builtins.int] | None = ...,
+        shard: Global___Shard | None = ...,
+        removed_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_broker_shards", b"removed_broker_shards", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_shards", b"removed_shards", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,7 +172,7 @@ class DrainShardRequest(_message.Message):
 
     CANCEL_FIELD_NUMBER: _builtins.int
     cancel: _builtins.bool
-    """Ends a drain: the shard takes new queues again."""
+    """Ends a drain: the shard takes new queues, or publishes, again."""
     def __init__(
         self,
         *,
@@ -370,13 +194,13 @@ class DrainShardResponse(_message.Message):
 
     SHARD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def shard(self) -> Global___BrokerShard:
+    def shard(self) -> Global___Shard:
         """The shard."""
 
     def __init__(
         self,
         *,
-        shard: Global___BrokerShard | None = ...,
+        shard: Global___Shard | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -394,8 +218,8 @@ class RemoveShardRequest(_message.Message):
 
     DATABASE_FIELD_NUMBER: _builtins.int
     database: _builtins.str
-    """The database that is deleted: `broker/` and the number of the shard. So a call that gets to
-    another process removes nothing.
+    """The database that is deleted: `ingest/` or `broker/`, and the number of the shard. So a call
+    that gets to another process removes nothing.
     """
     def __init__(
         self,
@@ -426,169 +250,3 @@ class RemoveShardResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveShardResponse: _TypeAlias = RemoveShardResponse  # noqa: Y015
-
-@_typing.final
-class MoveQueueRequest(_message.Message):
-    """The queue to move."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUEUE_ID_FIELD_NUMBER: _builtins.int
-    TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
-    queue_id: _builtins.str
-    """A queue of this shard; of a partitioned one, the partition on this shard moves."""
-    to_broker_shard: _builtins.int
-    """The shard to move it to, another one."""
-    def __init__(
-        self,
-        *,
-        queue_id: _builtins.str = ...,
-        to_broker_shard: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MoveQueueRequest: _TypeAlias = MoveQueueRequest  # noqa: Y015
-
-@_typing.final
-class MoveQueueResponse(_message.Message):
-    """The queue has left, and moves."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MOVE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def move(self) -> Global___QueueMove:
-        """How far it is."""
-
-    def __init__(
-        self,
-        *,
-        move: Global___QueueMove | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["move", b"move"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MoveQueueResponse: _TypeAlias = MoveQueueResponse  # noqa: Y015
-
-@_typing.final
-class ListMovesRequest(_message.Message):
-    """The shard of the broker that is asked."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListMovesRequest: _TypeAlias = ListMovesRequest  # noqa: Y015
-
-@_typing.final
-class ListMovesResponse(_message.Message):
-    """The moves from this shard."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MOVES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueMove]:
-        """By queue: those under way, and the cancelled ones of queues that have not begun to move again."""
-
-    def __init__(
-        self,
-        *,
-        moves: _abc.Iterable[Global___QueueMove] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListMovesResponse: _TypeAlias = ListMovesResponse  # noqa: Y015
-
-@_typing.final
-class QueueMove(_message.Message):
-    """A queue that moves from the shard of the broker that says so."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    class _State:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
-
-    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[QueueMove._State.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        STATE_UNSPECIFIED: QueueMove._State.ValueType  # 0
-        """Not given."""
-        STATE_COPYING: QueueMove._State.ValueType  # 1
-        """Its rows are being copied; it can still be cancelled."""
-        STATE_ARRIVING: QueueMove._State.ValueType  # 2
-        """It is the other shard's, and its arrival is awaited."""
-        STATE_CANCELLED: QueueMove._State.ValueType  # 3
-        """It was cancelled, and the queue has stayed; `problem` says why."""
-
-    class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What it is doing."""
-
-    STATE_UNSPECIFIED: QueueMove.State.ValueType  # 0
-    """Not given."""
-    STATE_COPYING: QueueMove.State.ValueType  # 1
-    """Its rows are being copied; it can still be cancelled."""
-    STATE_ARRIVING: QueueMove.State.ValueType  # 2
-    """It is the other shard's, and its arrival is awaited."""
-    STATE_CANCELLED: QueueMove.State.ValueType  # 3
-    """It was cancelled, and the queue has stayed; `problem` says why."""
-
-    QUEUE_ID_FIELD_NUMBER: _builtins.int
-    FROM_BROKER_SHARD_FIELD_NUMBER: _builtins.int
-    TO_BROKER_SHARD_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    COPIED_ROWS_COUNT_FIELD_NUMBER: _builtins.int
-    PROBLEM_FIELD_NUMBER: _builtins.int
-    PARTITION_FIELD_NUMBER: _builtins.int
-    queue_id: _builtins.str
-    """The queue."""
-    from_broker_shard: _builtins.int
-    """The shard that it leaves."""
-    to_broker_shard: _builtins.int
-    """The shard that it moves to."""
-    state: Global___QueueMove.State.ValueType
-    """What it is doing."""
-    copied_rows_count: _builtins.int
-    """The rows that were copied since this process began to; a restart begins again."""
-    problem: _builtins.str
-    """Why it was cancelled, or what it waits for, for people; empty = nothing."""
-    partition: _builtins.int
-    """Which partition of the queue moves; absent where all of it does."""
-    def __init__(
-        self,
-        *,
-        queue_id: _builtins.str = ...,
-        from_broker_shard: _builtins.int = ...,
-        to_broker_shard: _builtins.int = ...,
-        state: Global___QueueMove.State.ValueType = ...,
-        copied_rows_count: _builtins.int = ...,
-        problem: _builtins.str = ...,
-        partition: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "copied_rows_count", b"copied_rows_count", "from_broker_shard", b"from_broker_shard", "partition", b"partition", "problem", b"problem", "queue_id", b"queue_id", "state", b"state", "to_broker_shard", b"to_broker_shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
-    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
-
-Global___QueueMove: _TypeAlias = QueueMove  # noqa: Y015

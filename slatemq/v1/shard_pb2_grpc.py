@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ShardServiceStub:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     def __init__(self, channel):
@@ -51,21 +51,11 @@ class ShardServiceStub:
                 request_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.FromString,
                 _registered_method=True)
-        self.MoveQueue = channel.unary_unary(
-                '/slatemq.v1.ShardService/MoveQueue',
-                request_serializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.FromString,
-                _registered_method=True)
-        self.ListMoves = channel.unary_unary(
-                '/slatemq.v1.ShardService/ListMoves',
-                request_serializer=slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.FromString,
-                _registered_method=True)
 
 
 class ShardServiceServicer:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     def GetShard(self, request, context):
@@ -78,11 +68,20 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainShard(self, request, context):
-        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
-        FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
-        has are served as before. Durable; draining a shard that drains already is OK.
+        """Has the shard take nothing new, until the drain is cancelled. Durable; draining a shard that
+        drains already is OK.
 
-        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
+        A broker takes no new queues: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and
+        clients create queues elsewhere. The queues that it has are served as before.
+
+        An ingest takes no new publishes: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients
+        publish to other shards. What it has stored is routed, delivered and removed as before; pushes
+        that brokers have already numbered for it are taken. When this returns, what is published later
+        is not stored here.
+
+        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun; of an ingest, LAST_INGEST:
+        no other ingest takes publishes, PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+        shard), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,47 +89,13 @@ class ShardServiceServicer:
 
     def RemoveShard(self, request, context):
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-        its entry in the topology are deleted. No process can start with its number again. If the
-        process is killed meanwhile, start it once more: it finishes the removal, and ends. After
-        UNAVAILABLE the removal may have begun, which is final: repeat it.
+        its entry in the topology are deleted. No process can start with its number again. An ingest
+        asks every broker whether pushes for its shard wait there. If the process is killed meanwhile,
+        start it once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have
+        begun, which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-        what the shard still has), UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def MoveQueue(self, request, context):
-        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
-        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
-        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
-        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
-        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
-        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
-        there is OK.
-
-        Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
-        cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
-
-        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
-        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
-        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
-        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
-        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
-        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
-        copies at once, BROKER_DOWN).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListMoves(self, request, context):
-        """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
-        last 100 moves that were cancelled since its process began.
-
-        Errors: UNAVAILABLE.
+        what the shard still has), UNAVAILABLE (of an ingest, also where a broker does not answer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,16 +119,6 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     request_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.SerializeToString,
             ),
-            'MoveQueue': grpc.unary_unary_rpc_method_handler(
-                    servicer.MoveQueue,
-                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.SerializeToString,
-            ),
-            'ListMoves': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListMoves,
-                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'slatemq.v1.ShardService', rpc_method_handlers)
@@ -173,8 +128,8 @@ def add_ShardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ShardService:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     @staticmethod
@@ -248,241 +203,6 @@ class ShardService:
             '/slatemq.v1.ShardService/RemoveShard',
             slatemq_dot_v1_dot_shard__pb2.RemoveShardRequest.SerializeToString,
             slatemq_dot_v1_dot_shard__pb2.RemoveShardResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def MoveQueue(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.ShardService/MoveQueue',
-            slatemq_dot_v1_dot_shard__pb2.MoveQueueRequest.SerializeToString,
-            slatemq_dot_v1_dot_shard__pb2.MoveQueueResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListMoves(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.ShardService/ListMoves',
-            slatemq_dot_v1_dot_shard__pb2.ListMovesRequest.SerializeToString,
-            slatemq_dot_v1_dot_shard__pb2.ListMovesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-
-class IngestShardServiceStub:
-    """What operators do with ingest shards. Served by every ingest, for its shard.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.GetIngestShard = channel.unary_unary(
-                '/slatemq.v1.IngestShardService/GetIngestShard',
-                request_serializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.FromString,
-                _registered_method=True)
-        self.DrainIngestShard = channel.unary_unary(
-                '/slatemq.v1.IngestShardService/DrainIngestShard',
-                request_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
-                _registered_method=True)
-        self.RemoveIngestShard = channel.unary_unary(
-                '/slatemq.v1.IngestShardService/RemoveIngestShard',
-                request_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.FromString,
-                _registered_method=True)
-
-
-class IngestShardServiceServicer:
-    """What operators do with ingest shards. Served by every ingest, for its shard.
-    """
-
-    def GetIngestShard(self, request, context):
-        """Reads what a shard has.
-
-        Errors: UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DrainIngestShard(self, request, context):
-        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
-        (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
-        and removed as before; pushes that brokers have already numbered for it are taken. Durable;
-        draining a shard that drains already is OK. When this returns, what is published later is not
-        stored here.
-
-        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-        a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
-        UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RemoveIngestShard(self, request, context):
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-        its entry in the topology are deleted. No process can start with its number again. Asks every
-        broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-        once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
-        which is final: repeat it.
-
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-        what the shard still has), UNAVAILABLE (also where a broker does not answer).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_IngestShardServiceServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'GetIngestShard': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetIngestShard,
-                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.SerializeToString,
-            ),
-            'DrainIngestShard': grpc.unary_unary_rpc_method_handler(
-                    servicer.DrainIngestShard,
-                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.SerializeToString,
-            ),
-            'RemoveIngestShard': grpc.unary_unary_rpc_method_handler(
-                    servicer.RemoveIngestShard,
-                    request_deserializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'slatemq.v1.IngestShardService', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('slatemq.v1.IngestShardService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class IngestShardService:
-    """What operators do with ingest shards. Served by every ingest, for its shard.
-    """
-
-    @staticmethod
-    def GetIngestShard(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.IngestShardService/GetIngestShard',
-            slatemq_dot_v1_dot_shard__pb2.GetIngestShardRequest.SerializeToString,
-            slatemq_dot_v1_dot_shard__pb2.GetIngestShardResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DrainIngestShard(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.IngestShardService/DrainIngestShard',
-            slatemq_dot_v1_dot_shard__pb2.DrainIngestShardRequest.SerializeToString,
-            slatemq_dot_v1_dot_shard__pb2.DrainIngestShardResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RemoveIngestShard(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.IngestShardService/RemoveIngestShard',
-            slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardRequest.SerializeToString,
-            slatemq_dot_v1_dot_shard__pb2.RemoveIngestShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ShardServiceStub:
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     @_typing.overload
@@ -41,53 +41,36 @@ class ShardServiceStub:
     Errors: UNAVAILABLE.
     """
     DrainShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainShardRequest, _shard_pb2.DrainShardResponse]
-    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
-    FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
-    has are served as before. Durable; draining a shard that drains already is OK.
+    """Has the shard take nothing new, until the drain is cancelled. Durable; draining a shard that
+    drains already is OK.
 
-    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
+    A broker takes no new queues: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and
+    clients create queues elsewhere. The queues that it has are served as before.
+
+    An ingest takes no new publishes: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients
+    publish to other shards. What it has stored is routed, delivered and removed as before; pushes
+    that brokers have already numbered for it are taken. When this returns, what is published later
+    is not stored here.
+
+    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun; of an ingest, LAST_INGEST:
+    no other ingest takes publishes, PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+    shard), UNAVAILABLE.
     """
     RemoveShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-    its entry in the topology are deleted. No process can start with its number again. If the
-    process is killed meanwhile, start it once more: it finishes the removal, and ends. After
-    UNAVAILABLE the removal may have begun, which is final: repeat it.
+    its entry in the topology are deleted. No process can start with its number again. An ingest
+    asks every broker whether pushes for its shard wait there. If the process is killed meanwhile,
+    start it once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have
+    begun, which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-    what the shard still has), UNAVAILABLE.
-    """
-    MoveQueue: _grpc.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]
-    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
-    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
-    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
-    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
-    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
-    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
-    there is OK.
-
-    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
-    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
-
-    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
-    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
-    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
-    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
-    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
-    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
-    copies at once, BROKER_DOWN).
-    """
-    ListMoves: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]
-    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
-    last 100 moves that were cancelled since its process began.
-
-    Errors: UNAVAILABLE.
+    what the shard still has), UNAVAILABLE (of an ingest, also where a broker does not answer).
     """
 
 @_typing.type_check_only
 class ShardServiceAsyncStub(ShardServiceStub):
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -97,52 +80,35 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Errors: UNAVAILABLE.
     """
     DrainShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainShardRequest, _shard_pb2.DrainShardResponse]  # type: ignore[assignment]
-    """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
-    FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
-    has are served as before. Durable; draining a shard that drains already is OK.
+    """Has the shard take nothing new, until the drain is cancelled. Durable; draining a shard that
+    drains already is OK.
 
-    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
+    A broker takes no new queues: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and
+    clients create queues elsewhere. The queues that it has are served as before.
+
+    An ingest takes no new publishes: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients
+    publish to other shards. What it has stored is routed, delivered and removed as before; pushes
+    that brokers have already numbered for it are taken. When this returns, what is published later
+    is not stored here.
+
+    Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun; of an ingest, LAST_INGEST:
+    no other ingest takes publishes, PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+    shard), UNAVAILABLE.
     """
     RemoveShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveShardRequest, _shard_pb2.RemoveShardResponse]  # type: ignore[assignment]
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-    its entry in the topology are deleted. No process can start with its number again. If the
-    process is killed meanwhile, start it once more: it finishes the removal, and ends. After
-    UNAVAILABLE the removal may have begun, which is final: repeat it.
+    its entry in the topology are deleted. No process can start with its number again. An ingest
+    asks every broker whether pushes for its shard wait there. If the process is killed meanwhile,
+    start it once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have
+    begun, which is final: repeat it.
 
     Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-    what the shard still has), UNAVAILABLE.
-    """
-    MoveQueue: _aio.UnaryUnaryMultiCallable[_shard_pb2.MoveQueueRequest, _shard_pb2.MoveQueueResponse]  # type: ignore[assignment]
-    """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
-    that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
-    the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
-    calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
-    (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
-    that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
-    there is OK.
-
-    Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
-    cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
-
-    Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
-    shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
-    claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-    the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
-    edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
-    rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
-    one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
-    copies at once, BROKER_DOWN).
-    """
-    ListMoves: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListMovesRequest, _shard_pb2.ListMovesResponse]  # type: ignore[assignment]
-    """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
-    last 100 moves that were cancelled since its process began.
-
-    Errors: UNAVAILABLE.
+    what the shard still has), UNAVAILABLE (of an ingest, also where a broker does not answer).
     """
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What operators do with broker shards. Served by every broker, for its shard; a shard is added by
-    starting a process with its number.
+    """What operators do with shards. Served by every ingest and every broker, for its shard; a shard is
+    added by starting a process with its number.
     """
 
     @_abc_1.abstractmethod
@@ -162,11 +128,20 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.DrainShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.DrainShardResponse, _abc.Awaitable[_shard_pb2.DrainShardResponse]]:
-        """Has the shard take no new queues, until the drain is cancelled: CreateQueue gets
-        FAILED_PRECONDITION (SHARD_DRAINING), and clients create queues elsewhere. The queues that it
-        has are served as before. Durable; draining a shard that drains already is OK.
+        """Has the shard take nothing new, until the drain is cancelled. Durable; draining a shard that
+        drains already is OK.
 
-        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun), UNAVAILABLE.
+        A broker takes no new queues: CreateQueue gets FAILED_PRECONDITION (SHARD_DRAINING), and
+        clients create queues elsewhere. The queues that it has are served as before.
+
+        An ingest takes no new publishes: they get FAILED_PRECONDITION (SHARD_DRAINING), and clients
+        publish to other shards. What it has stored is routed, delivered and removed as before; pushes
+        that brokers have already numbered for it are taken. When this returns, what is published later
+        is not stored here.
+
+        Errors: FAILED_PRECONDITION (SHARD_LEAVING: its removal has begun; of an ingest, LAST_INGEST:
+        no other ingest takes publishes, PUBLISHES_ARE_TASKS: a queue backend has publishes for this
+        shard), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -176,166 +151,13 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.RemoveShardResponse, _abc.Awaitable[_shard_pb2.RemoveShardResponse]]:
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-        its entry in the topology are deleted. No process can start with its number again. If the
-        process is killed meanwhile, start it once more: it finishes the removal, and ends. After
-        UNAVAILABLE the removal may have begun, which is final: repeat it.
+        its entry in the topology are deleted. No process can start with its number again. An ingest
+        asks every broker whether pushes for its shard wait there. If the process is killed meanwhile,
+        start it once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have
+        begun, which is final: repeat it.
 
         Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-        what the shard still has), UNAVAILABLE.
-        """
-
-    @_abc_1.abstractmethod
-    def MoveQueue(
-        self,
-        request: _shard_pb2.MoveQueueRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.MoveQueueResponse, _abc.Awaitable[_shard_pb2.MoveQueueResponse]]:
-        """Moves a queue of this shard, or the partition of one that is on it, to another shard, with all
-        that it has; nothing is lost or doubled, whichever process is killed meanwhile. Returns once
-        the queue has left this shard, durably; ListMoves shows it until it has arrived. Until then
-        calls about it get UNAVAILABLE (QUEUE_MOVING), and afterwards, at this shard, NOT_FOUND
-        (WRONG_SHARD). Leases end: their messages wait again, and the attempt is not counted. Messages
-        that are published meanwhile come to the queue on its new shard. A repeat while the queue moves
-        there is OK.
-
-        Where the other shard refuses the queue, or does not answer for 30 s, or rows are damaged or
-        cannot be read for as long, the move is cancelled: the queue stays, and ListMoves says why.
-
-        Errors: INVALID_ARGUMENT (`queue_id`, `to_broker_shard`), NOT_FOUND (the queue is not on this
-        shard), FAILED_PRECONDITION (of this shard: REDRIVE_RUNNING, NAME_DIFFERS: the queue's name is
-        claimed for another shard; of the other one: SHARD_HAS_PARTITION: it has another partition of
-        the queue, SHARD_DRAINING, OTHER_FORMAT), UNAVAILABLE (QUEUE_MOVING: it moves already, or the
-        edit of one of its messages takes over 3 s, and it stays with its leases; QUEUE_BEING_REMOVED:
-        rows of it are still being removed, TARGET_BEHIND: the other shard has not yet got what this
-        one has from the logs, MOVES_RUNNING: as many queues are being copied from this shard as it
-        copies at once, BROKER_DOWN).
-        """
-
-    @_abc_1.abstractmethod
-    def ListMoves(
-        self,
-        request: _shard_pb2.ListMovesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.ListMovesResponse, _abc.Awaitable[_shard_pb2.ListMovesResponse]]:
-        """Lists the queues that are leaving this shard, until it knows that they have arrived, and the
-        last 100 moves that were cancelled since its process began.
-
-        Errors: UNAVAILABLE.
+        what the shard still has), UNAVAILABLE (of an ingest, also where a broker does not answer).
         """
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
-class IngestShardServiceStub:
-    """What operators do with ingest shards. Served by every ingest, for its shard."""
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> IngestShardServiceAsyncStub: ...
-    GetIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetIngestShardRequest, _shard_pb2.GetIngestShardResponse]
-    """Reads what a shard has.
-
-    Errors: UNAVAILABLE.
-    """
-    DrainIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]
-    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
-    (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
-    and removed as before; pushes that brokers have already numbered for it are taken. Durable;
-    draining a shard that drains already is OK. When this returns, what is published later is not
-    stored here.
-
-    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-    a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
-    UNAVAILABLE.
-    """
-    RemoveIngestShard: _grpc.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-    its entry in the topology are deleted. No process can start with its number again. Asks every
-    broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-    once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
-    which is final: repeat it.
-
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-    what the shard still has), UNAVAILABLE (also where a broker does not answer).
-    """
-
-@_typing.type_check_only
-class IngestShardServiceAsyncStub(IngestShardServiceStub):
-    """What operators do with ingest shards. Served by every ingest, for its shard."""
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    GetIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetIngestShardRequest, _shard_pb2.GetIngestShardResponse]  # type: ignore[assignment]
-    """Reads what a shard has.
-
-    Errors: UNAVAILABLE.
-    """
-    DrainIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainIngestShardRequest, _shard_pb2.DrainIngestShardResponse]  # type: ignore[assignment]
-    """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
-    (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
-    and removed as before; pushes that brokers have already numbered for it are taken. Durable;
-    draining a shard that drains already is OK. When this returns, what is published later is not
-    stored here.
-
-    Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-    a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
-    UNAVAILABLE.
-    """
-    RemoveIngestShard: _aio.UnaryUnaryMultiCallable[_shard_pb2.RemoveIngestShardRequest, _shard_pb2.RemoveIngestShardResponse]  # type: ignore[assignment]
-    """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-    its entry in the topology are deleted. No process can start with its number again. Asks every
-    broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-    once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
-    which is final: repeat it.
-
-    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-    what the shard still has), UNAVAILABLE (also where a broker does not answer).
-    """
-
-class IngestShardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What operators do with ingest shards. Served by every ingest, for its shard."""
-
-    @_abc_1.abstractmethod
-    def GetIngestShard(
-        self,
-        request: _shard_pb2.GetIngestShardRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.GetIngestShardResponse, _abc.Awaitable[_shard_pb2.GetIngestShardResponse]]:
-        """Reads what a shard has.
-
-        Errors: UNAVAILABLE.
-        """
-
-    @_abc_1.abstractmethod
-    def DrainIngestShard(
-        self,
-        request: _shard_pb2.DrainIngestShardRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.DrainIngestShardResponse, _abc.Awaitable[_shard_pb2.DrainIngestShardResponse]]:
-        """Has the shard take no new publishes, until the drain is cancelled: they get FAILED_PRECONDITION
-        (SHARD_DRAINING), and clients publish to other shards. What it has stored is routed, delivered
-        and removed as before; pushes that brokers have already numbered for it are taken. Durable;
-        draining a shard that drains already is OK. When this returns, what is published later is not
-        stored here.
-
-        Errors: FAILED_PRECONDITION (LAST_INGEST: no other ingest takes publishes; PUBLISHES_ARE_TASKS:
-        a queue backend has publishes for this shard; SHARD_LEAVING: its removal has begun),
-        UNAVAILABLE.
-        """
-
-    @_abc_1.abstractmethod
-    def RemoveIngestShard(
-        self,
-        request: _shard_pb2.RemoveIngestShardRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.RemoveIngestShardResponse, _abc.Awaitable[_shard_pb2.RemoveIngestShardResponse]]:
-        """Removes a shard that is drained, for ever: its process ends, and its database, its owners and
-        its entry in the topology are deleted. No process can start with its number again. Asks every
-        broker whether pushes for the shard wait there. If the process is killed meanwhile, start it
-        once more: it finishes the removal, and ends. After UNAVAILABLE the removal may have begun,
-        which is final: repeat it.
-
-        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says
-        what the shard still has), UNAVAILABLE (also where a broker does not answer).
-        """
-
-def add_IngestShardServiceServicer_to_server(servicer: IngestShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

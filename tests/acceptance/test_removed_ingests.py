@@ -112,12 +112,12 @@ class Removal:
         self._purged: set[int] = set()
 
     async def state(self) -> str:
-        shards = (await self._client.ingest_shards()).shards
-        return next(one.state for one in shards if one.ingest_shard == REMOVED)
+        shards = (await self._client.shards("ingest")).shards
+        return next(one.state for one in shards if one.shard == REMOVED)
 
     async def drain(self, luck: random.Random) -> None:
         while True:
-            draining = asyncio.create_task(self._client.drain_ingest_shard(REMOVED))
+            draining = asyncio.create_task(self._client.drain_shard("ingest", REMOVED))
             await asyncio.sleep(luck.uniform(0, 0.05))
             await self.service.kill()
             await self.service.start()
@@ -153,7 +153,7 @@ class Removal:
         tries = 0
         while not await self._is_finished():
             tries += 1
-            removing = asyncio.create_task(self._client.remove_ingest_shard(REMOVED))
+            removing = asyncio.create_task(self._client.remove_shard("ingest", REMOVED))
             await self._come_to(step, removing, luck.uniform(0, tries / 2))
             await self.service.kill()
             # A supervisor starts it again, which ends at once where it is removed.
@@ -203,7 +203,7 @@ async def test_an_ingest_removed_under_load_and_kills_loses_and_doubles_nothing(
             for shard, queue in enumerate(QUEUES):
                 await made.client.create_queue(queue, shard=shard, max_attempts=1_000)
             async with asyncio.timeout(WAIT_S):
-                while len((await made.client.ingest_shards()).shards) < 2:
+                while len((await made.client.shards("ingest")).shards) < 2:
                     await asyncio.sleep(0.1)
             run = Workload(made)
             removal = Removal(made, run, second, tmp_path)
@@ -238,7 +238,7 @@ async def test_an_ingest_removed_under_load_and_kills_loses_and_doubles_nothing(
                 assert sorted(done) == acked, seed
                 counts = (await made.client.get_queue(queue)).counts
                 assert (counts.available_count, counts.failed_count) == (0, 0), seed
-            found = await made.client.ingest_shards()
-            assert ([one.ingest_shard for one in found.shards], found.removed) == ([0], [REMOVED])
+            found = await made.client.shards("ingest")
+            assert ([one.shard for one in found.shards], found.removed) == ([0], [REMOVED])
         finally:
             await second.close()

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from opentelemetry.metrics import Meter, Observation
 
@@ -26,9 +26,12 @@ from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
+from libs.storage.layout.own_keys import DRAINING_KEY, LEAVING_KEY, events_range
+from libs.storage.layout.primitives import RowChange
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.topology_entries import entry_path_of
-from slatemq.errors import FailedPrecondition
+from libs.storage.records.states import encode_draining, encode_leaving
+from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +68,10 @@ class ShardRemoval:
         log.info("deleted what was left of %s", self._database)
 
 
-class Leaving(Protocol):
-    """What stores nothing more of others once `is_leaving` is set."""
+class DrainableShard(Protocol):
+    """What is drained: `is_leaving` is set while it must store nothing more of others."""
 
+    is_draining: bool
     is_leaving: bool
 
 
@@ -80,10 +84,19 @@ def measure_draining(meter: Meter, drain: ShardDrain) -> None:
     )
 
 
+class ShardCounts(NamedTuple):
+    """How much a broker shard has to do."""
+
+    queues_count: int
+    messages_count: int
+    load: float
+
+
 class ShardDrain(ABC):
     """The drain of a shard that this process has, and its removal.
 
     Attributes:
+        name: The shard's database, such as `broker/0`: its service, and its number.
         removed: Set once the shard is removed: its process ends.
     """
 
@@ -92,37 +105,59 @@ class ShardDrain(ABC):
         database: Database,
         clock: Clock,
         commits: GroupCommit,
-        leaving: Leaving,
+        shard: DrainableShard,
         removed_shards: RemovedShards,
     ) -> None:
+        self.name = database.name
+        self.service, _, number = self.name.partition("/")
+        self.number = int(number)
+        self.removed = asyncio.Event()
+        self._title = f"{self.service} shard {number}"
         self._database = database
-        service, _, number = database.name.partition("/")
-        self._shard = int(number)
-        self._name = f"{service} shard {number}"
         self._clock = clock
         self._commits = commits
-        self._leaving = leaving
+        self._shard = shard
         self._removed_shards = removed_shards
-        self.removed = asyncio.Event()
-        self._is_certain = leaving.is_leaving
+        self._is_certain = shard.is_leaving
         self._deciding = asyncio.Lock()
 
     @property
-    @abstractmethod
     def is_draining(self) -> bool:
         """Whether it takes nothing new."""
+        return self._shard.is_draining
 
     @abstractmethod
-    async def remaining(self) -> Sequence[str]:
+    async def _contents(self) -> list[str]:
+        """What has to go before the shard can be removed, events aside."""
+
+    @abstractmethod
+    async def _write(self, change: Callable[[int], Sequence[RowChange]]) -> None:
+        """Make a change at a time in ms; the next commit writes the rows that it returns."""
+
+    async def _others_have(self) -> Sequence[str]:
+        """What others have that must come to the shard before it can be removed."""
+        return ()
+
+    def counts(self) -> ShardCounts | None:
+        """How much it has to do; None = not counted."""
+        return None
+
+    async def durable(self) -> None:
+        """Wait until what the shard is now is durable."""
+        await self._commits.durable()
+
+    async def remaining(self) -> list[str]:
         """What has to go before the shard can be removed, for people."""
+        await self.durable()
+        left = await self._contents()
+        events = events_range()
+        if [rows async for rows in self._database.scan(events.start, events.end, limit=1)]:
+            left.append("events that are not published yet")
+        return left
 
-    @abstractmethod
-    async def _set(self, *, draining: bool) -> None:
-        """Store whether it drains, durably."""
-
-    @abstractmethod
-    async def _leave(self) -> None:
-        """Put the row that it leaves, and set `_is_certain` in the same turn."""
+    async def shown(self) -> Sequence[str]:
+        """What is shown of `remaining` while the shard is not being removed."""
+        return await self.remaining()
 
     async def begin(self) -> None:
         """Take nothing new from now on, durably. Raises as `cancel`."""
@@ -136,17 +171,26 @@ class ShardDrain(ABC):
         """
         await self._set(draining=False)
 
-    async def remove(
-        self, others_have: Callable[[], Awaitable[Sequence[str]]] | None = None
-    ) -> None:
-        """Remove the shard; `others_have` says what others have for it.
+    async def _set(self, *, draining: bool) -> None:
+        def change(now_ms: int) -> Sequence[RowChange]:
+            self._check_may_stay()
+            if draining == self.is_draining:
+                return ()
+            self._shard.is_draining = draining
+            return [(DRAINING_KEY, encode_draining(now_ms) if draining else None)]
+
+        await self._write(change)
+        await self.durable()
+
+    async def remove(self) -> None:
+        """Remove the shard.
 
         Raises FailedPrecondition (SHARD_NOT_DRAINED), Unavailable, the errors of the store. After
         StoreUnavailable the shard takes nothing more, and the call is to be repeated.
         """
         async with self._deciding:
             if not self._is_certain:
-                await self._decide(others_have)
+                await self._decide()
         await self.finish()
 
     async def finish(self) -> None:
@@ -155,33 +199,37 @@ class ShardDrain(ABC):
         Does nothing where none is. Raises the errors of the store.
         """
         if self._is_certain:
-            await self._commits.durable()
-            await self._removed_shards.add(self._database.name, self._clock.now_ms())
+            await self.durable()
+            await self._removed_shards.add(self.name, self._clock.now_ms())
             self.removed.set()
 
-    async def _decide(self, others_have: Callable[[], Awaitable[Sequence[str]]] | None) -> None:
+    async def _decide(self) -> None:
         """Make it certain that the shard is removed, with the next commit."""
-        self._leaving.is_leaving = True
+
+        def leave(now_ms: int) -> Sequence[RowChange]:
+            self._is_certain = True
+            return [(LEAVING_KEY, encode_leaving(now_ms))]
+
+        self._shard.is_leaving = True
         try:
             # What was answered before is durable then.
             await self._commits.prove_ownership()
-            left = list(await self.remaining())
-            if others_have is not None:
-                left += await others_have()
-            self._check_drained(left)
-            await self._leave()
+            self._check_drained([*await self.remaining(), *await self._others_have()])
+            await self._write(leave)
         finally:
-            self._leaving.is_leaving = self._is_certain
+            self._shard.is_leaving = self._is_certain
 
     def _check_may_stay(self) -> None:
-        """Raises FailedPrecondition (SHARD_LEAVING) once the removal is certain."""
+        """Raises FailedPrecondition (SHARD_LEAVING) for a certain removal, else Unavailable."""
         if self._is_certain:
             raise FailedPrecondition(
                 "SHARD_LEAVING",
-                f"the removal of {self._name} has begun, and cannot be cancelled any more: "
+                f"the removal of {self._title} has begun, and cannot be cancelled any more: "
                 "repeat it (`slatemq shard remove`), or start its process again, which finishes it",
-                subject=self._database.name,
+                subject=self.name,
             )
+        if self._shard.is_leaving:
+            raise Unavailable(f"{self._title} is being removed", reason="SHARD_LEAVING")
 
     def _check_drained(self, left: list[str]) -> None:
         """Raises FailedPrecondition (SHARD_NOT_DRAINED) where the shard may not be removed yet."""
@@ -190,6 +238,6 @@ class ShardDrain(ABC):
         if left:
             raise FailedPrecondition(
                 "SHARD_NOT_DRAINED",
-                f"{self._name} cannot be removed yet: {', '.join(left)}",
-                subject=self._database.name,
+                f"{self._title} cannot be removed yet: {', '.join(left)}",
+                subject=self.name,
             )

@@ -130,8 +130,8 @@ class Shard:
         finished: Sequence[FinishedLeasesRecord] = (),
         blocks: Iterator[int] | None = None,
     ) -> None:
-        self.draining_since_ms: int | None = None
-        """Since when it takes no new queues; None: it takes them."""
+        self.is_draining = False
+        """It takes no new queues."""
         self.is_leaving = False
         """It is being removed: no command may leave anything behind."""
         self.attempts = Attempts()

@@ -9,9 +9,9 @@ In reading order; a file imports only files above it:
 `assignment`  AssignmentService: the calls of routers
 `consumer`    ConsumerService: claims, and what becomes of them
 `entries`     EntryService and DelayedService: entries listed, found, changed, watched, edited
+`moves`       MoveService: queues that operators move to other shards
 `outbox`      OutboxService: what waits for the ingests, and what they refused permanently
 `queues`      QueueService and QueueNameService: queues, their settings, and who uses their names
 `redrives`    DeadLetterService: redrives, and settlements of single dead letters
 `removals`    RemovalService: what jobs of the janitor found expired or archived
-`shards`      ShardService: what operators see of a shard, and do with it
 """

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from libs.serving.process.removal import ShardDrain
+from libs.serving.process.removal import ShardCounts, ShardDrain
 from libs.storage.database.slate import Database
-from libs.storage.layout.own_keys import DRAINING_KEY, LEAVING_KEY, events_range
+from libs.storage.layout.primitives import RowChange
 from libs.storage.objects.removed_shards import RemovedShards
-from libs.storage.records.states import encode_draining, encode_leaving
+from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition
 
 
 class Drain(ShardDrain):
     def __init__(
-        self, owner: ShardOwner, database: Database, removed_shards: RemovedShards
+        self,
+        owner: ShardOwner,
+        database: Database,
+        load: ShardLoad,
+        removed_shards: RemovedShards,
     ) -> None:
         super().__init__(database, owner.clock, owner.commits, owner.shard, removed_shards)
         self._owner = owner
-
-    @property
-    def is_draining(self) -> bool:
-        return self._owner.shard.draining_since_ms is not None
+        self._load = load
 
     def check_open(self) -> None:
         """Raises FailedPrecondition (SHARD_DRAINING) where the shard takes no new queues."""
         if self.is_draining:
             raise FailedPrecondition(
                 "SHARD_DRAINING",
-                f"broker shard {self._shard} takes no new queues: it is being drained. Create the "
-                "queue on another shard, or end the drain with `slatemq shard drain --cancel`",
-                subject=self._database.name,
+                f"{self._title} takes no new queues: it is being drained. Create the queue on "
+                "another shard, or end the drain with `slatemq shard drain --cancel`",
+                subject=self.name,
             )
 
-    async def _set(self, *, draining: bool) -> None:
-        def change(now_ms: int) -> None:
-            shard = self._owner.shard
-            self._check_may_stay()
-            shard.check_stays()
-            if draining != self.is_draining:
-                shard.draining_since_ms = now_ms if draining else None
-                value = encode_draining(now_ms) if draining else None
-                shard.write_rows([(DRAINING_KEY, value)])
+    def counts(self) -> ShardCounts:
+        load = self._load
+        return ShardCounts(load.queues_count, load.messages_count, load.load())
 
-        await self._owner.run(change)
-        await self._owner.durable()
-
-    async def remaining(self) -> Sequence[str]:
+    async def _contents(self) -> list[str]:
         shard = self._owner.shard
         arrived_count = sum(one.has_arrived for one in shard.moves.departures.values())
         counts = {
@@ -61,15 +53,8 @@ class Drain(ShardDrain):
             "pushes that an ingest refused": len(shard.outbox.refused),
             "request IDs of commands, remembered for ten minutes": shard.executed.count,
         }
-        found = [f"{count} {what}" for what, count in counts.items() if count]
-        span = events_range()
-        if [rows async for rows in self._database.scan(span.start, span.end, limit=1)]:
-            found.append("events that are not published yet")
-        return found
+        return [f"{count} {what}" for what, count in counts.items() if count]
 
-    async def _leave(self) -> None:
-        def leave(now_ms: int) -> None:
-            self._is_certain = True
-            self._owner.shard.write_rows([(LEAVING_KEY, encode_leaving(now_ms))])
-
-        await self._owner.run(leave)
+    async def _write(self, change: Callable[[int], Sequence[RowChange]]) -> None:
+        shard = self._owner.shard
+        await self._owner.run(lambda now_ms: shard.write_rows(change(now_ms)))

@@ -69,7 +69,6 @@ from libs.storage.records.states import (
     QueueStateRecord,
     decode_clock,
     decode_config_revision,
-    decode_draining,
     decode_finished_leases,
     decode_forgotten_revision,
     decode_queue_state,
@@ -234,8 +233,7 @@ async def load_shard(database: Store, last_ms: int) -> Shard:
         cursors=cursors,
         finished=finished,
     )
-    draining = await database.get(DRAINING_KEY)
-    shard.draining_since_ms = None if draining is None else decode_draining(draining)
+    shard.is_draining = await database.get(DRAINING_KEY) is not None
     shard.is_leaving = await database.get(LEAVING_KEY) is not None
     counters = await _table(
         database, outbox_counter_range(), parse_outbox_counter_key, decode_outbox_counter

@@ -618,7 +618,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _check_shards_of(self, accepted: Accepted, topology: Topology) -> None:
         own, shards = self._config.shard, set(topology.open_ingests)
-        if not self._shard.drainage.is_draining or not shards:
+        if not self._shard.publisher.is_draining or not shards:
             shards.add(own)
         else:
             shards.discard(own)

@@ -10,5 +10,4 @@ In reading order; a file imports only files above it:
 `waiting`     A publish or a push on its way to its commit
 `uploads`     Payloads that do not fit into records, on their way to objects of their own
 `publishing`  Publishing: from what was accepted to what is durable
-`draining`    A shard that takes no publishes, so that in the end it has nothing
 """

@@ -153,7 +153,7 @@ async def fingerprint(target: Target, victim: Victim) -> dict[str, str]:
             case "ListQueues":
                 found[name] = str(sorted(queue.queue_id for queue in answer.queues))
             case "GetShard":
-                found[name] = shard_pb2.BrokerShard.State.Name(answer.shard.state)
+                found[name] = shard_pb2.Shard.State.Name(answer.shard.state)
             case _:
                 found[name] = str(answer)
     found["ListEntries"] = str(await _entries(target, victim.queue))

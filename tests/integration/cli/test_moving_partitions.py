@@ -48,7 +48,7 @@ async def test_a_drained_shard_loses_its_queues_and_partitions(tmp_path: Path) -
         assert (code, "SHARD_DRAINING" in err or "are drained" in err) == (1, True), err
         code, _, err = await ran(made, "shard", "move", "clicks", "--to", str(second))
         assert (code, "which of the 2 partitions" in err) == (1, True), err
-        await made.client.drain_shard(first, cancel=True)
+        await made.client.drain_shard("broker", first, cancel=True)
         code, out, err = await ran(
             made, "shard", "move", "clicks", "--partition", "1", "--to", str(first)
         )
@@ -59,7 +59,7 @@ async def test_a_drained_shard_loses_its_queues_and_partitions(tmp_path: Path) -
         # Another broker that is down holds up no queue
         await made.client.delete_queue("clicks")
         for shard in range(3):
-            await made.client.drain_shard(shard, cancel=True)
+            await made.client.drain_shard("broker", shard, cancel=True)
         await made.client.create_queue("refunds", shard=0)
         await made.brokers[2].kill()
         code, out, err = await ran(made, "shard", "drain", "0", "--move")

@@ -204,6 +204,8 @@ GIVEN: Mapping[str, Any] = {
     "push": "0-1-1",
     "task_id": TaskIds(0).make(1),
     "broker_shard": 0,
+    "service": "broker",
+    "shard": 0,
     "ingest_shard": 0,
     "handler": handle,
     "codec": JSON,

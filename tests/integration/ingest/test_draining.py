@@ -20,16 +20,16 @@ from libs.storage.database.slate import Database
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.broker.outbox.targets import IngestPushes
+from services.ingest import draining
 from services.ingest.batches import ENTRY_MESSAGES_MAX
 from services.ingest.config import IngestConfig
 from services.ingest.read import entries
-from services.ingest.rpc.shards import IngestShardServicer
-from services.ingest.write import draining
 from slatemq import OutgoingMessage
 from slatemq._publish import sending
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from slatemq.v1.ingest_pb2 import PublishRun, PushedMessage, PushRequest
 from tests.configs import config_of
 from tests.integration.ingest.server import Ingest, Server, message
@@ -80,7 +80,7 @@ async def test_what_is_published_after_the_drain_is_stored_by_others_without_an_
                 found.extend(await client.publish_batch([OutgoingMessage(b"y")]))
 
         before = [asyncio.create_task(publish_on(20)) for _ in range(8)]
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
         last = (await one.status()).durable_sequence
         await asyncio.gather(*before, *(publish_on(5) for _ in range(8)))
 
@@ -93,25 +93,37 @@ async def test_what_is_published_after_the_drain_is_stored_by_others_without_an_
 
 async def test_a_drain_outlives_its_process_and_can_be_cancelled(tmp_path: Path) -> None:
     async with two_ingests(tmp_path) as (_, _, client):
-        assert (await client.drain_ingest_shard(1)).state == "drained"
+        assert (await client.drain_shard("ingest", 1)).state == "drained"
 
     async with two_ingests(tmp_path) as (_, one, client):
-        states = [shard.state for shard in (await client.ingest_shards()).shards]
+        states = [shard.state for shard in (await client.shards("ingest")).shards]
         assert states == ["serving", "drained"]
         with pytest.raises(FailedPrecondition) as refused:
             await one.send(b"x")
         assert refused.value.reason == "SHARD_DRAINING"
 
-        assert (await client.drain_ingest_shard(1, cancel=True)).state == "serving"
+        assert (await client.drain_shard("ingest", 1, cancel=True)).state == "serving"
         (stored,) = await one.send(b"x")
         assert shard_of(stored) == 1
 
 
+async def test_an_ingest_has_none_of_the_counts_of_a_broker(tmp_path: Path) -> None:
+    async with two_ingests(tmp_path) as (_, one, client):
+        (_, shard), removed = await client.shards("ingest")
+        assert (shard.service, shard.shard, removed) == ("ingest", 1, [])
+        assert shard.database_bytes > 0
+        assert (shard.queues_count, shard.messages_count, shard.load) == (None, None, None)
+        stub = shard_pb2_grpc.ShardServiceStub(one.channel)
+        wire = (await stub.GetShard(shard_pb2.GetShardRequest())).shard
+        assert (wire.service, wire.shard) == ("ingest", 1)
+        assert not wire.HasField("queues_count")
+
+
 async def test_the_only_ingest_that_takes_publishes_is_not_drained(tmp_path: Path) -> None:
     async with two_ingests(tmp_path) as (_, _, client):
-        await client.drain_ingest_shard(0)
+        await client.drain_shard("ingest", 0)
         with pytest.raises(FailedPrecondition) as refused:
-            await client.drain_ingest_shard(1)
+            await client.drain_shard("ingest", 1)
         assert refused.value.reason == "LAST_INGEST"
         assert "start another one first" in refused.value.message
         assert shard_of(await client.publish(b"x")) == 1
@@ -120,18 +132,18 @@ async def test_the_only_ingest_that_takes_publishes_is_not_drained(tmp_path: Pat
 async def test_drains_of_all_ingests_at_the_same_time_leave_one_that_takes_publishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check, both = IngestShardServicer._check_may_drain, asyncio.Barrier(2)
+    check, both = draining.Drain._check_may_drain, asyncio.Barrier(2)
 
-    async def check_together(servicer: IngestShardServicer) -> None:
-        await check(servicer)
+    async def check_together(drain: draining.Drain) -> None:
+        await check(drain)
         await both.wait()
 
-    monkeypatch.setattr(IngestShardServicer, "_check_may_drain", check_together)
+    monkeypatch.setattr(draining.Drain, "_check_may_drain", check_together)
     async with two_ingests(tmp_path) as (_, _, client):
         # When each of two is drained, and finds the other one open
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
-                *(client.drain_ingest_shard(shard) for shard in (0, 1)), return_exceptions=True
+                *(client.drain_shard("ingest", shard) for shard in (0, 1)), return_exceptions=True
             )
 
         # Then one is refused at least, and takes publishes
@@ -141,9 +153,7 @@ async def test_drains_of_all_ingests_at_the_same_time_leave_one_that_takes_publi
             assert isinstance(error, FailedPrecondition)
             assert error.reason == "LAST_INGEST"
         serving = [
-            one.ingest_shard
-            for one in (await client.ingest_shards()).shards
-            if one.state == "serving"
+            one.shard for one in (await client.shards("ingest")).shards if one.state == "serving"
         ]
         assert len(serving) == len(refused)
         topology = await TopologyDirectory(open_root(tmp_path.as_uri()).objects).read()
@@ -154,7 +164,7 @@ async def test_drains_of_all_ingests_at_the_same_time_leave_one_that_takes_publi
 async def test_a_repeat_gets_its_first_answer_and_nothing_new_is_stored(tmp_path: Path) -> None:
     async with two_ingests(tmp_path) as (_, one, client):
         first = await one.send(b"x", request_id="known")
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
 
         assert await one.send(b"x", request_id="known") == first
         for payload in (b"small", b"large" * 20_000):
@@ -172,7 +182,7 @@ async def test_the_keys_of_a_draining_shard_go_to_the_others(
     its_own = [key for key in keys if dedupe_shard(key, [0, 1]) == 1]
     assert its_own
     async with two_ingests(tmp_path) as (_, one, client):
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
         sent = [OutgoingMessage(b"x", dedupe_key=key) for key in keys]
         stored = [await client.publish(b"x", dedupe_key=key) for key in its_own]
         again = await client.publish_many(sent)
@@ -194,14 +204,12 @@ async def test_pushes_that_have_numbers_are_stored_and_brokers_choose_another_in
             assert await target.choose() == 1
             assert await push(one, 1) == 1
 
-            await client.drain_ingest_shard(1)
+            await client.drain_shard("ingest", 1)
 
             assert await push(one, 2) == 2
             await directory.read(max_age_ms=0)
             assert await target.choose() == 0
-            (shard,) = [
-                one for one in (await client.ingest_shards()).shards if one.ingest_shard == 1
-            ]
+            (shard,) = [one for one in (await client.shards("ingest")).shards if one.shard == 1]
             assert (shard.state, shard.remaining[0][:11]) == ("draining", "2 messages,")
         finally:
             await channels.close()
@@ -214,7 +222,7 @@ async def test_what_keeps_a_shard_from_being_drained_is_counted(tmp_path: Path) 
         await one.publish(PublishRun(payloads=[b"c"], retention_s=0))
         stored = [sent for sent in await one.log() if sent.message_id >= message_id(1, 1)]
 
-        drained = await client.drain_ingest_shard(1)
+        drained = await client.drain_shard("ingest", 1)
 
         for_ever = sum(sent.retention_s == 0 for sent in stored)
         assert for_ever
@@ -251,12 +259,12 @@ async def test_what_is_left_is_counted_in_small_steps(
         await one.publish(
             PublishRun(payloads=[b"x"] * ENTRY_MESSAGES_MAX, headers={"note": "x" * 100})
         )
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
         with monkeypatch.context() as noted:
             noted.setattr(Database, "scan", noted_scan)
             noted.setattr(entries, "decode_log_entry", noted_decode)
 
-            drained = await client.drain_ingest_shard(1)
+            drained = await client.drain_shard("ingest", 1)
 
         # Then all are counted, few were read at once, and the large one was decoded in a thread
         assert drained.remaining[0].startswith(f"{31 + ENTRY_MESSAGES_MAX} messages, which")
@@ -267,5 +275,5 @@ async def test_what_is_left_is_counted_in_small_steps(
 
         # And of more entries than are counted, it is said that there are more
         monkeypatch.setattr(draining, "COUNTED_ENTRIES_MAX", 31)
-        drained = await client.drain_ingest_shard(1)
+        drained = await client.drain_shard("ingest", 1)
         assert drained.remaining[0].startswith("more than 31 messages, which")

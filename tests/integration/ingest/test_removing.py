@@ -72,7 +72,7 @@ async def files_left(folder: Path) -> list[str]:
 
 async def refusal(client: slatemq.Client) -> str:
     with pytest.raises(FailedPrecondition) as refused:
-        await client.remove_ingest_shard(1)
+        await client.remove_shard("ingest", 1)
     assert refused.value.reason == "SHARD_NOT_DRAINED"
     return refused.value.message
 
@@ -86,16 +86,16 @@ async def test_a_removed_shard_is_gone_with_its_files_and_its_number(tmp_path: P
         process(root, tmp_path / "ready", *flags) as (child, _),
         client_of(other, tmp_path) as client,
     ):
-        await client.drain_ingest_shard(1)
-        await client.remove_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
+        await client.remove_shard("ingest", 1)
         async with asyncio.timeout(WAIT_SECONDS):
             assert await child.wait() == 0
         assert await files_left(tmp_path) == []
 
         async with asyncio.timeout(WAIT_SECONDS):
-            while len((found := await client.ingest_shards()).shards) > 1:
+            while len((found := await client.shards("ingest")).shards) > 1:
                 await asyncio.sleep(0.1)
-        assert (found.shards[0].ingest_shard, found.removed) == (0, [1])
+        assert (found.shards[0].shard, found.removed) == (0, [1])
         assert await client.publish(b"x") >> 48 == 0
 
     # Then no process starts with its number
@@ -127,16 +127,16 @@ async def test_a_removal_whose_record_has_no_answer_is_certain(
         serving(tmp_path, 1, root) as ingest,
         client_of(other, tmp_path) as client,
     ):
-        await client.drain_ingest_shard(1)
-        stub = shard_pb2_grpc.IngestShardServiceStub(ingest.channel)
-        removal = shard_pb2.RemoveIngestShardRequest(database="ingest/1")
+        await client.drain_shard("ingest", 1)
+        stub = shard_pb2_grpc.ShardServiceStub(ingest.channel)
+        removal = shard_pb2.RemoveShardRequest(database="ingest/1")
         with unanswered(root.objects, is_written=is_written):
-            code, _, _ = await grpc_refusal(stub.RemoveIngestShard(removal))
+            code, _, _ = await grpc_refusal(stub.RemoveShard(removal))
         assert code is grpc.StatusCode.UNAVAILABLE
 
         # Then it takes nothing, since the next start would delete it
         with pytest.raises(FailedPrecondition, match="cannot be cancelled any more") as refused:
-            await client.drain_ingest_shard(1, cancel=True)
+            await client.drain_shard("ingest", 1, cancel=True)
         assert refused.value.reason == "SHARD_LEAVING"
         with pytest.raises(FailedPrecondition):
             await ingest.send(b"x")
@@ -163,7 +163,7 @@ async def test_a_shard_with_messages_is_not_removed_until_they_are(tmp_path: Pat
     ):
         (sent,) = await ingest.publish(PublishRun(payloads=[b"x"], retention_s=1))
         assert "it is not being drained, 1 messages" in await refusal(client)
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
         assert "cannot be removed yet: 1 messages" in await refusal(client)
         assert await ingest.payloads(sent) == [b"x"]
 
@@ -175,8 +175,8 @@ async def test_a_shard_with_messages_is_not_removed_until_they_are(tmp_path: Pat
         answer = await PurgeServiceStub(ingest.channel).PurgeMessages(request)
         assert answer.purged_count == 1
 
-        assert (await client.ingest_shards()).shards[1].state == "drained"
-        await client.remove_ingest_shard(1)
+        assert (await client.shards("ingest")).shards[1].state == "drained"
+        await client.remove_shard("ingest", 1)
 
 
 async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refused(
@@ -192,7 +192,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
     ):
         await client.create_queue("q")
         await client.execute([slatemq.Push("q", b"x")])
-        await client.drain_ingest_shard(1)
+        await client.drain_shard("ingest", 1)
         assert "yet: 1 pushes that wait at broker 0" in await refusal(client)
 
         # It is refused, and nothing has changed: what the broker sends is taken
@@ -207,20 +207,20 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
         # When the broker is down, it cannot be known
         broker.signals.first.set()
         await broker.ended
-        stub = shard_pb2_grpc.IngestShardServiceStub(ingest.channel)
+        stub = shard_pb2_grpc.ShardServiceStub(ingest.channel)
         with pytest.raises(Unavailable) as refused, raising_slatemq_errors():
-            await stub.RemoveIngestShard(shard_pb2.RemoveIngestShardRequest(database="ingest/1"))
+            await stub.RemoveShard(shard_pb2.RemoveShardRequest(database="ingest/1"))
         assert "broker 0 does not say whether pushes for ingest 1 wait" in refused.value.message
 
 
 async def test_only_the_database_that_is_named_is_removed(tmp_path: Path) -> None:
     async with serving(tmp_path, 0) as other, serving(tmp_path, 1) as ingest:
         async with client_of(other, tmp_path) as client:
-            await client.drain_ingest_shard(1)
-        stub = shard_pb2_grpc.IngestShardServiceStub(ingest.channel)
+            await client.drain_shard("ingest", 1)
+        stub = shard_pb2_grpc.ShardServiceStub(ingest.channel)
         for database in ("", "ingest/0", "broker/1", "ingest-1"):
-            request = shard_pb2.RemoveIngestShardRequest(database=database)
+            request = shard_pb2.RemoveShardRequest(database=database)
             with pytest.raises(InvalidArgument) as refused, raising_slatemq_errors():
-                await stub.RemoveIngestShard(request)
+                await stub.RemoveShard(request)
             assert refused.value.field == "database"
         assert await files_left(tmp_path)

@@ -281,12 +281,12 @@ async def _lose_a_shard(folder: Path, stack: LocalStack, server: Prometheus) -> 
 
         # And is missed no more once it was removed as it should be
         async with slatemq.connect(stack.endpoint) as client:
-            await client.drain_shard(1)
+            await client.drain_shard("broker", 1)
             draining = 'slatemq_shard_draining{service="broker"} == 1'
             await asyncio.to_thread(eventually, lambda: server.query(draining), WAIT_S)
             server.scrape(targets)
             await asyncio.to_thread(firing, server, MISSING)
-            await client.remove_shard(1)
+            await client.remove_shard("broker", 1)
         assert await second.process.wait() == 0
         await asyncio.to_thread(ended, server)
     finally:

@@ -17,7 +17,7 @@ from services.broker.moves.departures import Departures
 from services.broker.moves.targets import PurgeEpochs
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import NotFound, Unavailable
-from slatemq.v1 import assignment_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
+from slatemq.v1 import assignment_pb2, move_pb2, move_pb2_grpc, queue_pb2, shard_pb2, shard_pb2_grpc
 from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, introduce, running
 
 NEVER = 10**9
@@ -58,14 +58,14 @@ async def create_partitions(*rigs: Rig, header: str = "", **settings: Any) -> No
         )
 
 
-async def begin_move(source: Rig, target: Rig, queue_id: str = "q") -> shard_pb2.QueueMove:
-    request = shard_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=shard_of(target))
-    return (await shard_pb2_grpc.ShardServiceStub(source.channel).MoveQueue(request)).move
+async def begin_move(source: Rig, target: Rig, queue_id: str = "q") -> move_pb2.QueueMove:
+    request = move_pb2.MoveQueueRequest(queue_id=queue_id, to_broker_shard=shard_of(target))
+    return (await move_pb2_grpc.MoveServiceStub(source.channel).MoveQueue(request)).move
 
 
-async def listed_moves(source: Rig) -> Sequence[shard_pb2.QueueMove]:
-    stub = shard_pb2_grpc.ShardServiceStub(source.channel)
-    return (await stub.ListMoves(shard_pb2.ListMovesRequest())).moves
+async def listed_moves(source: Rig) -> Sequence[move_pb2.QueueMove]:
+    stub = move_pb2_grpc.MoveServiceStub(source.channel)
+    return (await stub.ListMoves(move_pb2.ListMovesRequest())).moves
 
 
 async def move(source: Rig, target: Rig, queue_id: str = "q") -> None:

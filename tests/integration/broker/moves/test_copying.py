@@ -12,7 +12,7 @@ import pytest
 import slatemq
 from libs.storage.errors import DamagedStore, StorageError, StoreUnavailable
 from services.broker.moves import copies, departures, rows
-from slatemq.v1 import shard_pb2
+from slatemq.v1 import move_pb2
 from tests.integration.broker.moves.movers import (
     Steps,
     begin_move,
@@ -181,7 +181,7 @@ async def test_a_move_whose_rows_cannot_be_read_is_cancelled(
             await gone(first)
 
         [found] = await listed_moves(first)
-        assert found.state == shard_pb2.QueueMove.STATE_CANCELLED
+        assert found.state == move_pb2.QueueMove.STATE_CANCELLED
         assert found.problem == str(error)
         assert sorted(await claimed(first)) == list(range(1, 11))
 
@@ -237,4 +237,4 @@ async def test_the_newest_of_the_cancelled_moves_are_listed(
             await gone(first, name)
         found = await listed_moves(first)
         assert [one.queue_id for one in found] == ["a", "b"]
-        assert {one.state for one in found} == {shard_pb2.QueueMove.STATE_CANCELLED}
+        assert {one.state for one in found} == {move_pb2.QueueMove.STATE_CANCELLED}

@@ -24,7 +24,7 @@ from services.broker.core.shard import BEING_MOVED
 from services.broker.entries.finder import EntryFinder, SearchStep
 from services.broker.moves import copies, departures, rows
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
-from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2, shard_pb2
+from slatemq.v1 import consumer_pb2, entry_pb2, move_pb2, queue_pb2
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.moves.movers import (
     Steps,
@@ -333,7 +333,7 @@ async def test_a_move_that_its_target_refuses_is_cancelled(tmp_path: Path) -> No
 
         # Then the queue goes on where it was, and nothing is lost
         [found] = await listed_moves(first)
-        assert found.state == shard_pb2.QueueMove.STATE_CANCELLED
+        assert found.state == move_pb2.QueueMove.STATE_CANCELLED
         assert "takes no new queues" in found.problem
         await route_all(first, 20)
         assert sorted(await claimed(first)) == list(range(1, 21))
@@ -357,7 +357,7 @@ async def test_a_move_whose_target_is_down_is_cancelled_and_can_be_repeated(
         steps.thawed.set()
         await gone(first)
         [found] = await listed_moves(first)
-        assert found.state == shard_pb2.QueueMove.STATE_CANCELLED
+        assert found.state == move_pb2.QueueMove.STATE_CANCELLED
         await route_all(first, 20)
         async with running(tmp_path, shard=1, clock=second.clock) as second:
             await route_all(second, 20)
@@ -428,7 +428,7 @@ async def test_a_cancelled_move_is_over_before_its_target_knows(tmp_path: Path) 
         await begin_move(first, second)
         await steps.reached.wait()
         [found] = await listed_moves(first)
-        assert found.state == shard_pb2.QueueMove.STATE_CANCELLED
+        assert found.state == move_pb2.QueueMove.STATE_CANCELLED
 
         # When the queue is to move elsewhere at once, and the former target does not answer
         vars(targets).pop("arrive")
@@ -714,7 +714,7 @@ async def test_the_client_moves_queues_and_empties_shards(tmp_path: Path) -> Non
             await client.move_queue("absent", 1)
         with pytest.raises(NotFound):
             await client.move_queue("a", 7)
-        await client.drain_shard(1)
+        await client.drain_shard("broker", 1)
         with pytest.raises(FailedPrecondition) as refused:
             await client.move_queue("b")
         assert refused.value.reason == "SHARD_DRAINING"
@@ -722,7 +722,7 @@ async def test_the_client_moves_queues_and_empties_shards(tmp_path: Path) -> Non
         assert await client.move_queue("a") == 0
         assert await client.queue_moves(1) == []
         await gone(second, "a")
-        shard = next(one for one in (await client.broker_shards()).shards if one.broker_shard)
+        shard = next(one for one in (await client.shards("broker")).shards if one.shard)
         assert shard.state == "drained"
 
 

@@ -13,7 +13,7 @@ import slatemq
 from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import NameClaim, QueueNames
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.v1 import entry_pb2, queue_pb2, shard_pb2, shard_pb2_grpc
+from slatemq.v1 import entry_pb2, move_pb2, move_pb2_grpc, queue_pb2
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.moves.movers import (
     Steps,
@@ -188,8 +188,8 @@ async def test_a_move_is_of_the_partition_that_its_caller_means(tmp_path: Path) 
         await begin_move(first, third)
         await steps.reached.wait()
 
-        stub = shard_pb2_grpc.ShardServiceStub(first.channel)
-        request = shard_pb2.MoveQueueRequest(queue_id="q", to_broker_shard=2)
+        stub = move_pb2_grpc.MoveServiceStub(first.channel)
+        request = move_pb2.MoveQueueRequest(queue_id="q", to_broker_shard=2)
         other = stub.MoveQueue(request, metadata=(("slatemq-partition", "q/1"),))
         assert (await refusal(other))[1] == "WRONG_SHARD"
         same = await stub.MoveQueue(request, metadata=(("slatemq-partition", "q/0"),))

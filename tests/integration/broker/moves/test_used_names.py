@@ -211,7 +211,7 @@ async def test_a_queue_that_has_arrived_is_only_there_while_an_ingest_is_down(
 
             assert await listed_moves(source) == []
             assert (await refusal(queue_on(source)))[1] == "WRONG_SHARD"
-            left, _ = (await client.broker_shards()).shards
+            left, _ = (await client.shards("broker")).shards
             assert left.remaining == (
                 "1 queues that have left, until each ingest is up and knows of it",
             )

@@ -121,7 +121,7 @@ async def test_a_queue_is_created_elsewhere_where_its_shard_is_drained_before_th
 
         async def drain(chosen: int) -> None:
             drained.append(chosen)
-            await client.drain_shard(chosen)
+            await client.drain_shard("broker", chosen)
 
         once_after(monkeypatch, "least_loaded", drain)
 
@@ -140,7 +140,7 @@ async def test_partitions_are_created_elsewhere_where_a_shard_is_drained_before_
 
         async def drain(chosen: Sequence[int]) -> None:
             drained.append(chosen[index])
-            await client.drain_shard(chosen[index])
+            await client.drain_shard("broker", chosen[index])
 
         once_after(monkeypatch, "least_loaded_of_all", drain)
 
@@ -159,7 +159,7 @@ async def test_a_creation_that_broke_off_is_finished_though_a_shard_of_it_takes_
         if is_removed:
             await remove(rigs[2])
         else:
-            await client.drain_shard(2)
+            await client.drain_shard("broker", 2)
 
         queue = await client.create_queue("q", partitions=3)
 
@@ -178,7 +178,7 @@ async def test_a_creation_that_broke_off_is_finished_with_the_partitions_of_a_dr
         for index in range(2):
             await create_one((rigs[0], rigs[2], rigs[1]), index)
         for shard in (0, 2):
-            await client.drain_shard(shard)
+            await client.drain_shard("broker", shard)
 
         assert shards_of(await client.create_queue("q", partitions=3)) == [0, 2, 1]
 

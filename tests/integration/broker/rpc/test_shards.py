@@ -23,7 +23,7 @@ from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.objects.removed_shards import RemovedShards
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
-from slatemq.errors import FailedPrecondition, NotFound
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
@@ -56,7 +56,7 @@ async def two_brokers(
 async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: Path) -> None:
     async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
         await client.create_queue("kept")
-        drained = await client.drain_shard(1)
+        drained = await client.drain_shard("broker", 1)
         assert (drained.state, drained.remaining) == ("draining", ("1 queue",))
         assert draining_of(rig) == 1
 
@@ -73,7 +73,7 @@ async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: P
         await message.ack()
 
         # When the drain is cancelled
-        assert (await client.drain_shard(1, cancel=True)).state == "serving"
+        assert (await client.drain_shard("broker", 1, cancel=True)).state == "serving"
         assert draining_of(second) == 0
         assert (await client.create_queue("here", shard=1)).broker_shard == 1
 
@@ -87,23 +87,23 @@ async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None
 
         async def problem() -> str:
             with pytest.raises(FailedPrecondition) as refused:
-                await client.remove_shard(1)
+                await client.remove_shard("broker", 1)
             assert refused.value.reason == "SHARD_NOT_DRAINED"
             return refused.value.message
 
         assert "not being drained, 1 queue, 1 pushes that wait for an ingest" in await problem()
-        await client.drain_shard(1)
+        await client.drain_shard("broker", 1)
         assert "yet: 1 queue, 1 pushes that wait for an ingest" in await problem()
         await client.delete_queue("q")
         assert "yet: 1 pushes that wait for an ingest" in await problem()
         assert "request IDs of commands" in await problem()
         with pytest.raises(NotFound):
-            await client.remove_shard(7)
+            await client.remove_shard("broker", 7)
 
 
 async def test_a_removal_that_names_another_shard_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
-        await client.drain_shard(1)
+        await client.drain_shard("broker", 1)
         stub = shard_pb2_grpc.ShardServiceStub(rig.channel)
         for database in ("", "broker/0", "broker-1"):
             request = shard_pb2.RemoveShardRequest(database=database)
@@ -112,23 +112,39 @@ async def test_a_removal_that_names_another_shard_is_refused(tmp_path: Path) -> 
         assert await has_files(tmp_path)
 
 
+async def test_shards_of_another_kind_of_process_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
+        for call in (
+            client.shards("router"),  # type: ignore[arg-type]
+            client.drain_shard("router", 1),  # type: ignore[arg-type]
+            client.remove_shard("", 1),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InvalidArgument, match="must be ingest or broker") as refused:
+                await call
+            assert refused.value.field == "service"
+        with pytest.raises(NotFound):
+            await client.drain_shard("ingest", 1)
+        ((shard,), _) = await client.shards("broker")
+        assert (shard.service, shard.shard, shard.queues_count) == ("broker", 1, 0)
+
+
 async def test_a_removed_shard_is_gone_with_its_files_and_its_number(tmp_path: Path) -> None:
     root = open_root(tmp_path.as_uri())
     async with two_brokers(tmp_path) as (_, second, client):
-        await client.drain_shard(1)
-        assert [one.state for one in (await client.broker_shards()).shards] == [
+        await client.drain_shard("broker", 1)
+        assert [one.state for one in (await client.shards("broker")).shards] == [
             "serving",
             "drained",
         ]
 
-        await client.remove_shard(1)
+        await client.remove_shard("broker", 1)
 
         async with asyncio.timeout(60):
-            while len((found := await client.broker_shards()).shards) > 1:
+            while len((found := await client.shards("broker")).shards) > 1:
                 await asyncio.sleep(0.2)
             while await has_files(tmp_path):
                 await asyncio.sleep(0.05)
-        assert ([one.broker_shard for one in found.shards], found.removed) == ([0], [1])
+        assert ([one.shard for one in found.shards], found.removed) == ([0], [1])
         assert list((await TopologyDirectory(root.objects).read()).brokers) == [0]
         assert (await client.create_queue("q")).broker_shard == 0
     assert second.exit is not None
@@ -165,8 +181,8 @@ async def test_a_claim_that_a_removed_shard_has_left_holds_up_no_name(tmp_path: 
     ):
         # Given a process that was killed once the deletion of a queue was durable
         assert await names.claim("q", (1,), UNCLAIMED)
-        await client.drain_shard(1)
-        await client.remove_shard(1)
+        await client.drain_shard("broker", 1)
+        await client.remove_shard("broker", 1)
         async with asyncio.timeout(60):
             await removed.ended
         await introduce(first, other)
@@ -187,7 +203,7 @@ async def test_a_removal_whose_record_has_no_answer_is_repeated_not_cancelled(
     tmp_path: Path, is_written: bool
 ) -> None:
     async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
-        await client.drain_shard(1)
+        await client.drain_shard("broker", 1)
         stub = shard_pb2_grpc.ShardServiceStub(rig.channel)
         with unanswered(rig.root.objects, is_written=is_written):
             code, _, _ = await refusal(stub.RemoveShard(REMOVAL))
@@ -195,12 +211,12 @@ async def test_a_removal_whose_record_has_no_answer_is_repeated_not_cancelled(
 
         # Then it takes no queues, since the next start would delete them
         with pytest.raises(FailedPrecondition, match="cannot be cancelled any more") as refused:
-            await client.drain_shard(1, cancel=True)
+            await client.drain_shard("broker", 1, cancel=True)
         assert refused.value.reason == "SHARD_LEAVING"
         with pytest.raises(FailedPrecondition):
             await client.create_queue("q", shard=1)
 
-        await client.remove_shard(1)
+        await client.remove_shard("broker", 1)
         async with asyncio.timeout(60):
             cause = await rig.ended
     assert (cause.code, cause.message) == (0, "broker shard 1 was removed")
@@ -211,7 +227,7 @@ async def test_a_removal_whose_record_was_not_written_is_finished_by_the_next_st
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
-        await client.drain_shard(1)
+        await client.drain_shard("broker", 1)
         with unanswered(rig.root.objects, is_written=False):
             await refusal(shard_pb2_grpc.ShardServiceStub(rig.channel).RemoveShard(REMOVAL))
 
@@ -228,7 +244,7 @@ async def test_a_process_that_is_replaced_while_it_removes_its_shard_records_not
     root = open_root(tmp_path.as_uri())
     async with running(tmp_path, shard=1) as old:
         async with slatemq.connect(old.running.address) as client:
-            await client.drain_shard(1)
+            await client.drain_shard("broker", 1)
         # Given a process that stands still once it has found its shard empty
         drain, has_looked, goes_on = old.broker.placement.drain, asyncio.Event(), asyncio.Event()
         remaining = drain.remaining
@@ -247,7 +263,7 @@ async def test_a_process_that_is_replaced_while_it_removes_its_shard_records_not
         # And another one that takes its shard, and ends the drain
         async with running(tmp_path, shard=1) as new:
             async with slatemq.connect(new.running.address) as client:
-                await client.drain_shard(1, cancel=True)
+                await client.drain_shard("broker", 1, cancel=True)
                 await client.create_queue("kept", shard=1)
             goes_on.set()
             await removing
