@@ -36,6 +36,7 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.durability import write_privately
 from libs.storage.objects.instance_records import InstanceRecords
+from libs.storage.objects.patience import patiently
 from libs.storage.objects.restores import refuse_unfinished_restore
 
 try:
@@ -105,13 +106,14 @@ async def _serve(
 
 async def _join(config: ServingConfig, root: Root) -> Instance:
     """Raises UnfinishedRestore, LostInstance, as `join_instance`, and as Root's of the WALs."""
-    await refuse_unfinished_restore(root.objects, root.url)
-    await refuse_lost_instance(root)
-    records = InstanceRecords(root.objects)
-    instance = await join_instance(records, config.stated, await root.new_wal_store())
-    if config.wal_store:
-        await root.wal_store()
-    return instance
+    with patiently():
+        await refuse_unfinished_restore(root.objects, root.url)
+        await refuse_lost_instance(root)
+        records = InstanceRecords(root.objects)
+        instance = await join_instance(records, config.stated, await root.new_wal_store())
+        if config.wal_store:
+            await root.wal_store()
+        return instance
 
 
 async def _joined(config: C, root: Root, signals: Signals) -> C:

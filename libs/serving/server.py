@@ -74,6 +74,7 @@ from libs.storage.errors import (
     UnsafeStore,
 )
 from libs.storage.objects.durability import full_disk
+from libs.storage.objects.patience import patiently
 from slatemq.v1 import topology_pb2_grpc
 from slatemq.v1.access_check_pb2_grpc import add_AccessServiceServicer_to_server
 
@@ -288,7 +289,8 @@ class RunningService:
             await _cancel(asked)
 
     async def _start(self) -> None:
-        await self._service.probe_store()
+        with patiently():
+            await self._service.probe_store()
         self._standby = self._service.standby(self.peer_address)
         if self._standby is not None:
             await self._health.not_serving(STANDING_BY)
@@ -300,7 +302,8 @@ class RunningService:
             # Not while it stands by: two standbys without a claim would wait for each other.
             self._health.add(owner_health(self._service.database_name, ""))
             await self._health.not_serving(STARTING)
-        await self._service.start(self.address, self.peer_address)
+        with patiently():
+            await self._service.start(self.address, self.peer_address)
 
     async def _announce(self) -> None:
         with uncounted():

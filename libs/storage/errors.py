@@ -72,6 +72,11 @@ def readable(message: str) -> str:
     return f"{first.strip()} {code[1]}" if code else first
 
 
+def lacks_credentials(said: str) -> bool:
+    """Whether a store's client says that it has no credentials."""
+    return bool(_credentials_problem(said)[0])
+
+
 def _credentials_problem(said: str) -> tuple[str, str]:
     """What lacks where a store's client has no credentials, and their variables; else empty."""
     named = os.environ.get("AWS_METADATA_ENDPOINT", "").rstrip("/")

@@ -82,6 +82,11 @@ TROUBLES = (
         kills=True,
     ),
     Trouble(
+        "owners killed, 503 for 15 of every 20 s",
+        lambda: (Fault(Outcome.REFUSE, window_s=DOWN_S), Fault(delay_s=0.05)),
+        kills=True,
+    ),
+    Trouble(
         "owners killed, blackholed for 15 of every 20 s",
         lambda: (Fault(Outcome.HOLD, window_s=DOWN_S), Fault(delay_s=0.05)),
         kills=True,

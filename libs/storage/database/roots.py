@@ -7,6 +7,7 @@ in a store of their own: see `libs.storage.database.wal_stores`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,13 +63,21 @@ from libs.storage.errors import (
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import BothSyncs, Durability, NoSync, durability_of
 from libs.storage.objects.instance_records import InstanceRecords, WalStoreRecord
+from libs.storage.objects.patience import patience_s
 from libs.storage.objects.probe import probe_store
 from libs.storage.objects.restores import refuse_unfinished_restore
 from libs.storage.objects.small_objects import Objects
 
+_log = logging.getLogger(__name__)
+
 SILENCE_S: Final = 10.0
 """How long a store may not respond before it counts as unreachable. Opening a database may take far
 longer: see libs.storage.database.opening."""
+
+
+OPENINGS_MAX: Final = 3
+"""Times that a start opens its database, as long as the store fails. SlateDB repeats a request for
+some 14 s; each opening leaves an object in the WAL, and replays those of the ones before."""
 
 
 class Root:
@@ -245,9 +254,22 @@ class Root:
         lost, OtherFormat, and UnfinishedRestore. `is_restored`: for the restore itself, which has
         copied it from a snapshot, without a WAL.
         """
-        wal = await self.check_stores()
-        if not is_restored:
-            await refuse_unfinished_restore(self.objects, self.url)
+        number = 1
+        while True:
+            wal = await self.check_stores()
+            if not is_restored:
+                await refuse_unfinished_restore(self.objects, self.url)
+            try:
+                return await self._open(name, kind, wal, tuning, is_restored=is_restored)
+            except StoreUnavailable as error:
+                if not patience_s() or number == OPENINGS_MAX:
+                    raise
+                _log.warning("the start waits for the store, and opens it again: %s", error)
+                number += 1
+
+    async def _open(
+        self, name: str, kind: Kind, wal: WalStore, tuning: Tuning | None, *, is_restored: bool
+    ) -> Database:
         chosen = tuning or tuning_of(kind, self.address.scheme, wal.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
         if wal.record is not None:

@@ -27,6 +27,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectS
 
 from libs.storage.errors import DamagedObject, ObjectNotFound, StoreUnavailable, readable
 from libs.storage.objects.durability import Durability, full_disk
+from libs.storage.objects.patience import patience_s, repeated
 from libs.storage.objects.requests import CountedStore, RequestCounts
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ class Objects:
     async def put(self, path: str, data: bytes) -> None:
         """Write or replace the object, durably."""
         try:
-            await self._store.put_async(path, data)
+            await repeated(lambda: self._store.put_async(path, data))
             await self._sync(path)
         except (BaseError, OSError) as error:
             raise self._unavailable("writing", path, error) from error
@@ -189,7 +190,8 @@ class Objects:
         """
         try:
             async with _in_time("creating", path, len(data)):
-                await self._store_for(data).put_async(path, data, mode="create")
+                store = self._store_for(data)
+                await repeated(lambda: store.put_async(path, data, mode="create"))
             await self._sync(path)
         except (AlreadyExistsError, FileExistsError):
             return await self._version_of(path, data) is not None
@@ -239,7 +241,9 @@ class Objects:
                     return await self._version_of(path, data)
                 written = await self._store.put_async(path, data)
             else:
-                written = await self._store.put_async(path, data, mode={"e_tag": tag})
+                written = await repeated(
+                    lambda: self._store.put_async(path, data, mode={"e_tag": tag})
+                )
             await self._sync(path)
         except PreconditionError:
             return await self._version_of(path, data)
@@ -315,7 +319,7 @@ class Objects:
     async def delete(self, path: str) -> None:
         """Remove the object; no error if it is absent."""
         try:
-            await self._store.delete_async(path)
+            await repeated(lambda: self._store.delete_async(path))
         except (NotFoundError, FileNotFoundError):
             return
         except (BaseError, OSError) as error:
@@ -335,13 +339,13 @@ class Objects:
     async def modified_ms(self, path: str) -> int:
         """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""
         with self._finding("looking at", path):
-            meta = await self._store.head_async(path)
+            meta = await repeated(lambda: self._store.head_async(path))
         return _ms(meta["last_modified"])
 
     async def size(self, path: str) -> int:
         """How many bytes the object has. Raises ObjectNotFound."""
         with self._finding("looking at", path):
-            return int((await self._store.head_async(path))["size"])
+            return int((await repeated(lambda: self._store.head_async(path)))["size"])
 
     async def exists(self, path: str) -> bool:
         try:
@@ -351,7 +355,11 @@ class Objects:
         return True
 
     async def check(self, timeout_s: float) -> None:
-        """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read."""
+        """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read.
+
+        While a process starts, within `patience_s` at least.
+        """
+        timeout_s = max(timeout_s, patience_s())
         try:
             async with asyncio.timeout(timeout_s):
                 await _whole_answer(lambda: self._store.list_with_delimiter_async("topology"))
@@ -383,12 +391,12 @@ async def _whole_answer(read: Callable[[], Awaitable[T]]) -> T:
     """What `read` gives, once its answer does not break off; a client repeats all but that."""
     for _ in range(_READS - 1):
         try:
-            return await read()
+            return await repeated(read)
         except BaseError as error:
             said = str(error)
             if "response body" not in said or "Interrupted" not in said:
                 raise
-    return await read()
+    return await repeated(read)
 
 
 @asynccontextmanager

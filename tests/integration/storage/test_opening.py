@@ -16,6 +16,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
+from libs.storage.objects.patience import patiently
 from libs.storage.objects.small_objects import Objects
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
@@ -177,6 +178,33 @@ async def test_a_start_ends_when_the_store_has_gone(
     with pytest.raises(StoreUnavailable, match=f"opening {NAME} stopped after"):
         await starting
     store.set()
+    await crashed.close()
+
+
+@pytest.mark.slow
+async def test_a_start_opens_its_database_again_where_the_store_went_away_meanwhile(
+    store: FaultyStore, root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given what a crash left, and a store that gives no WAL object
+    crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
+    for number in range(5):
+        await _commit(crashed, number)
+    store.set(Fault(Outcome.RESET, method="GET", match="/wal/"))
+
+    async def start() -> Database:
+        with patiently():
+            return await root.database(NAME, Kind.BROKER)
+
+    # When SlateDB gives up opening it for a start
+    starting = asyncio.create_task(start())
+    await _until(lambda: "the start waits" in caplog.text or starting.done())
+
+    # Then the start opens it again, and goes on when the store does
+    assert not starting.done()
+    store.set()
+    database = await starting
+    assert await database.get(b"000004", durable=True) == b"v"
+    await database.close()
     await crashed.close()
 
 
