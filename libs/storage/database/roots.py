@@ -77,7 +77,7 @@ longer: see libs.storage.database.opening."""
 
 OPENINGS_MAX: Final = 3
 """Times that a start opens its database, as long as the store fails. SlateDB repeats a request for
-some 14 s; each opening leaves an object in the WAL, and replays those of the ones before."""
+some 20 s; each opening leaves an object in the WAL, and replays those of the ones before."""
 
 
 class Root:

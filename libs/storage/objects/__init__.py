@@ -4,7 +4,7 @@ In reading order; a file imports only files above it:
 
 `durability`       Syncs that make finished writes survive a power failure
 `requests`         Counts the requests for small objects
-`patience`         Requests of a process that starts, which outlast a store that is away
+`patience`         Requests of a process that starts, which outlast a store that is down
 `small_objects`    Small objects below a root: blobs, topology, probes
 `digests`          The digests of objects, by which damage is found
 `json_objects`     Objects of JSON, read with one kind of error

@@ -1,4 +1,4 @@
-"""Requests of a process that starts: they outlast a store that is away for some seconds.
+"""Requests of a process that starts: they outlast a store that is down for some seconds.
 
 A request of a process that serves fails soon, since a caller waits for it. A start sends some
 thirty requests, one after the other. Were it to end with the first that fails, then no process
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 WAIT_S: Final = 30.0
 """For how long one request of a start is sent again. A supervisor that starts the process again
-waits for up to minutes before that, and everything begins anew."""
+waits for up to minutes before that, and everything begins again."""
 
 AGAIN_S: Final = 1.0
 """From a failed request to the next one, and down to half of that, at random."""
