@@ -4,6 +4,7 @@ In reading order; a file imports only files above it:
 
 `catalogue`   What a backup has, and which backups there are
 `copying`     Copies objects from one root to another, many at a time, those that lack alone
+`damage`      What a backup lacks, in words
 `checking`    Reads copies again, and finds those that have rotted
 `shards`      Snapshots of all shards: from their owners, or of an instance that is stopped
 `turns`       One backup at a time below a backup root

@@ -19,6 +19,7 @@ from libs.serving.process.exits import EXIT_CLEAN
 from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.roots import Root, check_folder, open_root
 from services.janitor.backup.catalogue import BACKUPS, OBJECTS, Backup, Catalogue
+from services.janitor.backup.damage import NAMED_MAX, counts_of, describe
 from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
@@ -81,8 +82,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     command("ls", "list the backups, the newest first", "List the backups, the newest first.")
     verify = command(
         "verify",
-        "read all copies of a backup, and say which have rotted",
-        "Read all that a backup needs, and compare it with what was written. It changes nothing.",
+        "read all copies of a backup, and say which are gone or have rotted",
+        "Read all that a backup needs, and compare it with what was written. It changes nothing. "
+        f"It names at most {NAMED_MAX} copies that are gone, and as many that have rotted, and "
+        "counts all. Exit code 1: the backup is damaged.",
     )
     restore = command(
         "restore",
@@ -90,12 +93,33 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         "Make an instance from a backup, below a root that has none. Start its processes when it "
         "has ended. A restore that was interrupted goes on when it is repeated.",
     )
+    _add_arguments(create, verify, restore, environ)
+    args = parser.parse_args(argv)
+    if not args.backups:
+        backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
+    if args.what in ("create", "restore") and not args.root:
+        backup.error("--root or SLATEMQ_ROOT is required")
+    return args
+
+
+def _add_arguments(
+    create: argparse.ArgumentParser,
+    verify: argparse.ArgumentParser,
+    restore: argparse.ArgumentParser,
+    environ: Mapping[str, str],
+) -> None:
     for one in (verify, restore):
         one.add_argument("backup_id", nargs="?", default="", metavar="BACKUP", help="else newest")
     restore.add_argument(
         "--prepare",
         action="store_true",
         help="only copy objects ahead, so that a later restore takes less time; repeat it at will",
+    )
+    restore.add_argument(
+        "--without-missing",
+        action="store_true",
+        help="go on where copies of payloads, archived dead letters or task bodies are gone; "
+        "without it nothing is restored then",
     )
     for one in (create, restore):
         one.add_argument(
@@ -108,12 +132,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
             default=environ.get("SLATEMQ_WAL_STORE", ""),
             help="URL of the store of its WALs alone, if not its root (SLATEMQ_WAL_STORE)",
         )
-    args = parser.parse_args(argv)
-    if not args.backups:
-        backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
-    if args.what in ("create", "restore") and not args.root:
-        backup.error("--root or SLATEMQ_ROOT is required")
-    return args
 
 
 def _positive(text: str) -> int:
@@ -172,21 +190,43 @@ async def _verify(args: argparse.Namespace) -> None:
     backup = await catalogue.get(args.backup_id)
     verifying = Verifying(catalogue, backup, _ProgressLine().say)
     await verifying.verify()
-    fields = {
+    fields: dict[str, Any] = {
         "backup_id": backup.backup_id,
         "objects_checked": verifying.checked_count,
-        "missing": verifying.missing,
-        "rotten": verifying.rotten,
     }
-    said = [*(f"missing: {path}" for path in verifying.missing)]
-    said += [f"rotten: {path}" for path in verifying.rotten]
+    gone = verifying.payloads_gone
+    fields |= {"payloads_gone": gone[:NAMED_MAX], "payloads_gone_count": len(gone)}
+    if gone:
+        sys.stderr.write(
+            f"the backup before, {verifying.before}, has {describe(gone)}, which this one lacks: "
+            "jobs of the janitor remove those of old messages. Whether messages lack theirs is "
+            "found by `verify` of the instance, or of a restore\n"
+        )
+    said: list[str] = []
+    damaged = {"missing": verifying.missing, "rotten": verifying.rotten}
+    for name, paths in damaged.items():
+        fields |= _damage_fields(name, paths)
+        said += [f"{name}: {path}" for path in paths[:NAMED_MAX]]
+        if len(paths) > NAMED_MAX:
+            said.append(f"{name}: {len(paths) - NAMED_MAX:,} more")
     _show(args, fields, "\n".join(said) or f"{verifying.checked_count:,} objects are as written")
     if said:
+        count = len(verifying.missing) + len(verifying.rotten)
+        what = "; ".join(f"{name}: {describe(paths)}" for name, paths in damaged.items() if paths)
         raise FailedPrecondition(
             "BACKUP_DAMAGED",
-            f"{len(said)} of {verifying.checked_count:,} objects are not as they were written. "
-            f"{_advice(backup, verifying)}",
+            f"{count:,} of {verifying.checked_count:,} objects are not as they were written: "
+            f"{what}. {_advice(backup, verifying)}",
         )
+
+
+def _damage_fields(name: str, paths: Sequence[str]) -> dict[str, Any]:
+    """Names of some, the count of all, and of those of each shard, the payloads and so on."""
+    return {
+        name: paths[:NAMED_MAX],
+        f"{name}_count": len(paths),
+        f"{name}_by_place": counts_of(paths),
+    }
 
 
 def _advice(backup: Backup, verifying: Verifying) -> str:
@@ -209,7 +249,9 @@ async def _restore(args: argparse.Namespace) -> None:
     root, backups = _two_roots(args)
     catalogue = Catalogue(backups.objects)
     backup = await catalogue.get(args.backup_id)
-    restoring = Restoring(catalogue, backup, root, args.prepare, _ProgressLine().say)
+    restoring = Restoring(
+        catalogue, backup, root, args.prepare, args.without_missing, _ProgressLine().say
+    )
     facts = {"root": root.url, "backups": backups.url, "backup": backup.backup_id}
     with audited("backup restore", **facts, prepare=args.prepare):
         await restoring.restore()
@@ -221,13 +263,16 @@ async def _restore(args: argparse.Namespace) -> None:
         "bytes_copied": restoring.copied_bytes,
         "databases": len(backup.databases),
         "queues": restoring.queues_count,
-        "rotten": restoring.rotten,
+        **_damage_fields("missing", restoring.missing),
+        **_damage_fields("rotten", restoring.rotten),
     }
     said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
     if args.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
     if restoring.rotten:
-        said += f"; without {len(restoring.rotten)} objects whose copies have rotted"
+        said += f"; without {len(restoring.rotten):,} objects whose copies have rotted"
+    if restoring.missing:
+        said += f"; without {len(restoring.missing):,} objects whose copies are gone"
     _show(args, fields, said)
 
 

@@ -2,6 +2,8 @@
 
 ::
 
+    the copies        before anything is written: where a table or a manifest is gone the restore
+                      ends here, and where a payload is, unless it is to go on without
     restoring.json    names the backup: a restore that was interrupted may go on; and the store of
                       the write-ahead logs, where the instance gets one of its own. As long as it
                       is there, no process starts, and no other database is opened
@@ -45,6 +47,7 @@ from services.janitor.backup.catalogue import (
     stored_manifest,
 )
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
+from services.janitor.backup.damage import describe, is_of_database
 from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import KINDS, opened_restored
@@ -79,24 +82,33 @@ class _Begun(NamedTuple):
             ) from error
 
 
+def _is_lost(one: StoredObject, found_bytes: int | None) -> bool:
+    if found_bytes is None:
+        return True
+    return is_of_database(one.stored) and found_bytes != one.size_bytes
+
+
 @dataclass
 class Restoring:
     """One restore.
 
     Attributes:
         prepare: Only copy objects, so that a later restore has less to copy.
+        without_missing: Go on without payloads, and parts of the archive, whose copies are gone.
         report: Called with its progress.
         cancelled: Set it to end the copying soon: JobCancelled.
         copied_count: Objects copied.
         queues_count: Queues found in the brokers' databases.
         rotten: Copies, stored in the backup root, that were left out: they have other bytes than
             when they were written.
+        missing: Those that were left out because they are gone.
     """
 
     catalogue: Catalogue
     backup: Backup
     target: Root
     prepare: bool = False
+    without_missing: bool = False
     report: Report = lambda progress: None
     cancelled: threading.Event = field(default_factory=threading.Event)
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -104,6 +116,7 @@ class Restoring:
     copied_bytes: int = 0
     queues_count: int = 0
     rotten: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     async def restore(self) -> None:
         """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -113,6 +126,7 @@ class Restoring:
                 f"the backup {self.backup.backup_id} has format {self.backup.format}, and this "
                 f"version reads format {FORMAT} alone: restore it with the version that made it",
             )
+        await self._find_missing()
         await self._begin()
         await self._copy()
         if self.prepare:
@@ -129,6 +143,43 @@ class Restoring:
             if not await self.target.objects.put_if_absent(path, record):
                 raise self._in_use(path)
         await self.target.objects.delete(RESTORING)
+
+    async def _find_missing(self) -> None:
+        """Refuse, before anything is written, what cannot end; one list of each root.
+
+        Copies that are gone, and that a restore before has not copied. One of another size has
+        rotted: that ends a restore only where it is a table. Raises FailedPrecondition.
+        """
+        stored = await self.catalogue.stored(self.backup)
+        sizes = await sizes_below(self.catalogue.objects, OBJECTS)
+        there = await self._there(stored)
+        lost = [
+            one.stored
+            for one in stored
+            if there.get(one.path) != one.size_bytes and _is_lost(one, sizes.get(one.stored))
+        ]
+        manifests = await sizes_below(self.catalogue.objects, self.backup.folder)
+        expected = [
+            stored_manifest(self.backup.folder, one.database) for one in self.backup.databases
+        ]
+        lost += [path for path in expected if path not in manifests]
+        if not lost:
+            return
+        begun = f"the backup {self.backup.backup_id} lacks {describe(lost)}"
+        if any(map(is_of_database, lost)):
+            raise FailedPrecondition(
+                "BACKUP_DAMAGED",
+                f"{begun}: restore another one, or put them back from the store's versions",
+            )
+        if not self.without_missing:
+            raise FailedPrecondition(
+                "BACKUP_DAMAGED",
+                f"{begun}: restore another one, put them back from the store's versions, or go on "
+                "without them (--without-missing): queues make messages without their payload "
+                "dead letters (payload gone)",
+            )
+        log.warning("%s: it is restored without them", begun)
+        self.missing = sorted(lost)
 
     async def _begin(self) -> None:
         """Raises FailedPrecondition where the root has anything but this restore."""
@@ -199,7 +250,12 @@ class Restoring:
             report=lambda done, count: self._say("objects", done, count),
             cancelled=self.cancelled,
         )
-        copies = [Copy(one.stored, one.path, one.size_bytes, one.digest) for one in stored]
+        left_out = {*self.missing}
+        copies = [
+            Copy(one.stored, one.path, one.size_bytes, one.digest)
+            for one in stored
+            if one.stored not in left_out
+        ]
         await copier.copy(copies)
         self.copied_count, self.copied_bytes = copier.copied_count, copier.copied_bytes
         copies = self._without_rotten(copies, copier.damaged)

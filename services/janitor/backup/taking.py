@@ -50,6 +50,7 @@ from services.janitor.backup.catalogue import (
 )
 from services.janitor.backup.checking import digests_of, in_part, rotten
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
+from services.janitor.backup.damage import describe
 from services.janitor.backup.shards import ShardSnapshots
 from services.janitor.backup.turns import Turn, turn
 from services.janitor.jobs.contract import JobCancelled, Progress, Report
@@ -198,9 +199,9 @@ class Taking:
         self.payloads_gone_count = len(before - listed)
         if before and not before & listed:
             log.warning(
-                "%d payload objects, all of the backup before, are gone from the instance: verify "
-                "it before earlier backups are removed, which have them",
-                len(before),
+                "%s, all of the backup before, are gone from the instance: verify it before "
+                "earlier backups are removed, which have them",
+                describe([*before]),
             )
 
     async def _check_copies(self, mine: Turn, copier: Copier) -> None:

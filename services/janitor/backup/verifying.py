@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from services.janitor.backup.catalogue import OBJECTS, Backup, Catalogue, stored_manifest
 from services.janitor.backup.checking import rotten
 from services.janitor.backup.copying import sizes_below
+from services.janitor.backup.damage import PAYLOADS, place_of
 from services.janitor.jobs.contract import Progress, Report
+from slatemq.errors import FailedPrecondition, NotFound
 
 
 @dataclass
@@ -21,6 +24,9 @@ class Verifying:
         missing: The paths, below the backup root, of what is not there with its size.
         rotten: Those of what has other bytes than when it was written.
         checked_count: How many objects the backup needs.
+        payloads_gone: The copies of payloads that the backup before has, and this one lacks. Jobs
+            of the janitor may have removed their messages.
+        before: The ID of that backup; empty: there is none.
     """
 
     catalogue: Catalogue
@@ -30,6 +36,8 @@ class Verifying:
     missing: list[str] = field(default_factory=list)
     rotten: list[str] = field(default_factory=list)
     checked_count: int = 0
+    payloads_gone: list[str] = field(default_factory=list)
+    before: str = ""
 
     async def verify(self) -> None:
         """Raises FailedPrecondition, JobCancelled, the errors of the storage."""
@@ -37,7 +45,9 @@ class Verifying:
         sizes = await sizes_below(objects, OBJECTS)
         manifests = await sizes_below(objects, folder)
         digests: dict[str, str] = {}
-        for one in await self.catalogue.stored(self.backup):
+        stored = await self.catalogue.stored(self.backup)
+        await self._find_gone({one.stored for one in stored})
+        for one in stored:
             if sizes.get(one.stored) == one.size_bytes:
                 digests[one.stored] = one.digest
             else:
@@ -50,6 +60,17 @@ class Verifying:
                 self.missing.append(path)
         self.checked_count = len(digests) + len(self.missing)
         self.rotten = await rotten(objects, digests, self._say, self.cancelled)
+
+    async def _find_gone(self, stored: Set[str]) -> None:
+        older = [one for one in await self.catalogue.ids() if one < self.backup.backup_id]
+        for backup_id in older:
+            try:
+                before = await self.catalogue.stored(await self.catalogue.get(backup_id))
+            except (FailedPrecondition, NotFound):
+                continue  # It is damaged, or was removed since.
+            had = {one.stored for one in before if place_of(one.stored) == PAYLOADS}
+            self.payloads_gone, self.before = sorted(had - stored), backup_id
+            return
 
     def _say(self, done: int, count: int) -> None:
         self.report(Progress("objects", 1, 1, done, count))

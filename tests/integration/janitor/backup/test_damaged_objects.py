@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -258,6 +259,90 @@ async def test_a_copy_that_has_rotted_is_named_by_verify_and_by_a_restore(
     os.truncate(copy, size_bytes)
     with pytest.raises(FailedPrecondition, match=r"0.manifest has rotted"):
         await restored(backups, fresh)
+
+
+async def test_a_backup_whose_payloads_are_gone_is_named_and_restored_without_them_on_request(
+    root: Root,
+    backups: Root,
+    fresh: Root,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a backup whose copies of payloads are gone, all but one
+    monkeypatch.setattr("services.janitor.backup.command.NAMED_MAX", 2)
+    await write(root, b"x")
+    kept, *uris = [await Blobs(root).put(b"%d" % number) for number in range(8)]
+    await taking(root, backups).take()
+    for uri in uris:
+        await backups.objects.delete(f"objects/{uri}")
+    named = sorted(f"objects/{uri}" for uri in uris)
+
+    # When it is verified, then some are named, all are counted, and the exit code says so
+    command = ["backup", "verify", "--backups", backups.url]
+    assert await asyncio.to_thread(main, command, {}) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [f"missing: {one}" for one in named[:2]] + ["missing: 5 more"]
+    assert f"missing: 7 payloads ({', '.join(named[:5])} and 2 more)" in said.err
+    assert await asyncio.to_thread(main, [*command, "--json"], {}) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["missing"], found["missing_count"]) == (named[:2], 7)
+    assert found["missing_by_place"] == {"payloads": 7}
+    assert (found["rotten"], found["rotten_count"]) == ([], 0)
+
+    # When it is restored, then that is refused before anything is written
+    command = ["backup", "restore", "--backups", backups.url, "--root", fresh.url]
+    assert await asyncio.to_thread(main, command, {}) == 1
+    said = capsys.readouterr()
+    assert "lacks 7 payloads (" in said.err
+    assert "--without-missing" in said.err
+    assert await fresh.objects.list("") == []
+
+    # And on request all else is restored
+    assert await asyncio.to_thread(main, [*command, "--without-missing"], {}) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("without 7 objects whose copies are gone\n")
+    assert await read(fresh, "ingest/0") == b"x"
+    assert await Blobs(fresh).get(kept) == b"0"
+    assert not await fresh.objects.exists(uris[0])
+
+
+@pytest.mark.parametrize("lost", ["compacted/", ".manifest"])
+async def test_a_restore_without_what_is_missing_needs_all_of_the_databases(
+    root: Root, backups: Root, fresh: Root, lost: str
+) -> None:
+    await write(root, LARGE)
+    await taking(root, backups).take()
+    paths = [*await backups.objects.list("objects"), *await backups.objects.list("backups")]
+    path = next(one for one in paths if "ingest/0" in one and lost in one)
+    await backups.objects.delete(path)
+
+    catalogue = Catalogue(backups.objects)
+    restoring = Restoring(catalogue, await catalogue.get(), fresh, without_missing=True)
+    with pytest.raises(FailedPrecondition, match=rf"lacks 1 of ingest/0 \({path}\)") as refused:
+        await restoring.restore()
+
+    assert refused.value.reason == "BACKUP_DAMAGED"
+    assert await fresh.objects.list("") == []
+
+
+async def test_payloads_of_the_backup_before_that_a_backup_lacks_are_named(
+    root: Root, backups: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await write(root, b"x")
+    gone, _ = [await Blobs(root).put(payload) for payload in (b"one", b"other")]
+    first = await taking(root, backups).take()
+    await Blobs(root).delete(gone)
+    await taking(root, backups).take()
+
+    command = ["backup", "verify", "--backups", backups.url, "--json"]
+    assert await asyncio.to_thread(main, command, {}) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["payloads_gone"] == [f"objects/{gone}"]
+    assert f"the backup before, {first.backup_id}, has 1 payload (objects/{gone})" in said.err
+
+    assert await asyncio.to_thread(main, [*command, first.backup_id], {}) == 0
+    assert json.loads(capsys.readouterr().out)["payloads_gone_count"] == 0
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)

@@ -459,11 +459,12 @@ async def test_what_lacks_or_is_in_the_way_is_named(
     with pytest.raises(FailedPrecondition, match="restore to an empty root"):
         await restored(backups, other)
 
-    # An object that is lost: found before there is an instance
+    # An object that is lost: found before anything is written
     await backups.objects.delete(f"objects/{uri}")
-    with pytest.raises(FailedPrecondition, match=f"lacks 1 of .*such as {uri}"):
+    with pytest.raises(FailedPrecondition, match=rf"lacks 1 payload \(objects/{uri}\)"):
         await restored(backups, fresh)
-    assert not await fresh.objects.list("ingest/0/manifest")
+    assert await fresh.objects.folders("") == []
+    assert not await fresh.objects.exists(RESTORING)
 
     # A later format
     newer = Backup(**{**vars(backup), "format": 99})
