@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from libs.events.settings import QueueSettings
-from libs.serving.process import ownership
+from libs.serving.process import ownership, standby
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_DOWN
 from libs.serving.process.instance import StatedSetting, join_instance
@@ -31,7 +31,7 @@ from services.router.config import RouterConfig
 from services.router.service import RouterProcess
 from tests.simulation import servers
 from tests.simulation import store as stores
-from tests.simulation.loop import Machine, WorldLoop
+from tests.simulation.loop import MACHINE, Machine, WorldLoop
 from tests.simulation.network import Network
 from tests.simulation.store import SimulatedRoot, SimulatedStore
 
@@ -63,6 +63,7 @@ class Process:
         exits: The codes with which it ended by itself.
         machine: Of its present life.
         service: The object of its present life, once it has joined the instance.
+        stands_by: Whether each life waits while another process has the shard.
         wall_offset_s: How far the wall clock of its machines is ahead of the world's.
     """
 
@@ -75,6 +76,7 @@ class Process:
     running: asyncio.Task[Any] | None = None
     service: Any = None
     wall_offset_s: float = 0.0
+    stands_by: bool = False
 
     @property
     def name(self) -> str:
@@ -108,6 +110,7 @@ class Cluster:
         self.story: list[str] = []
         self._chance = random.Random(f"{seed}/cluster")
         self._machines = 0
+        self._lives: list[RunningService] = []
         _install(self.network)
 
     def tell(self, line: str) -> None:
@@ -127,8 +130,14 @@ class Cluster:
     def addresses(self) -> list[str]:
         return [f"127.0.0.1:{process.port}" for process in self.processes]
 
-    def add(self, kind: str, shard: int) -> Process:
-        process = Process(kind, shard, self.network.free_port())
+    @property
+    def takeovers(self) -> int:
+        """How often a standby took the shard of an owner that was silent."""
+        standbys = (life._standby for life in self._lives)
+        return sum(standby is not None and standby.has_replaced for standby in standbys)
+
+    def add(self, kind: str, shard: int, *, stands_by: bool = False) -> Process:
+        process = Process(kind, shard, self.network.free_port(), stands_by=stands_by)
         self.processes.append(process)
         self.start(process)
         return process
@@ -162,10 +171,13 @@ class Cluster:
             instance=instance.settings,
             instance_number=instance.number,
             **self.protection,
+            **({"standby": True} if process.stands_by else {}),
         )
         telemetry = Telemetry()
         process.service = build(config, telemetry, root)
-        cause = await RunningService(process.service, config, telemetry).run(Signals())
+        running = RunningService(process.service, config, telemetry)
+        self._lives.append(running)
+        cause = await running.run(Signals())
         self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
         is_of_store = cause.code == EXIT_FAILED and cause.message.startswith(STORE_FAILURES)
         if cause.code not in (EXIT_FENCED, EXIT_STORE_DOWN) and not is_of_store:
@@ -190,7 +202,7 @@ class Cluster:
         process.exits.append(EXIT_FAILED if error is not None else done.result())
         machine.crash()
         self.network.machine_ended(machine)
-        if process.exits[-1] == EXIT_FENCED and self._others(process):
+        if process.exits[-1] == EXIT_FENCED and not process.stands_by and self._others(process):
             self.processes.remove(process)
             self.tell(f"{machine.name} was fenced, and stays down")
             return
@@ -206,10 +218,14 @@ class Cluster:
         self.network.machine_ended(machine)
         self._start_later(process)
 
-    def replace(self, process: Process) -> Process:
-        """Start another process for the same shard while this one runs, perhaps standing still."""
-        self.tell(f"another process takes {process.name}")
-        return self.add(process.kind, process.shard)
+    def replace(self, process: Process) -> None:
+        """Start another process for the same shard while this one runs, perhaps standing still.
+
+        A shard with standbys has one already.
+        """
+        if not process.stands_by:
+            self.tell(f"another process takes {process.name}")
+            self.add(process.kind, process.shard)
 
     def _others(self, process: Process) -> list[Process]:
         """Other processes for its shard that run, or stand still."""
@@ -231,7 +247,7 @@ class Cluster:
         )
 
     def _start_again(self, process: Process) -> None:
-        if self._others(process):
+        if not process.stands_by and self._others(process):
             self.processes.remove(process)  # A supervisor for each shard, and no more.
         elif process.machine is None or not process.machine.is_alive:
             self.start(process)
@@ -245,5 +261,15 @@ def _install(network: Network) -> None:
         server = network.servers.get(address)
         return "" if server is not None and server.is_listening else f"{address}: refused"
 
-    public: Any = ownership
-    public.probe = probe
+    async def listens(address: str, timeout_s: float) -> bool | None:
+        server = network.servers.get(address)
+        if server is not None and not network.answers(MACHINE.get().name, server.machine.name):
+            await asyncio.sleep(timeout_s)
+            return None
+        # A machine that stands still takes connections, but for its process.
+        return server is not None and server.machine.is_alive and server.is_listening
+
+    of_owners: Any = ownership
+    of_owners.probe = probe
+    of_standbys: Any = standby
+    of_standbys.listens = listens

@@ -53,6 +53,9 @@ WINDOW_S: Final = 5
 ACCESS_SHARE: Final = 0.3
 """Of worlds that have access control."""
 
+STANDBYS_SHARE: Final = 0.3
+"""Of worlds in which each shard has two processes, of which one stands by."""
+
 CLOCK_APART_MS: Final = 500
 """By how much more than its steps a clock may be apart where clocks step: owners follow slowly."""
 
@@ -83,6 +86,8 @@ class Verdict:
         queues: The kinds of queues that it had.
         partitioned: Those of them that had partitions.
         has_access: Whether it had access control.
+        has_standbys: Whether each shard had a standby.
+        takeovers: How often a standby took the shard of a silent owner.
         mishaps: The numbers of those that happened.
     """
 
@@ -101,6 +106,8 @@ class Verdict:
     queues: list[str]
     partitioned: list[str]
     has_access: bool
+    has_standbys: bool
+    takeovers: int
     crashes: int
     mishaps: list[int]
     faults: list[str]
@@ -153,6 +160,7 @@ class World:
         if random.Random(f"{seed}/has-access").random() < ACCESS_SHARE:
             self.access = Access(self.cluster, self.judge, self.workload, seed)
             self.cluster.protection = self.access.settings
+        self._has_standbys = random.Random(f"{seed}/has-standbys").random() < STANDBYS_SHARE
         self.crashes = 0
         self.mishaps: list[int] = []
         self.trace: TextIO | None = None
@@ -200,6 +208,8 @@ class World:
             self.workload.names,
             [name for name in self.workload.partitioned if name in self.judge.queues],
             self.access is not None,
+            self._has_standbys,
+            self.cluster.takeovers,
             self.crashes,
             self.mishaps,
             loop.faults,
@@ -226,7 +236,9 @@ class World:
         counts = {"ingest": INGESTS, "broker": workload.brokers, "router": self._routers}
         for kind, shards in counts.items():
             for shard in range(shards):
-                cluster.add(kind, shard)
+                stands_by = self._has_standbys and kind != "router"
+                for _ in range(1 + stands_by):
+                    cluster.add(kind, shard, stands_by=stands_by)
         admin = cluster.client_machine("admin")
         async with asyncio.timeout(TROUBLED_S):
             await admin.run(workload.create_queues())
