@@ -240,8 +240,16 @@ class Peers:
         return None if address is None else self.at(address)
 
     async def broker_shards(self) -> list[int]:
-        """The broker shards, in ascending order."""
+        """The broker shards, in ascending order; none where no broker has ever served."""
         return sorted((await self.topology()).brokers)
+
+    async def some_broker_shards(self) -> list[int]:
+        """The broker shards, in ascending order. Raises Unavailable when none is known."""
+        shards = await self.broker_shards()
+        if not shards:
+            self.forget()
+            raise Unavailable("no broker is known", reason=PEER_UNKNOWN)
+        return shards
 
     async def ingest(self, shard: int) -> grpc.aio.Channel:
         """The channel to an ingest shard; raises Unavailable when it is not known."""

@@ -91,7 +91,7 @@ class QueueLocations:
         of the name read now. Raises NotFound when no shard has it, Unavailable or DeadlineExceeded
         when no broker answers.
         """
-        brokers = await self.peers.broker_shards()
+        brokers = await self.peers.some_broker_shards()
         known = self._known.get(queue_id)
         fresh = fresh or queue_id in self._outdated
         if known is not None and not fresh and _are_there(known, brokers):
@@ -407,7 +407,7 @@ class QueueLocations:
 
         if shard is not None:
             return await answer_of(shard)
-        return await self._first(resource, name, await self.peers.broker_shards(), answer_of)
+        return await self._first(resource, name, await self.peers.some_broker_shards(), answer_of)
 
     async def ask_all(
         self, method: Method[Q, R], request: Q, answer_s: float = ANSWER_S
@@ -420,7 +420,7 @@ class QueueLocations:
 
         async def attempt(_: float) -> Answers[R]:
             nonlocal patience_s
-            shards = await self.peers.broker_shards()
+            shards = await self.peers.some_broker_shards()
             patience_s *= 2  # All of them may be busy.
             options = bounded(min(patience_s, self.peers.call_s))
             by_shard: dict[int, R] = {}

@@ -39,9 +39,9 @@ class TopologyServiceStub:
     """Lists the processes of the instance with the addresses under which clients reach them.
 
     A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-    second where `is_doubted` is set.
+    second where `is_doubted` is set, and 20 seconds while the store is down.
 
-    Errors: UNAVAILABLE (the store is down and was never read).
+    Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
     """
 
 @_typing.type_check_only
@@ -55,9 +55,9 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     """Lists the processes of the instance with the addresses under which clients reach them.
 
     A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-    second where `is_doubted` is set.
+    second where `is_doubted` is set, and 20 seconds while the store is down.
 
-    Errors: UNAVAILABLE (the store is down and was never read).
+    Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
     """
 
 class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -74,9 +74,9 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the processes of the instance with the addresses under which clients reach them.
 
         A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-        second where `is_doubted` is set.
+        second where `is_doubted` is set, and 20 seconds while the store is down.
 
-        Errors: UNAVAILABLE (the store is down and was never read).
+        Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
         """
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -49,6 +49,10 @@ SOON_MS = 1_000
 """How long a reading may take for callers who would rather have the last one than wait: a store
 that hangs takes 10 s to fail."""
 
+OUTDATED_MS = 20_000
+"""How old a reading is that clients do not get: processes may have started and moved since. Most
+processes read more often than that; a standby waits for weeks with what it read at its start."""
+
 CHANGE = f"{FOLDER}/change"
 """The object that shows whether any entry has changed."""
 
@@ -170,7 +174,8 @@ class TopologyDirectory:
         self._monotonic = monotonic
         self._reading = asyncio.Lock()
         self._known: Topology | None = None
-        self._read_at = float("-inf")
+        self._known_at = float("-inf")  # When `_known` was read
+        self._read_at = float("-inf")  # The same, unless it is to be read again
         self._listed_at = float("-inf")
         self._failed_at = float("-inf")
         self._refreshing_since = float("-inf")
@@ -231,6 +236,7 @@ class TopologyDirectory:
             before = self._own_changes
             try:
                 self._known = await self._read_changed()
+                self._known_at = self._monotonic()
                 # Without a change of this process meanwhile, which it may lack.
                 if before == self._own_changes:
                     self._read_at = self._monotonic()
@@ -270,6 +276,11 @@ class TopologyDirectory:
         if left_ms > 0:
             await asyncio.wait([reading], timeout=left_ms / 1000)
         return self._known
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the last reading is older than `OUTDATED_MS`."""
+        return self._age_ms(self._known_at) > OUTDATED_MS
 
     def last(self) -> Topology | None:
         """The last reading, without waiting; an old one is renewed in the background."""
@@ -348,9 +359,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetTopology(  # noqa: N802 - the RPC's name
         self, request: topology_pb2.GetTopologyRequest, context: Any
     ) -> topology_pb2.GetTopologyResponse:
-        """The processes known now. Raises StoreUnavailable."""
+        """The processes known now. Raises StoreUnavailable where they are not known any more."""
         max_age_ms = RESOLVE_AGAIN_MS if request.is_doubted else CACHE_MS
         topology = await self._directory.read_soon(max_age_ms)
+        if self._directory.is_outdated:
+            topology = await self._directory.read_now()
         taking = frozenset(topology.open_ingests)
 
         endpoints = {

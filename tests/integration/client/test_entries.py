@@ -169,14 +169,6 @@ async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
         await made.close()
 
 
-async def test_a_queue_is_not_found_in_an_instance_without_brokers() -> None:
-    async with Instance() as instance:
-        del instance.directory.response.brokers[:]
-        async with slatemq.connect(instance.endpoint) as client:
-            with pytest.raises(NotFound, match="'q'"):
-                await client.get_queue("q")
-
-
 async def test_a_listing_goes_through_all_its_pages(
     instance: Instance, client: slatemq.Client
 ) -> None:

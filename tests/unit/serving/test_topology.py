@@ -8,6 +8,7 @@ from libs.serving.peers.topology import (
     CACHE_MS,
     CHANGE,
     LIST_MS,
+    OUTDATED_MS,
     SOON_MS,
     Peer,
     TopologyDirectory,
@@ -246,6 +247,31 @@ async def test_the_last_reading_serves_while_the_store_is_down(objects: Objects)
     assert dict((await directory.read(max_age_ms=-1)).brokers) == {0: "b:0"}
     with pytest.raises(StoreUnavailable):
         await TopologyDirectory(store).read()
+
+
+async def test_clients_get_no_reading_that_is_outdated(objects: Objects) -> None:
+    # Given a standby that has read at its start alone, before all others served
+    store, clock = _DownAtTimes(objects), ManualSeconds()
+    directory = TopologyDirectory(store, clock)
+    await directory.read()
+    servicer = TopologyServicer(directory)
+    await TopologyDirectory(objects).announce(Peer("broker", 0, "b:0"))
+
+    # When the store is down: then the reading serves for some seconds, and no longer
+    store.down = True
+    clock.now_s = OUTDATED_MS / 1000
+    assert not (await servicer.GetTopology(GetTopologyRequest(is_doubted=True), None)).brokers
+    clock.now_s += 1
+    for is_doubted in (True, False):
+        with pytest.raises(StoreUnavailable, match="not known which processes"):
+            await servicer.GetTopology(GetTopologyRequest(is_doubted=is_doubted), None)
+    assert dict((await directory.read()).brokers) == {}, "services go on with it"
+
+    # When it is back
+    store.down = False
+    clock.now_s += 0.001
+    answer = await servicer.GetTopology(GetTopologyRequest(), None)
+    assert [one.address for one in answer.brokers] == ["b:0"]
 
 
 class _Hanging(_Counted):
