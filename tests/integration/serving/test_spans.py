@@ -123,13 +123,14 @@ async def test_a_call_is_a_span_under_the_callers(
 
 
 async def test_a_failed_call_is_a_failed_span(
-    channel: grpc.aio.Channel, spans: InMemorySpanExporter
+    channel: grpc.aio.Channel, spans: InMemorySpanExporter, measures: InMemoryMetricReader
 ) -> None:
     method: Any = channel.unary_unary(METHODS["uu"], StringValue.SerializeToString)
 
     with pytest.raises(grpc.aio.AioRpcError):
         await method(StringValue(value="refuse"))
 
+    await counted(measures, 1)
     (span,) = spans.get_finished_spans()
     assert not span.status.is_ok
 
