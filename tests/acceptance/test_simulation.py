@@ -39,6 +39,13 @@ def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
     assert facts["checks"] > 0
 
 
+def test_standbys_take_the_shards_of_silent_owners() -> None:
+    facts = run_seed("21", BUSY)
+    assert facts["violation"] == ""
+    assert facts["has_standbys"]
+    assert facts["takeovers"] > 0
+
+
 def test_a_mishap_can_be_left_out() -> None:
     whole = run_seed(EVENTFUL, BUSY)["mishaps"]
     left = run_seed(EVENTFUL, BUSY, whole[:1])["mishaps"]
