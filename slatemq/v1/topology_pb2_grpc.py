@@ -52,9 +52,11 @@ class TopologyServiceServicer:
         """Lists the processes of the instance with the addresses under which clients reach them.
 
         A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-        second where `is_doubted` is set, and 20 seconds while the store is down.
+        second where `is_doubted` is set; while the store is down it is what was read last, which may
+        be 20 seconds old where `is_doubted` is set.
 
-        Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
+        Errors: UNAVAILABLE (the store is down, and was never read; with `is_doubted`, not for 20
+        seconds: ask another process).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,9 +39,11 @@ class TopologyServiceStub:
     """Lists the processes of the instance with the addresses under which clients reach them.
 
     A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-    second where `is_doubted` is set, and 20 seconds while the store is down.
+    second where `is_doubted` is set; while the store is down it is what was read last, which may
+    be 20 seconds old where `is_doubted` is set.
 
-    Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
+    Errors: UNAVAILABLE (the store is down, and was never read; with `is_doubted`, not for 20
+    seconds: ask another process).
     """
 
 @_typing.type_check_only
@@ -55,9 +57,11 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     """Lists the processes of the instance with the addresses under which clients reach them.
 
     A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-    second where `is_doubted` is set, and 20 seconds while the store is down.
+    second where `is_doubted` is set; while the store is down it is what was read last, which may
+    be 20 seconds old where `is_doubted` is set.
 
-    Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
+    Errors: UNAVAILABLE (the store is down, and was never read; with `is_doubted`, not for 20
+    seconds: ask another process).
     """
 
 class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -74,9 +78,11 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the processes of the instance with the addresses under which clients reach them.
 
         A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a
-        second where `is_doubted` is set, and 20 seconds while the store is down.
+        second where `is_doubted` is set; while the store is down it is what was read last, which may
+        be 20 seconds old where `is_doubted` is set.
 
-        Errors: UNAVAILABLE (the store is down, and was not read for 20 seconds).
+        Errors: UNAVAILABLE (the store is down, and was never read; with `is_doubted`, not for 20
+        seconds: ask another process).
         """
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -50,8 +50,8 @@ SOON_MS = 1_000
 that hangs takes 10 s to fail."""
 
 OUTDATED_MS = 20_000
-"""How old a reading is that clients do not get: processes may have started and moved since. Most
-processes read more often than that; a standby waits for weeks with what it read at its start."""
+"""How old a reading is that is no answer to who doubts the last one: processes may have started and
+moved since. A standby waits for weeks with what it read at its start."""
 
 CHANGE = f"{FOLDER}/change"
 """The object that shows whether any entry has changed."""
@@ -359,10 +359,14 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetTopology(  # noqa: N802 - the RPC's name
         self, request: topology_pb2.GetTopologyRequest, context: Any
     ) -> topology_pb2.GetTopologyResponse:
-        """The processes known now. Raises StoreUnavailable where they are not known any more."""
+        """The processes known now.
+
+        Raises StoreUnavailable where nothing is known yet, or too little for a caller that doubts
+        what it has: another process may know more.
+        """
         max_age_ms = RESOLVE_AGAIN_MS if request.is_doubted else CACHE_MS
         topology = await self._directory.read_soon(max_age_ms)
-        if self._directory.is_outdated:
+        if request.is_doubted and self._directory.is_outdated:
             topology = await self._directory.read_now()
         taking = frozenset(topology.open_ingests)
 

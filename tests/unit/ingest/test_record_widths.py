@@ -266,7 +266,7 @@ def test_what_an_ingest_writes_fits_at_its_most(name: str) -> None:
 def test_every_record_that_an_ingest_encodes_is_in_the_table() -> None:
     here = {name for name in globals() if name.startswith("encode_")}
 
-    assert encoders(["services/ingest"]) == here | BEFORE_THE_COMMAND.keys()
+    assert encoders(["services/ingest", "libs/serving/process"]) == here | BEFORE_THE_COMMAND.keys()
 
 
 def extreme(**fields: Any) -> PublishRun:
