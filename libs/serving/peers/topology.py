@@ -50,8 +50,8 @@ SOON_MS = 1_000
 that hangs takes 10 s to fail."""
 
 OUTDATED_MS = 20_000
-"""How old a reading is that is no answer to who doubts the last one: processes may have started and
-moved since. A standby waits for weeks with what it read at its start."""
+"""An older reading does not help a client that doubts its own: processes may have started and moved
+since. A standby waits for weeks with what it read at its start."""
 
 CHANGE = f"{FOLDER}/change"
 """The object that shows whether any entry has changed."""
