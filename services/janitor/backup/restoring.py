@@ -56,8 +56,6 @@ from slatemq.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
 
-_TABLES: Final = tuple(f"{OBJECTS}/{service}/" for service in KINDS)
-
 PHASES: Final = ("objects", "databases", "queue names")
 
 
@@ -126,9 +124,10 @@ class Restoring:
                 f"the backup {self.backup.backup_id} has format {self.backup.format}, and this "
                 f"version reads format {FORMAT} alone: restore it with the version that made it",
             )
-        await self._find_missing()
+        stored = await self.catalogue.stored(self.backup)
+        await self._find_missing(stored)
         await self._begin()
-        await self._copy()
+        await self._copy(stored)
         if self.prepare:
             return
         self._say("databases", 0, len(self.backup.databases))
@@ -144,13 +143,12 @@ class Restoring:
                 raise self._in_use(path)
         await self.target.objects.delete(RESTORING)
 
-    async def _find_missing(self) -> None:
+    async def _find_missing(self, stored: Sequence[StoredObject]) -> None:
         """Refuse, before anything is written, what cannot end; one list of each root.
 
         Copies that are gone, and that a restore before has not copied. One of another size has
         rotted: that ends a restore only where it is a table. Raises FailedPrecondition.
         """
-        stored = await self.catalogue.stored(self.backup)
         sizes = await sizes_below(self.catalogue.objects, OBJECTS)
         there = await self._there(stored)
         lost = [
@@ -241,8 +239,7 @@ class Restoring:
                     return True
         return False
 
-    async def _copy(self) -> None:
-        stored = await self.catalogue.stored(self.backup)
+    async def _copy(self, stored: Sequence[StoredObject]) -> None:
         copier = Copier(
             self.catalogue.objects,
             self.target.objects,
@@ -280,7 +277,7 @@ class Restoring:
         self.rotten = sorted(damaged)
         for path in self.rotten:
             log.warning("the copy %s has rotted, and is not restored", path)
-        tables = [path for path in self.rotten if path.startswith(_TABLES)]
+        tables = [path for path in self.rotten if is_of_database(path)]
         if tables:
             raise FailedPrecondition(
                 "BACKUP_DAMAGED",
