@@ -171,7 +171,7 @@ async def refuse_losses(
     which would begin with ID 1 again (LostDatabase where only the topology shows it). The last
     file, once gone, is not missed: nothing says that there was one. A database that `is_restored`
     has no WAL. Also where SlateDB would not open it for a damaged file of compactions, which it
-    does not name. Costs six requests, and two more for a new one.
+    does not name. Costs six requests, for a new database four.
     """
     count, loss = await _find_loss(admin, objects, wal, database, is_restored)
     if loss is not None:
@@ -186,11 +186,11 @@ async def _find_loss(
     admin: Admin, objects: Objects, wal: WalStore, database: str, is_restored: bool
 ) -> tuple[int, DamagedStore | None]:
     """How many files of the WAL there are to replay; what is lost, and what to do."""
-    compactions = await _newest_compactions(admin, database)
+    compactions = await _newest_compactions(admin, objects, database)
     manifest = await _newest_manifest(admin, database)
     if manifest is None:
         return 0, await _lost_manifests(objects, wal, database)
-    if fault := await _fault_of_compactions(objects, database, compactions, manifest):
+    if fault := _fault_of_compactions(compactions, manifest):
         return 0, DamagedStore(f"{fault.path}: {fault.wrong}: {DELETE_COMPACTIONS}")
     replay_after = int(manifest.replay_after_wal_id)
     needed = _wal_name(max(replay_after - 1, 0))
@@ -247,7 +247,8 @@ async def _is_announced(objects: Objects, database: str) -> bool:
 
 
 def _numbers_after(replay_after: int, listed: Sequence[ObjectInfo]) -> list[int]:
-    return sorted(number for number in map(_wal_number, listed) if number > replay_after)
+    numbers = (_number_of(file.path, "sst") for file in listed)
+    return sorted(number for number in numbers if number > replay_after)
 
 
 async def look_at_files(
@@ -260,7 +261,7 @@ async def look_at_files(
     """
     # The WAL before the manifest: what a collector removes meanwhile is in tables by then.
     wal_files = await wal.objects.describe(f"{database}/{WAL}")
-    compactions = await _newest_compactions(admin, database, timeout_s)
+    compactions = await _newest_compactions(admin, objects, database, timeout_s)
     manifest = await _read_manifest(admin, database, timeout_s)
     table_files = {one.path: one for one in await objects.describe(tables_folder(database))}
     tables = [_table_of(database, view.sst) for view in _views(manifest)]
@@ -276,7 +277,7 @@ async def look_at_files(
     ]
     if (lost := await _lost_wal(objects, wal, database, replay_after, wal_files)) is not None:
         faults.append(lost)
-    of_compactions = await _fault_of_compactions(objects, database, compactions, manifest)
+    of_compactions = _fault_of_compactions(compactions, manifest)
     return DatabaseFiles(tables, replay_after, last_seq, numbers, faults, of_compactions)
 
 
@@ -297,39 +298,48 @@ async def _newest_manifest(
         return await admin.read_manifest(None)
 
 
-async def _newest_compactions(
-    admin: Admin, database: str, timeout_s: float | None = None
-) -> VersionedCompactions | str | None:
-    """The newest file of compactions, or what SlateDB says of it where it cannot read it.
+class _NewestCompactions(NamedTuple):
+    """The newest file of compactions: its content, or what SlateDB says where it cannot read it."""
 
-    None where there is none. Raises StoreUnavailable. Read it before the manifest, to which an
-    owner that opens the database writes first.
+    file: ObjectInfo
+    content: VersionedCompactions | str
+
+
+async def _newest_compactions(
+    admin: Admin, objects: Objects, database: str, timeout_s: float | None = None
+) -> _NewestCompactions | None:
+    """The newest file of compactions; None where there is none, as of memory:///.
+
+    Read it before the manifest, to which an owner that opens the database writes first. Costs two
+    requests. Raises StoreUnavailable.
     """
+    files = await objects.describe(compactions_folder(database))
+    numbered = [file for file in files if _number_of(file.path, "compactions")]
+    if not numbered:
+        return None
+    newest = numbered[-1]
+    number = _number_of(newest.path, "compactions")
     try:
         async with bounded(f"reading the compactions of {database}", timeout_s):
-            return await admin.read_compactions(None)
+            content = await admin.read_compactions(number)
     except (DamagedStore, StoreFailed) as error:
-        return str(error)
+        return _NewestCompactions(newest, str(error))
+    return None if content is None else _NewestCompactions(newest, content)
 
 
-async def _fault_of_compactions(
-    objects: Objects,
-    database: str,
-    found: VersionedCompactions | str | None,
-    manifest: VersionedManifest,
+def _fault_of_compactions(
+    found: _NewestCompactions | None, manifest: VersionedManifest
 ) -> FileFault | None:
     """Why SlateDB would refuse the newest file of compactions, which has no checksum."""
     if found is None:
         return None
-    folder = compactions_folder(database)
-    files = await objects.describe(folder)  # none of memory:///
-    path = files[-1].path if files else folder
-    if isinstance(found, str):
-        return FileFault(path, found)
-    if found.compactor_epoch > manifest.compactor_epoch:
+    path, content = found.file.path, found.content
+    if isinstance(content, str):
+        return FileFault(path, content)
+    if content.compactor_epoch > manifest.compactor_epoch:
         return FileFault(path, "it is of a later owner than the manifest")
-    began_ms = max((_ms_of(one.id) for one in found.recent_compactions), default=0)
-    if files and began_ms > files[-1].modified_ms + _CLOCKS_DIFFER_MS:
+    began_ms = max((_ms_of(one.id) for one in content.recent_compactions), default=0)
+    if began_ms > found.file.modified_ms + _CLOCKS_DIFFER_MS:
         return FileFault(path, "it has a compaction that began after the file was written")
     return None
 
@@ -369,9 +379,10 @@ def _fault_of(table: TableFile, found: ObjectInfo | None) -> FileFault | None:
     return None
 
 
-def _wal_number(file: ObjectInfo) -> int:
-    stem, _, kind = file.path.rpartition("/")[2].partition(".")
-    return int(stem) if kind == "sst" and stem.isdigit() else 0
+def _number_of(path: str, kind: str) -> int:
+    """The number that is the name of a file, `<number>.<kind>`; 0 of other files."""
+    stem, _, ending = path.rpartition("/")[2].partition(".")
+    return int(stem) if ending == kind and stem.isdigit() else 0
 
 
 def _wal_gaps(

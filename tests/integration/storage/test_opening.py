@@ -82,6 +82,22 @@ async def _until(come: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_a_start_asks_for_little_to_know_that_nothing_is_lost(
+    store: FaultyStore, root: Root
+) -> None:
+    async def costs() -> int:
+        before = store.count()
+        wal = root.own_wal_store()
+        await integrity.refuse_losses(root._admin(NAME), root.objects, wal, NAME, is_restored=False)
+        return store.count() - before
+
+    assert await costs() == 4
+    database = await root.database(NAME, Kind.BROKER)
+    await _commit(database, 1)
+    await database.close()
+    assert await costs() == 6
+
+
 async def test_a_start_waits_for_as_long_as_the_store_answers_anything_at_all(
     store: FaultyStore,
     root: Root,
