@@ -52,7 +52,7 @@ def check_losses(before: InstanceSettings, after: InstanceSettings, *, accept_lo
         names = ", ".join(name for name, _ in losses)
         raise FailedPrecondition(
             "CHANGE_LOSES",
-            "; ".join(text for _, text in losses) + ". Set accept_loss if that is acceptable",
+            "not changed, as that may lose messages: " + "; ".join(text for _, text in losses),
             subject=names,
         )
 

@@ -50,6 +50,9 @@ _FIELD = re.compile(
     r"(?:(?:queue|message|draft)\.|(?=(?:filter|start_from_ms|endpoint)$))(?P<name>\w+?)(?P<unit>_ms|_s)?"
 )
 
+_SETTING = re.compile(r"settings\.(?P<name>\w+)")
+"""A setting of the instance, which commands name without this."""
+
 _BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
 
 
@@ -162,7 +165,9 @@ def sentence(error: SlateMQError) -> str:
 
 
 def _in_options(error: InvalidArgument) -> str:
-    """The error in terms of the option, with units, where its field is one."""
+    """The error in terms of the option, with units, or of the setting, where its field is one."""
+    if (setting := _SETTING.fullmatch(error.field)) is not None:
+        return f"{setting['name']}: {error.description}"
     settings = import_module("slatemq.cli.queue_options").SETTINGS  # most commands need none
     found = _FIELD.fullmatch(error.field)
     if found is None or found["name"] not in {*_OPTIONS, *(one.keyword for one in settings)}:

@@ -46,6 +46,7 @@ def test_a_change_that_loses_something_needs_a_word(cli: Cli) -> None:
     assert refused.code == 1
     assert "purge_grace_s from 60 to 1 lets messages be removed" in refused.err
     assert "--accept-loss permits it" in refused.err
+    assert "accept_loss" not in refused.err
     cli.ok("instance", "set", "purge_grace_s=1s", "--accept-loss")
 
 

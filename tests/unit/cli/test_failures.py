@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slatemq.cli.failures import advice
+from slatemq.cli.failures import advice, sentence
 from slatemq.encryption import KeyRing, new_key
-from slatemq.errors import DataLoss, DeadlineExceeded
+from slatemq.errors import DataLoss, DeadlineExceeded, InvalidArgument
 
 
 def test_another_key_of_the_same_id_is_not_taken_for_damage_in_the_store() -> None:
@@ -23,3 +23,8 @@ def test_a_call_that_only_reads_is_not_said_to_have_happened() -> None:
     assert advice(DeadlineExceeded("no answer")).startswith("if it was to change something")
     pending = DeadlineExceeded("task_1 is still pending", reason="TASK_PENDING")
     assert advice(pending) == "`slatemq task pending` shows the error of its last attempt"
+
+
+def test_a_setting_of_the_instance_is_named_as_it_was_typed() -> None:
+    error = InvalidArgument("settings.payload_bytes_max", "must be at least 1, not 0")
+    assert sentence(error) == "payload_bytes_max: must be at least 1, not 0"
