@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from slatemq._rpc.peers import Peers, errors_translated
@@ -19,6 +19,7 @@ from slatemq.errors import (
     InvalidArgument,
     SlateMQError,
     Unavailable,
+    brokers_silent,
 )
 from slatemq.v1.queue_pb2 import GetShardLoadRequest, GetShardLoadResponse
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
@@ -35,9 +36,9 @@ ANSWER_S: Final = 1.0
 async def least_loaded(peers: Peers, beside: Collection[int] = ()) -> int:
     """The shard for a new queue, none of `beside`; the only one is not asked.
 
-    Brokers that do not answer, or take no new queues, are passed over. Raises Unavailable or
-    DeadlineExceeded where none answers, FailedPrecondition (SHARD_DRAINING) where none takes any,
-    or (NO_OTHER_SHARD) there is none.
+    Brokers that do not answer, or take no new queues, are passed over. Raises Unavailable where
+    none answers, FailedPrecondition (SHARD_DRAINING) where none that does takes any, or
+    (NO_OTHER_SHARD) there is none.
     """
     shards = [shard for shard in await peers.broker_shards() if shard not in beside]
     if beside and not shards:
@@ -51,23 +52,41 @@ async def least_loaded(peers: Peers, beside: Collection[int] = ()) -> int:
         return shards[0] if shards else 0
     left = random.sample(shards, len(shards))
     found: list[tuple[float, int]] = []
-    problem: SlateMQError | None = None
+    silent: dict[int, SlateMQError] = {}
+    draining: list[int] = []
     while left and len(found) < CHOICES:
         asked, left = left[: CHOICES - len(found)], left[CHOICES - len(found) :]
         answers = await asyncio.gather(*(_load(peers, shard) for shard in asked))
         for shard, answer in zip(asked, answers, strict=True):
             if isinstance(answer, SlateMQError):
-                problem = answer
+                silent[shard] = answer
             elif answer.draining:
-                problem = FailedPrecondition(
-                    SHARD_DRAINING, "no broker that answers takes new queues: all are drained"
-                )
+                draining.append(shard)
             else:
                 found.append((answer.load, shard))
     if not found:
-        assert problem is not None, "some were asked"
-        raise problem
+        raise _none_takes_it(draining, silent, is_beside=bool(beside))
     return min(found, key=lambda one: one[0])[1]  # of equal ones, any: they are shuffled
+
+
+def _none_takes_it(
+    draining: Collection[int], silent: Mapping[int, SlateMQError], *, is_beside: bool
+) -> SlateMQError:
+    """Why no shard takes a queue, of those without it (`is_beside`) or of all."""
+    others = "broker shard without the queue" if is_beside else "broker shard"
+    if not draining:
+        first = silent[min(silent)]
+        return brokers_silent(f"no {others} can take it now", silent, first.reason)
+    why = f"being drained: {_listed(draining)}" + (f"; down: {_listed(silent)}" if silent else "")
+    return FailedPrecondition(
+        SHARD_DRAINING,
+        f"no {others} takes it ({why}): add a shard, or end a drain with `slatemq shard drain "
+        "--cancel`",
+    )
+
+
+def _listed(shards: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(shards)))
 
 
 async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:

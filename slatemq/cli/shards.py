@@ -273,9 +273,9 @@ async def _move_all(
     places: Sequence[tuple[str, int | None]],
     target: int | None,
 ) -> SlateMQError | None:
-    """Moves queues, or the partitions named; prints where each is.
+    """Moves queues, or the partitions named; prints where each is, and why others stay.
 
-    Returns the last error; the others are printed, too.
+    Returns the last error.
     """
     turns = asyncio.Semaphore(_MOVES_AT_ONCE)
     failed: list[tuple[str, SlateMQError]] = []
@@ -303,9 +303,14 @@ async def _move_all(
             session.show(fields, text)
 
         await asyncio.gather(*(move_one(*place) for place in places))
-    for name, error in failed[:-1]:
-        note(f"{name}: {error.message}")
-    return failed[-1][1] if failed else None
+    if not failed:
+        return None
+    *others, (name, last) = failed
+    for other, error in others:
+        note(f"{other}: {error.message}")
+    if len(places) > 1:
+        last.message = f"{name}: {last.message}"
+    return last
 
 
 def _named(queue_id: str, partition: int | None) -> str:

@@ -233,11 +233,14 @@ class ShardDrain(ABC):
 
     def _check_drained(self, left: list[str]) -> None:
         """Raises FailedPrecondition (SHARD_NOT_DRAINED) where the shard may not be removed yet."""
+        reasons = []
         if not self.is_draining:
-            left.insert(0, "it is not being drained")
+            reasons.append("it is not being drained (`slatemq shard drain`)")
         if left:
+            reasons.append(f"it has {', '.join(left)}")
+        if reasons:
             raise FailedPrecondition(
                 "SHARD_NOT_DRAINED",
-                f"{self._title} cannot be removed yet: {', '.join(left)}",
+                f"{self._title} cannot be removed yet: {', and '.join(reasons)}",
                 subject=self.name,
             )

@@ -30,8 +30,8 @@ class Drain(ShardDrain):
         if self.is_draining:
             raise FailedPrecondition(
                 "SHARD_DRAINING",
-                f"{self._title} takes no new queues: it is being drained. Create the queue on "
-                "another shard, or end the drain with `slatemq shard drain --cancel`",
+                f"{self._title} takes no new queues: it is being drained. Choose another shard, "
+                "or end the drain with `slatemq shard drain --cancel`",
                 subject=self.name,
             )
 

@@ -162,9 +162,10 @@ async def test_a_shard_with_messages_is_not_removed_until_they_are(tmp_path: Pat
         client_of(other, tmp_path) as client,
     ):
         (sent,) = await ingest.publish(PublishRun(payloads=[b"x"], retention_s=1))
-        assert "it is not being drained, 1 messages" in await refusal(client)
+        said = "it is not being drained (`slatemq shard drain`), and it has 1 messages"
+        assert said in await refusal(client)
         await client.drain_shard("ingest", 1)
-        assert "cannot be removed yet: 1 messages" in await refusal(client)
+        assert "cannot be removed yet: it has 1 messages" in await refusal(client)
         assert await ingest.payloads(sent) == [b"x"]
 
         received_ms = (await ingest.log())[0].received_at_ms
@@ -193,7 +194,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
         await client.create_queue("q")
         await client.execute([slatemq.Push("q", b"x")])
         await client.drain_shard("ingest", 1)
-        assert "yet: 1 pushes that wait at broker 0" in await refusal(client)
+        assert "yet: it has 1 pushes that wait at broker 0" in await refusal(client)
 
         # It is refused, and nothing has changed: what the broker sends is taken
         request = PushRequest(

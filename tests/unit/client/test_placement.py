@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slatemq._admin import placement
-from slatemq._admin.placement import least_loaded_of_all
+from slatemq._admin.placement import least_loaded, least_loaded_of_all
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError, Unavailable
 from slatemq.v1.queue_pb2 import GetShardLoadResponse
 
@@ -20,12 +20,8 @@ def load(value: float) -> GetShardLoadResponse:
     return GetShardLoadResponse(load=value)
 
 
-async def chosen(
-    monkeypatch: pytest.MonkeyPatch,
-    count: int,
-    *answers: GetShardLoadResponse | SlateMQError,
-) -> tuple[int, ...]:
-    """The shards for the partitions of a queue, where those of the instance answer like this."""
+def peers_of(monkeypatch: pytest.MonkeyPatch, *answers: GetShardLoadResponse | SlateMQError) -> Any:
+    """Peers of which the broker shards answer like this."""
 
     async def shards() -> list[int]:
         return [*range(len(answers))]
@@ -34,8 +30,16 @@ async def chosen(
         return answers[shard]
 
     monkeypatch.setattr(placement, "_load", answer)
-    peers: Any = SimpleNamespace(broker_shards=shards)
-    return await least_loaded_of_all(peers, count)
+    return SimpleNamespace(broker_shards=shards)
+
+
+async def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    *answers: GetShardLoadResponse | SlateMQError,
+) -> tuple[int, ...]:
+    """The shards for the partitions of a queue, where those of the instance answer like this."""
+    return await least_loaded_of_all(peers_of(monkeypatch, *answers), count)
 
 
 async def test_partitions_go_where_there_is_least_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +60,26 @@ async def test_where_too_many_shards_are_drained_no_repeat_helps(
     with pytest.raises(FailedPrecondition, match="of 3 all but 2 are being drained") as refused:
         await chosen(monkeypatch, 3, load(1), SILENT, DRAINED)
     assert refused.value.reason == "SHARD_DRAINING"
+
+
+async def test_shards_that_have_the_queue_do_not_count_as_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers = peers_of(monkeypatch, load(0), DRAINED, SILENT, DRAINED)
+    with pytest.raises(FailedPrecondition) as refused:
+        await least_loaded(peers, beside=[0])
+    said = "no broker shard without the queue takes it (being drained: 1, 3; down: 2): "
+    assert refused.value.message.startswith(said)
+    assert await least_loaded(peers) == 0
+
+
+async def test_the_silent_brokers_are_named_where_none_can_be_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers = peers_of(monkeypatch, load(0), SILENT)
+    with pytest.raises(Unavailable) as refused:
+        await least_loaded(peers, beside=[0])
+    assert "broker shard 1 does not answer (late)" in refused.value.message
+    with pytest.raises(Unavailable) as refused:
+        await least_loaded(peers_of(monkeypatch, SILENT, SILENT))
+    assert "broker shards 0, 1 do not answer (late)" in refused.value.message
