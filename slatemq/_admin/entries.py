@@ -36,7 +36,13 @@ from slatemq._consume.handles import (
 )
 from slatemq._requests import message_of
 from slatemq._rpc.peers import ATTEMPT_S, QUEUE_MOVING, REFUSED, CallOptions, Method
-from slatemq._rpc.queue_locations import ANSWER_S, Calls, bounded
+from slatemq._rpc.queue_locations import (
+    ANSWER_S,
+    Calls,
+    bounded,
+    partitions_missing,
+    without_partitions,
+)
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import (
     DataLoss,
@@ -44,7 +50,6 @@ from slatemq.errors import (
     NotFound,
     SlateMQError,
     Unavailable,
-    incomplete,
 )
 from slatemq.models import Payload, Time, optional_ms, payload_bytes
 from slatemq.v1 import entry_pb2
@@ -93,14 +98,15 @@ class EntryCalls(Calls):
         that change their state meanwhile may be missing or come twice. Of a partitioned queue,
         finished ones are in one order of time, others partition by partition. Raises NotFound,
         InvalidArgument; Unavailable (INCOMPLETE) at the end when the brokers of some partitions did
-        not answer: `metadata["broker_shards"]` names them.
+        not answer: `metadata["broker_shards"]` names them; FailedPrecondition (PARTITIONS_MISSING)
+        at the end when some do not exist.
         """
         check_text("queue_id", queue_id)
         bounds = finished_from, finished_until
         request = _request(queue_id, state, view, PAGE_SIZE, bounds, newest_first)
         shards = await self._locations.located(queue_id, fresh=True)
-        silent: dict[int, SlateMQError] = {}
-        parts = [self._entries_of(request, shards, one, silent) for one in range(len(shards))]
+        problems: dict[int, SlateMQError] = {}
+        parts = [self._entries_of(request, shards, one, problems) for one in range(len(shards))]
         if state_wire(state) in _FINISHED:
             sign = -1 if newest_first else 1
             entries = merged(parts, lambda entry: sign * entry.finished_at_ms)
@@ -108,31 +114,31 @@ class EntryCalls(Calls):
             entries = _in_turn(parts)
         async for entry in entries:
             yield entry
-        if silent:
-            raise incomplete(silent)
+        if problems:
+            raise without_partitions(queue_id, shards, problems)
 
     async def _entries_of(
         self,
         wanted: entry_pb2.ListEntriesRequest,
         shards: Sequence[int],
         partition: int,
-        silent: dict[int, SlateMQError],
+        problems: dict[int, SlateMQError],
     ) -> AsyncIterator[Entry]:
-        """The entries of one partition; of several, one may not answer: `silent` has it then."""
+        """The entries of one partition; of several, `problems` has those that have no answer."""
         request = entry_pb2.ListEntriesRequest()
         request.CopyFrom(wanted)
         # The last one that may answer gets the patience of a call.
-        is_last = len(silent) == len(shards) - 1
+        is_last = len(problems) == len(shards) - 1
         options = {} if is_last else bounded(min(ANSWER_S, self._peers.call_s))
         while True:
             try:
                 page = await self._locations.ask(
                     request.queue_id, _list_entries, request, partition, **options
                 )
-            except (Unavailable, DeadlineExceeded) as error:
+            except (Unavailable, DeadlineExceeded, NotFound) as error:
                 if len(shards) == 1:
                     raise
-                silent[shards[partition]] = error
+                problems[partition] = error
                 return
             keys = keys_of(request.view, self._encryption)
             for entry in page.entries:
@@ -156,8 +162,8 @@ class EntryCalls(Calls):
         """One page of `list_entries`, at most 1,000 entries; any page may be short.
 
         Of a partitioned queue the pages of each partition follow those of the one before. Where its
-        broker does not answer, the page is empty, `problems` names it, and the next page is of the
-        next partition.
+        broker does not answer, or does not have it, the page is empty, `problems` names the broker,
+        and the next page is of the next partition.
         """
         bounds = finished_from, finished_until
         request = _request(queue_id, state, view, page_size, bounds, newest_first)
@@ -170,10 +176,12 @@ class EntryCalls(Calls):
         problems: dict[int, SlateMQError] = {}
         try:
             page = await self._locations.ask(queue_id, _list_entries, request, partition, **options)
-        except (Unavailable, DeadlineExceeded) as error:
+        except (Unavailable, DeadlineExceeded, NotFound) as error:
             if not is_partition:
                 raise
-            problems[shards[partition]] = error
+            is_missing = isinstance(error, NotFound)
+            problem = partitions_missing(queue_id, [partition]) if is_missing else error
+            problems[shards[partition]] = problem
             page = entry_pb2.ListEntriesResponse()
         next_token = page.next_page_token
         if next_token and len(shards) > 1:

@@ -29,7 +29,7 @@ import grpc.aio
 from slatemq._consume.claims import claim_once
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
-from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations
+from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, without_partitions
 from slatemq.errors import (
     INGEST_DOWN,
     DeadlineExceeded,
@@ -37,7 +37,6 @@ from slatemq.errors import (
     ResourceExhausted,
     SlateMQError,
     Unavailable,
-    incomplete,
 )
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
@@ -310,7 +309,7 @@ class _Gathering:
                 return error
         if len(problems) == len(self._shards):
             return next(iter(problems.values()))
-        return incomplete({self._shards[index]: one for index, one in problems.items()})
+        return without_partitions(self._request.queue_id, self._shards, problems)
 
 
 def _is_down(error: SlateMQError) -> bool:

@@ -497,13 +497,30 @@ def _check_partitions(queue_id: str, outcomes: Sequence[object]) -> None:
     """Raises FailedPrecondition where some partitions do not exist, and others do."""
     missing = [index for index, one in enumerate(outcomes) if is_absent(one, queue_id)]
     if missing and len(missing) < len(outcomes):
-        raise FailedPrecondition(
-            "PARTITIONS_MISSING",
-            f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke "
-            "off; repeat it",
-            subject=queue_id,
-            metadata={PARTITIONS: ",".join(map(str, missing))},
-        )
+        raise partitions_missing(queue_id, missing)
+
+
+def partitions_missing(queue_id: str, missing: Sequence[int]) -> FailedPrecondition:
+    """The error about a queue of which these partitions do not exist, and others do."""
+    return FailedPrecondition(
+        "PARTITIONS_MISSING",
+        f"queue {queue_id!r} has no partition {missing[0]}: its creation or deletion broke off; "
+        "repeat it",
+        subject=queue_id,
+        metadata={PARTITIONS: ",".join(map(str, missing))},
+    )
+
+
+def without_partitions(
+    queue_id: str, shards: Sequence[int], problems: Mapping[int, SlateMQError]
+) -> SlateMQError:
+    """The error about partitions that do not answer, or do not exist: by index, some or all."""
+    silent = {n: one for n, one in problems.items() if not is_absent(one, queue_id)}
+    if silent:
+        return incomplete({shards[n]: one for n, one in silent.items()})
+    if len(problems) == len(shards):
+        return next(iter(problems.values()))
+    return partitions_missing(queue_id, sorted(problems))
 
 
 def check_all_changed(

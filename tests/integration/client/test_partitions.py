@@ -479,9 +479,21 @@ async def test_a_deletion_that_broke_off_is_visible_and_is_finished_by_a_repeat(
         with pytest.raises(TypeError):
             await made.client.delete_queue("q")
     assert (await made.client.get_queue("q")).missing_partitions == (0,)
-    with pytest.raises(FailedPrecondition) as refused:
-        await made.client.pause_queue("q")
-    assert refused.value.reason == "PARTITIONS_MISSING"
+    for call in (
+        made.client.claim("q"),
+        anext(made.client.list_entries("q", "available")),
+        anext(made.client.list_entries("q", "failed")),
+        made.client.pause_queue("q"),
+    ):
+        with pytest.raises(FailedPrecondition, match="has no partition 0") as refused:
+            await call
+        assert refused.value.reason == "PARTITIONS_MISSING"
+    page = await made.client.entry_page("q", "available")
+    (problem,) = page.problems.values()
+    assert (page.entries, problem.reason) == ([], "PARTITIONS_MISSING")
+    assert not (
+        await made.client.entry_page("q", "available", page_token=page.next_page_token)
+    ).problems
     with pytest.raises(AlreadyExists):
         await create(made, "q")
     await made.client.delete_queue("q")
