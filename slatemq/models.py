@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -165,7 +166,7 @@ class RouteStatus:
     is_current: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topology:
     """The advertised addresses of all processes, by shard.
 
@@ -179,7 +180,7 @@ class Topology:
     janitors: Mapping[int, str]
     draining_ingests: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def open_ingests(self) -> list[int]:
         """The ingest shards that take publishes, in ascending order."""
         return sorted(self.ingests.keys() - self.draining_ingests)

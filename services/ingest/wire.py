@@ -36,6 +36,9 @@ REPEATED_HEADER_BYTES_MAX: Final = 4 << 20
 and far from what a large request may have."""
 
 
+_NO_HEADERS: Final = encode_headers({})
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """An instance's limits; `retention_s` is for messages that state none."""
@@ -102,7 +105,7 @@ class _Accepting:
         self._size_bytes = 0
         # Neighbours tend to have equal headers, and share them.
         self._headers: dict[str, str] = {}
-        self._encoded = encode_headers(self._headers)
+        self._encoded = _NO_HEADERS
 
     def check_payload(self, field: str, at: int, payload_bytes: int) -> None:
         """Note a payload that is too large for a record. Raises InvalidArgument."""

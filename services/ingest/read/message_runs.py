@@ -152,7 +152,7 @@ def common_stretches(run: CachedRun, offsets: Sequence[int]) -> Iterator[tuple[i
     retentions = select(columns.retention_s, offsets)
     ends = [count]
     columns_of_run: tuple[list[Any], ...] = (headers, times, retentions)
-    if any(column.count(column[0]) < count for column in columns_of_run):
+    if count > 1 and any(column.count(column[0]) < count for column in columns_of_run):
         rows = list(zip(headers, times, retentions, strict=True))
         ends = [*compress(range(1, count), map(ne, rows, rows[1:])), count]
     start, rest = 0, b""

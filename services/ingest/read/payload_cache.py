@@ -18,7 +18,7 @@ class CachedRun(NamedTuple):
     columns: Columns
 
 
-_NOTHING = CachedRun(0, 0, (), Columns())
+_NOTHING = CachedRun(0, 0, [], Columns())
 
 
 class PayloadCache:

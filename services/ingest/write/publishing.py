@@ -467,7 +467,8 @@ class Publisher:
         for first_id, accepted in commit.payloads:
             run = CachedRun(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
             self._cache.add(run, accepted.size_bytes)
-            self._cache.forget(first_id + at for at in accepted.elsewhere)
+            if accepted.elsewhere:
+                self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:
             self._log.append(commit.entries)
         self.requests.settle(commit.request_rows, commit.answers)
