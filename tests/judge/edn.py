@@ -3,28 +3,34 @@
 Each line is one operation, as Jepsen writes `history.edn`. Every operation is a process of its own,
 since Jepsen permits a process one at a time, and a batch is many of them.
 
-Total queue: a message that is for a queue is one `:enqueue` of `["queue" "key"]`, and its ack one
-`:dequeue`. A dead letter that is left is dequeued by the drain. An ack of unknown outcome counts as
-ok where the message did not come again.
+Total queue: a message of a queue is one `:enqueue` of `["queue" "key"]`, and its ack one
+`:dequeue`. An enqueue is `:ok` where the message must come to the queue, and `:info` where it only
+may: its outcome is not known, a purge or another filter met it, or it has a retention. A dead
+letter that is left is dequeued by the drain. An ack of unknown outcome counts as ok where the
+message did not come again.
 
-Elle (`elle.rw-register`): the register `"queue/ID"` holds how often a message was claimed: a claim
-reads n-1 and writes n, and an ack reads n and writes -1. Attempts after a redrive continue at a
-million for each. A claim that no consumer saw is an `:info` write. Two leases at a time are a
-duplicate write, and an ack of an ended lease is a cycle.
+Elle (`elle.rw-register`): the register `"queue/ID"` is what became of a message in a queue. A claim
+reads what the attempt before it wrote and writes a value of its own, and an ack reads what its
+claim wrote and writes that with a minus. Elle assumes that each value is written once. After a
+redrive, attempts go on from a million; a claim that no consumer saw is an `:info` write. Two claims
+of one attempt, or a claim and an ack after the same one, read one value and write two, which is a
+lost update.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.judge.facts import Delivery, Facts, Use
+from tests.judge.facts import Delivery, Facts, Queue, Sent, Use
 from tests.judge.histories import FAIL, INFO, NEVER, OK
-from tests.judge.rules import MAYBE, YES, Judge
+from tests.judge.rules import NO, Judge
 
 GENERATION: Final = 1_000_000
-DONE: Final = -1
+ATTEMPT: Final = 1_000
+"""Claims of one attempt that have values of their own: one that is released does not count."""
 
 
 class Keyword(str):
@@ -86,24 +92,28 @@ def _write(file: Path, calls: Iterator[_Call]) -> None:
 
 def _total_queue(facts: Facts) -> Iterator[_Call]:
     judge = Judge(facts)
+    keys = {one: key for key, ids in facts.ids.items() for one in ids}
     for queue in facts.queues.values():
         for key, each in facts.sent.items():
             for sent in each:
-                if judge.belongs(queue, sent) in (YES, MAYBE):
-                    value = [queue.name, key]
-                    ended, outcome = sent.ended, sent.outcome
-                    yield _Call("enqueue", sent.began, ended, outcome, value, value)
-        keys = {one: key for key, ids in facts.ids.items() for one in ids}
-        for dead in sorted(queue.dead):
-            value = [queue.name, keys.get(dead, str(dead))]
+                if judge.belongs(queue, sent) != NO:
+                    yield _enqueue(judge, queue, key, sent)
+        for dead in sorted(queue.dead.keys() & keys.keys()):
+            value = [queue.name, keys[dead]]
             yield _Call("dequeue", queue.drained_at, queue.drained_at, OK, None, value)
     for (name, message_id), each_delivery in facts.deliveries.items():
         is_dead = message_id in facts.queue(name).dead  # The drain dequeues it.
         for place, one in enumerate(each_delivery):
             is_last = place == len(each_delivery) - 1 and not is_dead
-            for use in facts.uses[one.token]:
-                if use.finishes:
-                    yield _dequeue(one, use, is_last=is_last)
+            for use in _acks(facts, one):
+                yield _dequeue(one, use, is_last=is_last)
+
+
+def _enqueue(judge: Judge, queue: Queue, key: str, sent: Sent) -> _Call:
+    value = [queue.name, key]
+    if sent.outcome == OK and not judge.must_come(queue, key, sent):
+        return _Call("enqueue", sent.began, NEVER, INFO, value, value)
+    return _Call("enqueue", sent.began, sent.ended, sent.outcome, value, value)
 
 
 def _dequeue(one: Delivery, use: Use, *, is_last: bool) -> _Call:
@@ -119,22 +129,60 @@ def _registers(facts: Facts) -> Iterator[_Call]:
         register = f"{copy[0]}/{copy[1]}"
         last: int | None = None
         for number, generation in enumerate(judge.generations(copy)):
+            claims = _Claims(judge, number, last)
             for one in generation:
-                value = number * GENERATION + one.attempt
-                for unseen in range(number * GENERATION + 1, value) if one.attempt > 1 else ():
-                    if last is None or unseen > last:
-                        writes = [[Keyword("w"), register, unseen]]
-                        yield _Call("txn", one.began, NEVER, INFO, writes, writes)
-                        last = unseen
-                yield _transaction(register, last, value, one.began, one.ended, OK)
-                last = value
-                yield from _finished(facts, register, value, one)
+                for unseen in claims.unseen(one):
+                    writes = [[Keyword("w"), register, unseen]]
+                    yield _Call("txn", one.began, NEVER, INFO, writes, writes)
+                read, last = claims.take(one)
+                yield _transaction(register, read, last, one.began, one.ended, OK)
+                yield from _finished(facts, register, last, one)
+
+
+class _Claims:
+    """The values of the claims between two redrives of a message."""
+
+    def __init__(self, judge: Judge, number: int, last: int | None) -> None:
+        """`number`: of the redrives before; `last`: the value that the last claim wrote."""
+        self._judge = judge
+        self._begin = number * GENERATION
+        self._read_by: dict[int, int | None] = {1: last}
+        """By the number of an attempt, what a claim of it reads."""
+        self._counts: Counter[int] = Counter()
+        self._before: tuple[Delivery, int] | None = None
+
+    def unseen(self, one: Delivery) -> Iterator[int]:
+        """What the claims wrote that no consumer saw, and that must have been before this one."""
+        for attempt in range(1, one.attempt):
+            if attempt + 1 not in self._read_by:
+                self._read_by[attempt + 1] = self._written(attempt)
+                yield self._written(attempt)
+
+    def take(self, one: Delivery) -> tuple[int | None, int]:
+        """What this claim reads, and what it writes."""
+        read = self._read_by.get(one.attempt)
+        if self._before is not None:
+            before, value = self._before
+            if before.attempt == one.attempt and self._judge.may_be_released(before, one):
+                read = value
+        written = self._written(one.attempt)
+        self._counts[one.attempt] += 1
+        self._read_by[one.attempt + 1] = written
+        self._before = one, written
+        return read, written
+
+    def _written(self, attempt: int) -> int:
+        return self._begin + attempt * ATTEMPT + self._counts[attempt]
 
 
 def _finished(facts: Facts, register: str, value: int, one: Delivery) -> Iterator[_Call]:
-    for use in facts.uses[one.token]:
-        if use.finishes:
-            yield _transaction(register, value, DONE, use.began, use.ended, use.outcome)
+    for use in _acks(facts, one):
+        yield _transaction(register, value, -value, use.began, use.ended, use.outcome)
+
+
+def _acks(facts: Facts, one: Delivery) -> list[Use]:
+    """The first ack that may have counted, if any: one that is repeated does nothing more."""
+    return [use for use in facts.uses[one.token] if use.finishes and use.outcome != FAIL][:1]
 
 
 def _transaction(
@@ -142,5 +190,5 @@ def _transaction(
 ) -> _Call:
     write = [Keyword("w"), register, written]
     asked = [[Keyword("r"), register, None], write]
-    result = asked if outcome == FAIL else [[Keyword("r"), register, read], write]
+    result = [[Keyword("r"), register, read], write]
     return _Call("txn", began, ended, outcome, asked, result)

@@ -22,6 +22,7 @@ class Sent:
         delay_ms: It may not come earlier than that after `began`.
         retention_ms: It may not come later than that after `ended`; 0: without end.
         together: The operation that it takes effect with, when that is more than a publish.
+        digest: Names its payload; empty where the client did not write one down.
     """
 
     key: str
@@ -33,6 +34,7 @@ class Sent:
     delay_ms: float = 0
     retention_ms: float = 0
     together: Operation | None = None
+    digest: str = ""
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Delivery:
         starts_ms, deadline_ms: Its lease by the clock of the broker.
         has_room: Its claim asked for more messages than it got.
         headers: None where the client did not write them down.
+        digest: Empty where it did not.
     """
 
     queue: str
@@ -56,6 +59,7 @@ class Delivery:
     ended: int
     has_room: bool = False
     headers: Mapping[str, str] | None = None
+    digest: str = ""
 
 
 @dataclass
@@ -64,7 +68,8 @@ class Use:
 
     Attributes:
         kind: `ack`, `nack`, `release`, `fail`, `extend`, `complete` or `transfer`.
-        delay_ms: The message may not come again earlier than that after `began`.
+        delay_ms: The message may not come again earlier than that after `began`; None: than the
+            backoff of its queue.
         deadline_ms: The new end of the lease, of an extension.
     """
 
@@ -72,7 +77,7 @@ class Use:
     began: int
     ended: int
     outcome: str
-    delay_ms: float = 0
+    delay_ms: float | None = 0
     deadline_ms: float = 0
     operation: Operation | None = None
 
@@ -143,6 +148,8 @@ class Facts:
         self._paused: dict[str, int] = {}
         for one in operations:
             getattr(self, f"_{one.f.replace('-', '_')}")(one)
+        for name, began in self._paused.items():  # And never resumed.
+            self.queue(name).pauses.append((began, NEVER))
         for copies in self.deliveries.values():
             copies.sort(key=lambda one: (one.starts_ms, one.ended))
 
@@ -178,6 +185,7 @@ class Facts:
                 one.ended,
                 len(messages) < one.value.get("max", 1),
                 message.get("headers"),
+                message.get("digest", ""),
             )
             self.deliveries[name, delivery.message_id].append(delivery)
             self.ids[delivery.key].add(delivery.message_id)
@@ -191,13 +199,15 @@ class Facts:
         self._results("ack", one)
 
     def _nack(self, one: Operation) -> None:
-        kind = "release" if one.value.get("release") else "nack"
-        self._results(kind, one, one.value.get("delay_ms", 0))
+        if one.value.get("release"):
+            self._results("release", one, one.value.get("delay_ms", 0))
+        else:
+            self._results("nack", one, one.value.get("delay_ms"))
 
     def _extend(self, one: Operation) -> None:
         self._results("extend", one)
 
-    def _results(self, kind: str, one: Operation, delay_ms: float = 0) -> None:
+    def _results(self, kind: str, one: Operation, delay_ms: float | None = 0) -> None:
         tokens = one.value["tokens"]
         results = one.result.get("results") if one.outcome == OK else None
         deadlines = one.result.get("deadlines_ms", [0] * len(tokens))
@@ -235,12 +245,15 @@ class Facts:
         if one.outcome == FAIL:
             return
         queue = self.queue(one.value["queue"])
-        queue.began, queue.ended = one.began, one.ended
+        if not queue.filters:
+            queue.began = one.began
+        queue.ended = one.ended  # Of the last creation, which a purge comes before.
         queue.max_attempts = one.value.get("max_attempts", 0)
         queue.partitions_count = one.value.get("partitions") or 1
         queue.backoff_ms = one.value.get("backoff_ms", 0)
         default = f'headers["queue"] == "{queue.name}"'
-        queue.filters = [Filter(one.value.get("filter", "") or default, one.began, one.ended)]
+        text = one.value.get("filter", "") or default
+        queue.filters.append(Filter(text, one.began, one.ended))
 
     def _update_queue(self, one: Operation) -> None:
         if one.may_have_happened and one.value.get("filter"):
@@ -249,6 +262,7 @@ class Facts:
 
     def _delete_queue(self, one: Operation) -> None:
         self._purge(one)
+        self._resume(one)
 
     def _purge(self, one: Operation) -> None:
         if one.may_have_happened:
@@ -264,9 +278,11 @@ class Facts:
 
     def _pause(self, one: Operation) -> None:
         if one.outcome == OK:
-            self._paused[one.value["queue"]] = one.ended
+            self._paused.setdefault(one.value["queue"], one.ended)
 
     def _resume(self, one: Operation) -> None:
+        if not one.may_have_happened:
+            return
         began = self._paused.pop(one.value["queue"], None)
         if began is not None:
             self.queue(one.value["queue"]).pauses.append((began, one.began))
@@ -293,4 +309,5 @@ def _sent_of(message: Mapping[str, Any], one: Operation, together: Operation | N
         message.get("delay_ms", 0),
         message.get("retention_ms", 0),
         together,
+        message.get("digest", ""),
     )

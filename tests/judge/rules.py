@@ -72,12 +72,16 @@ class Judge:
                 continue
             for key, each in self.facts.sent.items():
                 for sent in each:
-                    if sent.outcome != OK or sent.ended > queue.drained_at:
-                        continue
-                    if sent.retention_ms or self.belongs(queue, sent) != YES:
-                        continue
-                    if (queue.name, key) not in settled:
+                    if (queue.name, key) not in settled and self.must_come(queue, key, sent):
                         yield f"{queue.name} lost {key}, which was answered"
+
+    def must_come(self, queue: Queue, key: str, sent: Sent) -> bool:
+        """Whether a message comes to a queue for certain, and stays until it is done or dead."""
+        if sent.outcome != OK or sent.retention_ms or sent.ended > queue.drained_at:
+            return False
+        if not self.facts.ids.get(key) and queue.dead.keys() - self._known_ids:
+            return False  # It may be one of these.
+        return self.belongs(queue, sent) == YES
 
     def _settled(self) -> set[tuple[str, str]]:
         """Queue and key of each copy that is done, may be done, or is a dead letter."""
@@ -108,12 +112,16 @@ class Judge:
                     yield f"{queue} delivered {key} before it was sent"
 
     def content(self) -> Iterator[str]:
-        """A message comes with the headers that it was sent with."""
+        """A message comes with the headers and the payload that it was sent with."""
         for (queue, message_id), each in self.facts.deliveries.items():
             for one in each:
-                sent = [dict(known.headers) for known in self.facts.sent.get(one.key, ())]
-                if sent and one.headers is not None and dict(one.headers) not in sent:
+                sent = self.facts.sent.get(one.key, ())
+                headers = [dict(known.headers) for known in sent]
+                if headers and one.headers is not None and dict(one.headers) not in headers:
                     yield f"{queue} delivered {message_id} ({one.key}) with {dict(one.headers)}"
+                digests = {known.digest for known in sent} - {""}
+                if digests and one.digest and one.digest not in digests:
+                    yield f"{queue} delivered {message_id} ({one.key}) with another payload"
 
     def dead(self) -> Iterator[str]:
         """A dead letter was failed by its consumer, or had all its attempts; it can be read."""
@@ -192,7 +200,7 @@ class Judge:
         if min(numbers) < 1:
             yield f"{copy} came as attempt {min(numbers)}"
         for earlier, later in itertools.pairwise(each):
-            if earlier.attempt == later.attempt and not self._may_be_released(earlier, later):
+            if earlier.attempt == later.attempt and not self.may_be_released(earlier, later):
                 yield f"{copy} came twice as attempt {later.attempt}"
             if earlier.attempt > later.attempt and earlier.ended < later.began:
                 yield f"{copy} came as attempt {later.attempt} after {earlier.attempt}"
@@ -236,7 +244,7 @@ class Judge:
                         f"{acks[0].kind} of attempt {one.attempt} was answered"
                     )
 
-    def _may_be_released(self, earlier: Delivery, later: Delivery) -> bool:
+    def may_be_released(self, earlier: Delivery, later: Delivery) -> bool:
         """Whether the attempt of the earlier one may not count."""
         uses = self.facts.uses[earlier.token]
         is_released = any(use.kind == "release" and use.outcome != FAIL for use in uses)
@@ -278,16 +286,20 @@ class Judge:
                     yield from self._too_soon(copy, earlier, later)
 
     def _too_soon(self, copy: Copy, earlier: Delivery, later: Delivery) -> Iterator[str]:
+        uses = self.facts.uses[earlier.token]
+        backoff_ms = self.facts.queue(copy[0]).backoff_ms
         waits = [
-            use.began + use.delay_ms * NS
-            for use in self.facts.uses[earlier.token]
+            use.began + (backoff_ms if use.delay_ms is None else use.delay_ms) * NS
+            for use in uses
             if use.kind in ("nack", "release") and use.outcome == OK
         ]
         if waits and later.ended < min(waits) - self._early_ns:
-            yield f"{copy} came {(min(waits) - later.ended) / NS:g} ms before the delay of its nack"
-        backoff_ms = self.facts.queue(copy[0]).backoff_ms
-        if backoff_ms and not self.facts.uses[earlier.token] and later.attempt > earlier.attempt:
-            early = earlier.deadline_ms + backoff_ms - later.starts_ms
+            yield f"{copy} came {(min(waits) - later.ended) / NS:g} ms before the wait of its nack"
+        is_kept = all(use.kind == "extend" and use.outcome != INFO for use in uses)
+        if self._may_be_moved(earlier, later) or later.attempt <= earlier.attempt:
+            return
+        if backoff_ms and is_kept:
+            early = self._lease_end_ms(earlier) + backoff_ms - later.starts_ms
             if early > 0:
                 yield f"{copy} came {early:g} ms before its backoff was over"
 
@@ -336,7 +348,7 @@ class Judge:
                 continue
             [use] = given_back
             if later.attempt == earlier.attempt + (use.kind == "nack"):  # No other claim had it.
-                yield use.ended + int(use.delay_ms * NS), later
+                yield use.ended + int((use.delay_ms or 0) * NS), later
 
     def _keeps_its_order(self, queue: Queue) -> bool:
         others = (queue.moves, queue.redrives, queue.purges, queue.pauses, queue.filters[1:])
@@ -490,7 +502,7 @@ class Judge:
         for one in self.facts.deliveries[copy]:
             last = generations[-1][-1] if generations[-1] else None
             begins = last is not None and one.attempt <= last.attempt
-            if begins and last is not None and not self._may_be_released(last, one):
+            if begins and last is not None and not self.may_be_released(last, one):
                 moved = [r for r in redrives if r.began < one.ended and r.ended > last.began]
                 if moved:
                     redrives = redrives[redrives.index(moved[0]) + 1 :]
