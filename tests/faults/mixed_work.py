@@ -1,10 +1,10 @@
 """Clients that do all that clients do, write it down, and are judged by `tests.judge`.
 
-Producers publish singly and in batches, some of it delayed, some with a short retention. Consumers
-ack, nack with and without a delay, release, extend and forget. A worker completes each order and
-pushes what comes of it; an operator redrives the dead letters of a queue whose consumer fails half
-of all messages, and another one changes the filter of a queue, pauses and purges it. What is left
-at the end is drained, and then nothing may be missing.
+Producers publish singly and in batches, some of it delayed, some with a short retention, some with
+payloads that are objects. Consumers ack, nack with and without a delay, release, extend and forget.
+A worker completes each order and pushes what comes of it; an operator redrives the dead letters of
+a queue whose consumer fails half of all messages, and another one changes the filter of a queue,
+pauses and purges it. What is left at the end is drained, and then nothing may be missing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ AGAIN_S: Final = 0.1
 
 RETENTION_MS: Final = 5000
 """Of some plain messages, which nothing waits for."""
+
+OBJECT_BYTES: Final = 70_000
+"""A payload that is too large for a row."""
+
+OBJECT_SHARE: Final = 0.01
 
 ORDERS, SHIPPED, FRAGILE, EDITED = "orders", "shipped", "fragile", "edited"
 EDITS: Final = ('headers.class in ["1", "4"]', 'headers.class in ["4", "6"]')
@@ -100,6 +105,10 @@ class Work:
     @property
     def answered_count(self) -> int:
         return len(self.answered)
+
+    @property
+    def finished_count(self) -> int:
+        return sum(map(len, self.finished.values()))
 
     async def begin(self) -> None:
         """Create the queues; those of commands on one shard."""
@@ -177,6 +186,7 @@ class Work:
             "headers": headers,
             "delay_ms": delay_ms,
             "retention_ms": RETENTION_MS if is_short else 0,
+            "payload_bytes": OBJECT_BYTES if random_.random() < OBJECT_SHARE else 0,
         }
 
     async def _consume(self, queue: str) -> None:
@@ -204,7 +214,7 @@ class Work:
             groups[random_.choices(("ack", "nack", "release", "forget"), weights)[0]].append(one)
         if groups["ack"] and random_.random() < 0.2:
             await client.extend([one.lease_token for one in groups["ack"]], LEASE_S)
-        delay_s = random_.choice((0, 0.5))
+        delay_s = random_.choice((None, 0, 0.5))
         for kind in ("nack", "release"):
             tokens = [one.lease_token for one in groups[kind]]
             if tokens:

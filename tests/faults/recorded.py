@@ -6,6 +6,7 @@ are its notes; other calls are repeated by the client, under one request ID.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import time
@@ -34,6 +35,9 @@ REFUSED: Final = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, 
 """Errors after which nothing has happened, also where the call was repeated."""
 
 UNKNOWN: Final = (Unavailable, DeadlineExceeded)
+
+DIGEST_DIGITS: Final = 16
+"""Of a SHA-256: enough to tell payloads of a run apart."""
 
 CLAIM_S: Final = 10.0
 """How long a claim may take beyond its wait."""
@@ -84,17 +88,22 @@ class RecordedClient:
         return RecordedClient(self._recorder, process, self.client)
 
     async def publish(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish messages; the key of each is its payload's."""
-        with self._operation("publish", {"messages": list(messages)}) as result:
+        """Publish messages; each payload names its key, and has `payload_bytes` at least."""
+        payloads = [payload_of(one["key"], one.get("payload_bytes", 0)) for one in messages]
+        asked = [
+            {**one, "digest": digest_of(payload)}
+            for one, payload in zip(messages, payloads, strict=True)
+        ]
+        with self._operation("publish", {"messages": asked}) as result:
             now_ms = time.time_ns() // 1_000_000
             outgoing = [
                 slatemq.OutgoingMessage(
-                    payload_of(one["key"]),
+                    payload,
                     one["headers"],
                     visible_at_ms=now_ms + one["delay_ms"] if one.get("delay_ms") else None,
                     retention_s=one["retention_ms"] // 1000 if one.get("retention_ms") else None,
                 )
-                for one in messages
+                for one, payload in zip(messages, payloads, strict=True)
             ]
             published = await self.client.publish_batch(outgoing)
             result["ids"] = [int(one) for one in published]
@@ -110,6 +119,7 @@ class RecordedClient:
             result["messages"] = [
                 {
                     "key": key_of(one.payload),
+                    "digest": digest_of(one.payload),
                     "headers": dict(one.headers),
                     "id": one.message_id,
                     "attempt": one.attempts_count,
@@ -127,9 +137,11 @@ class RecordedClient:
         return answers
 
     async def nack(
-        self, tokens: Sequence[str], delay_s: float = 0, *, release: bool = False
+        self, tokens: Sequence[str], delay_s: float | None = None, *, release: bool = False
     ) -> list[SlateMQError | None]:
-        asked = {"tokens": list(tokens), "delay_ms": delay_s * 1000, "release": release}
+        asked: dict[str, Any] = {"tokens": list(tokens), "release": release}
+        if delay_s is not None:
+            asked["delay_ms"] = delay_s * 1000
         with self._operation("nack", asked) as result:
             answers = await self.client.nack(tokens, delay=delay_s, release=release)
             result["results"] = list(map(_result, answers))
@@ -150,7 +162,10 @@ class RecordedClient:
         commands: list[dict[str, Any]] = [
             {"do": "complete", "token": one.lease_token} for one in completed
         ]
-        commands += [{"do": "push", "queue": queue, "key": key} for queue, key in pushes]
+        commands += [
+            {"do": "push", "queue": queue, "key": key, "digest": digest_of(payload_of(key))}
+            for queue, key in pushes
+        ]
         sent: list[Command] = [
             *(slatemq.Complete(one.lease_token) for one in completed),
             *(slatemq.Push(queue, payload_of(key)) for queue, key in pushes),
@@ -267,8 +282,13 @@ async def recorded_client(file: Path, endpoint: str) -> AsyncIterator[RecordedCl
         recorder.close()
 
 
-def payload_of(key: str) -> bytes:
-    return json.dumps({"key": key}).encode()
+def payload_of(key: str, size_bytes: int = 0) -> bytes:
+    """A payload that names its key, and is no smaller than this."""
+    return json.dumps({"key": key}).encode().ljust(size_bytes)
+
+
+def digest_of(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()[:DIGEST_DIGITS]
 
 
 def key_of(payload: bytes) -> str:
