@@ -120,7 +120,7 @@ simulate: setup ## Run worlds with all services in one process, each from a seed
 # Each with as much of its fault as takes minutes.
 FAULTS := 'kills --command' ingest-down chains histories janitor 'zombies --changes 10000' \
   'frozen --seconds 440 --rounds 1' 'failover --kills 100' 'disk --rounds 20' 'network --seconds 120' \
-  'restarts --rounds 10' 'overload --seconds 60' 'soak --hours 0.2' upgrade 'store --messages 20000' \
+  'restarts --rounds 10' 'overload --seconds 60' 'soak --hours 0.2' upgrade 'store --seconds 60' \
   'reads --messages 6000' \
   'events --publishes 20000 --down-seconds 60' hostile 'hostile --secured' 'rot --rounds 150'
 

@@ -14,7 +14,7 @@ python -m tests.faults restarts --rounds 20 --seed 1
 python -m tests.faults overload --seconds 60
 python -m tests.faults soak --hours 8 --samples build/soak.jsonl
 python -m tests.faults upgrade --from v0.1
-python -m tests.faults store --seconds 60 --messages 20000
+python -m tests.faults store --seconds 60
 python -m tests.faults reads --seconds 60 --messages 6000
 python -m tests.faults events --mode async --backend redis --publishes 100000 --down-seconds 600
 python -m tests.faults hostile --requests 100000 --seed 1 --secured
@@ -351,11 +351,22 @@ def _judge_history(
         try:
             work = asyncio.run(run(folder))
         finally:
-            if given.history and (folder / HISTORY).exists():
-                shutil.copy(folder / HISTORY, given.history)
+            _keep_history(given, folder)
         faults = [*judged(folder / HISTORY), *faults_below(folder)]
-    finished = sum(map(len, work.finished.values()))
-    print(f"{work.answered_count} publishes answered, {finished} finished, {len(faults)} faults")
+    return _show_work(work, faults)
+
+
+def _keep_history(given: argparse.Namespace, folder: Path) -> None:
+    """Copy the history of a run to where `--history` says, if it says so."""
+    if given.history and (folder / HISTORY).exists():
+        shutil.copy(folder / HISTORY, given.history)
+
+
+def _show_work(work: Work | None, faults: list[str]) -> int:
+    """Say what came of a history; returns the exit code."""
+    if work is not None:
+        print(f"{work.answered_count} publishes answered, {work.finished_count} finished")
+    print(f"{len(faults)} faults")
     return _show(faults)
 
 
@@ -393,10 +404,13 @@ def main() -> int:
 
 def _store(given: argparse.Namespace) -> int:
     """A stack on S3 through every trouble that a store can make."""
-    with tempfile.TemporaryDirectory(prefix="slatemq-store-") as folder:
-        began = time.monotonic()
-        run, found = run_store(Path(folder), given.messages, given.seconds, given.seed)
-        return _judge(run, time.monotonic() - began, found)
+    with tempfile.TemporaryDirectory(prefix="slatemq-store-") as name:
+        folder = Path(name)
+        try:
+            work, faults = run_store(folder, given.seconds, given.seed)
+        finally:
+            _keep_history(given, folder)
+    return _show_work(work, faults)
 
 
 def _reads(given: argparse.Namespace) -> int:

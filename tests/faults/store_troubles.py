@@ -1,7 +1,7 @@
 """A stack on S3 whose store loses and breaks off answers, refuses, resets, swallows, and is slow.
 
-Each trouble lasts for a while, in the middle of a workload. Then every shard must open again by
-itself, and everything must have come once.
+Each trouble lasts for a while, in the middle of the work of clients that write a history. Then
+every shard must open again by itself, and the history must have no fault.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.stack.process import until_serving
 from tests.acceptance.local_stack import LocalStack, is_running
-from tests.acceptance.stubs import Stubs
-from tests.acceptance.workload import Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
+from tests.faults.mixed_work import Work, judged, run_work
 from tests.faults.verified import faults_of
+from tests.faults.zombies import HISTORY
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
 DOWN_S = (15.0, 20.0)
 """A store that is down for most of the time: a shard has 5 s to open."""
+
+BETWEEN = 20
+"""Publishes that are answered, and messages that are finished, before the next trouble."""
 
 RESTART_SECONDS = 300.0
 """How long an owner may take to serve while the store is in trouble."""
@@ -133,58 +136,61 @@ async def _until_back(stack: LocalStack, owner: str) -> None:
 
 
 async def _trouble_along(
-    stack: LocalStack, store: FaultyStore, run: Run, troubles: tuple[Trouble, ...], seconds: float
+    stack: LocalStack,
+    store: FaultyStore,
+    work: Work,
+    troubles: Sequence[Trouble],
+    seconds: float,
 ) -> None:
-    """One trouble after another, spread evenly over the work of the run."""
-    for number, trouble in enumerate(troubles, 1):
-        acked_before = run.acked_count
-        while run.progress < number / (len(troubles) + 1) or run.acked_count == acked_before:
-            await asyncio.sleep(0.01)
-            if run.done:
-                break
+    """One trouble after another; clients get on with their work between them."""
+    for trouble in troubles:
+        try:
+            async with asyncio.timeout(BACK_SECONDS):
+                await _until_working(work)
+        except TimeoutError as error:
+            raise AssertionError(f"before {trouble.name}: nothing is done any more") from error
         await _undergo(stack, store, trouble, seconds)
 
 
-async def _work(
-    stack: LocalStack,
-    store: FaultyStore,
-    run: Run,
-    troubles: tuple[Trouble, ...],
-    seconds: float,
-) -> None:
-    async with Stubs() as stubs:
-        await stubs.connect(stack.endpoint)
-        await run.create_queues(stubs)
-        await asyncio.gather(
-            run.publish(stubs),
-            run.consume(stubs),
-            _trouble_along(stack, store, run, troubles, seconds),
-        )
-        await run.find_nothing_more(stubs)
+async def _until_working(work: Work) -> None:
+    answered, finished = work.answered_count, work.finished_count
+    while work.answered_count < answered + BETWEEN or work.finished_count < finished + BETWEEN:
+        await asyncio.sleep(0.05)
 
 
 def run_store(
     folder: Path,
-    messages: int,
     seconds: float,
     seed: int,
-    troubles: tuple[Trouble, ...] = TROUBLES,
-) -> tuple[Run, list[str]]:
-    """A workload on a fresh stack, with each of the troubles for `seconds`.
+    troubles: Sequence[Trouble] = TROUBLES,
+) -> tuple[Work | None, list[str]]:
+    """A history on a fresh stack, with each of the troubles for `seconds`.
 
-    Also returns the faults of the store that is left. A wait that runs out ends the run early.
+    Also returns its faults, and those of the store that is left. A wait that runs out ends the run,
+    and is its only fault beside those of the store: then there is no work.
     """
-    run = Run(make_lines(messages))
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    file, work = folder / HISTORY, None
+    faults: list[str] = []
     with moto() as port, faulty_store(port, seed) as store:
         # Of its own: the servers of one process share what they hold.
         url = root_url(store.port, f"faults/{folder.name}")
         with LocalStack(folder, "--store", url, ready=True) as stack:
             try:
-                with run.ending_early():
-                    asyncio.run(_work(stack, store, run, troubles, seconds))
+                work = asyncio.run(
+                    run_work(
+                        file,
+                        stack.endpoint,
+                        seed,
+                        lambda work: _trouble_along(stack, store, work, troubles, seconds),
+                    )
+                )
+            except AssertionError as error:
+                faults.append(f"ended early: {error}")
             finally:
                 store.set()
                 print(stack.said)
-        return run, faults_of(url)
+        if work is not None:
+            faults += judged(file)
+        return work, [*faults, *faults_of(url)]
