@@ -174,12 +174,16 @@ class Catalogue:
             found += await asyncio.to_thread(_decode_list, path, data)
         return found
 
-    async def newest(self, read: Callable[[Backup], Awaitable[T]]) -> T | None:
+    async def newest(self, read: Callable[[Backup], Awaitable[T]], before: str = "") -> T | None:
         """What `read` gives of the newest backup of which it can; None where there is none.
+
+        `before`: of those with an older ID alone.
 
         One that is damaged is passed over: it must not hold up those that come.
         """
         for backup_id in await self.ids():
+            if before and backup_id >= before:
+                continue
             try:
                 return await read(await self.get(backup_id))
             except NotFound:

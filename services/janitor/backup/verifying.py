@@ -11,7 +11,6 @@ from services.janitor.backup.checking import rotten
 from services.janitor.backup.copying import sizes_below
 from services.janitor.backup.damage import PAYLOADS, place_of
 from services.janitor.jobs.contract import Progress, Report
-from slatemq.errors import FailedPrecondition, NotFound
 
 
 @dataclass
@@ -62,15 +61,14 @@ class Verifying:
         self.rotten = await rotten(objects, digests, self._say, self.cancelled)
 
     async def _find_gone(self, stored: Set[str]) -> None:
-        older = [one for one in await self.catalogue.ids() if one < self.backup.backup_id]
-        for backup_id in older:
-            try:
-                before = await self.catalogue.stored(await self.catalogue.get(backup_id))
-            except (FailedPrecondition, NotFound):
-                continue  # It is damaged, or was removed since.
-            had = {one.stored for one in before if place_of(one.stored) == PAYLOADS}
-            self.payloads_gone, self.before = sorted(had - stored), backup_id
-            return
+        found = await self.catalogue.newest(self._payloads_of, before=self.backup.backup_id)
+        if found is not None:
+            self.before, had = found
+            self.payloads_gone = sorted(had - stored)
+
+    async def _payloads_of(self, backup: Backup) -> tuple[str, set[str]]:
+        stored = await self.catalogue.stored(backup)
+        return backup.backup_id, {one.stored for one in stored if place_of(one.stored) == PAYLOADS}
 
     def _say(self, done: int, count: int) -> None:
         self.report(Progress("objects", 1, 1, done, count))
