@@ -44,11 +44,6 @@ def ago(time_ms: int) -> str:
     return f"{span(distance_ms)} ago" if distance_ms >= 0 else f"in {span(-distance_ms)}"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 message`, `1,200 messages`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def setting(value: int, name: str) -> str:
     """A setting of the instance in the unit that its name ends with, and as it is stored."""
     readable = ""

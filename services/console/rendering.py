@@ -21,6 +21,7 @@ from services.console.live import Watches, depth
 from services.console.measures import Measures
 from services.console.payloads import Payloads
 from services.console.sessions import NOTICE_S, Session, SessionSeal
+from slatemq._counts import counted
 from slatemq.cli.parameters import format_time
 from slatemq.client import Client
 from slatemq.errors import (
@@ -86,7 +87,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters.update(
         ago=formats.ago,
-        counted=formats.counted,
+        counted=counted,
         depth=depth,
         marked=marked,
         number=lambda count: f"{count:,}",

@@ -8,6 +8,7 @@ import os
 import pwd
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -21,6 +22,12 @@ from slatemq.errors import SlateMQError
 
 INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells do it."""
+
+SAY_S: Final = 5.0
+"""Between two lines of progress where stderr is no terminal."""
+
+OVERWRITE_S: Final = 0.1
+"""Between two of them where it is."""
 
 
 def root_command(
@@ -73,6 +80,40 @@ def exit_code_of(does: Callable[[], int], interrupted: str) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted: {interrupted}\n")
         return INTERRUPTED
+
+
+class ProgressLine:
+    """Progress on stderr: one line that is written over on a terminal, else a line every SAY_S."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self._pause_s = OVERWRITE_S if self.is_terminal else SAY_S
+        self._at = float("-inf")
+        self._is_open = False
+
+    def show(self, line: str, *, at_once: bool = False) -> None:
+        """Show it; where another one was shown a moment ago, only if `at_once`."""
+        now = time.monotonic()
+        if not at_once and now - self._at < self._pause_s:
+            return
+        self._at = now
+        sys.stderr.write(f"\r\x1b[K{line}" if self.is_terminal else f"{line}\n")
+        sys.stderr.flush()
+        self._is_open = self.is_terminal
+
+    def keep(self) -> None:
+        """Leave what is shown on the terminal."""
+        self._end("\n")
+
+    def clear(self) -> None:
+        """Remove it from the terminal: what comes next begins in its place."""
+        self._end("\r\x1b[K")
+
+    def _end(self, text: str) -> None:
+        if self._is_open:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            self._is_open = False
 
 
 def begin_command() -> None:

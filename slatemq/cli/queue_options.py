@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from slatemq._counts import counted
 from slatemq.cli.parameters import (
     BACKOFF,
     DURATION,
@@ -195,7 +196,7 @@ def _replay_rows(one: Queue) -> Iterator[tuple[str, str]]:
     if one.replay is None:
         return
     if one.replay.done:
-        yield "replay", f"done, {_messages(one.replay.replayed_count)}"
+        yield "replay", f"done, {counted(one.replay.replayed_count, 'message')}"
         return
     for part in one.replay.ranges:
         progress = _share(part.replayed_count, part.message_count)
@@ -206,11 +207,7 @@ def _replay_rows(one: Queue) -> Iterator[tuple[str, str]]:
 
 def _share(replayed_count: int, message_count: int | None) -> str:
     if message_count is None:
-        return f"{_messages(replayed_count)} so far"
+        return f"{counted(replayed_count, 'message')} so far"
     # Rounded down: 100 % means that nothing is left.
     percent = 100 * replayed_count // message_count if message_count else 100
-    return f"{replayed_count} of {_messages(message_count)} ({percent}%)"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
+    return f"{replayed_count} of {counted(message_count, 'message')} ({percent}%)"

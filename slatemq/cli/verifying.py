@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from slatemq._counts import counted
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.job_runs import end_of
 from slatemq.cli.output import note, say, write_json
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from slatemq._admin.janitor import JobFinding, JobRun
 
 _SIZES_ONLY = flag("--sizes-only", help="Compare the sizes of payload objects; do not read them.")
+
+
+_READ = ("database", "file", "row", "message", "payload object")
+"""What a run counts, in the order of its answer."""
 
 
 @command("verify")
@@ -103,9 +108,7 @@ def _sum_up(run: JobRun) -> None:
             f"{run.job} looks for no leftovers{removed} while {unread} of the shards named above "
             "cannot be read completely: they may need what looks like a leftover"
         )
-    say(
-        f"{counts.get('faults', 0):,} faults, {counts.get('leftovers', 0):,} leftovers; read "
-        f"{counts.get('databases', 0)} databases, {counts.get('files', 0):,} files, "
-        f"{counts.get('rows', 0):,} rows, {counts.get('messages', 0):,} messages, "
-        f"{counts.get('payload_objects', 0):,} payload objects"
-    )
+    found_words = ", ".join(counted(counts.get(f"{one}s", 0), one) for one in ("fault", "leftover"))
+    read = {one: counts.get(f"{one.replace(' ', '_')}s", 0) for one in _READ}
+    read_words = ", ".join(counted(count, one) for one, count in read.items())
+    say(f"{found_words}; read {read_words}")

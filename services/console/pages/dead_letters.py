@@ -10,7 +10,6 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console import formats
 from services.console.clients import gathered
 from services.console.pages.messages import full_entry, is_encrypted, page_of
 from services.console.pages.queues import headers_of, whole_number
@@ -26,6 +25,7 @@ from services.console.rendering import (
 from slatemq._admin.entry_models import EntryState
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter, ReplaceDeadLetter
+from slatemq._counts import counted
 from slatemq.encryption import KEY_HEADER
 from slatemq.errors import INCOMPLETE, InvalidArgument
 
@@ -83,7 +83,7 @@ async def settle(request: Request) -> Response:
         consumer_id=CONSUMER,
     )
     what = "Redrove" if action == "redrive" else "Dropped"
-    notice = f"{what} {formats.counted(len(handles), 'dead letter')}."
+    notice = f"{what} {counted(len(handles), 'dead letter')}."
     return done(request, link("/dead-letters", queue=queue_id), notice)
 
 

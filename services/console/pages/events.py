@@ -9,10 +9,10 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console import formats
 from services.console.clients import gathered
 from services.console.rendering import client_of, done, field_of, render
 from slatemq._admin.tasks import Task
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition, Unauthenticated
 
 TASKS_SHOWN: Final = 100
@@ -44,7 +44,7 @@ async def show_events(request: Request) -> Response:
 async def retry_tasks(request: Request) -> Response:
     client = await client_of(request)
     count = await client.retry_failed_tasks()
-    return done(request, "/events", f"Trying {formats.counted(count, 'task')} again.")
+    return done(request, "/events", f"Trying {counted(count, 'task')} again.")
 
 
 async def _tasks(listing: AsyncIterator[Task]) -> tuple[list[Task], str]:

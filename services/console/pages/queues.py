@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console import formats
 from services.console.live import Watch
 from services.console.pages.overview import live_response
 from services.console.rendering import (
@@ -26,6 +25,7 @@ from services.console.rendering import (
 )
 from slatemq._admin.entry_models import StateName
 from slatemq._admin.rates import lag_of, lags_of
+from slatemq._counts import counted
 from slatemq.cli.queue_options import SETTINGS
 from slatemq.client import Client
 from slatemq.errors import InvalidArgument
@@ -118,7 +118,7 @@ async def _purge(client: Client, queue_id: str, states: list[str]) -> str:
     if not states:
         raise InvalidArgument("states", "choose at least one")
     count = await client.purge_queue(queue_id, cast("list[StateName]", states))
-    return f"Removed {formats.counted(count, 'message')} from {queue_id}."
+    return f"Removed {counted(count, 'message')} from {queue_id}."
 
 
 async def _lift(client: Client, queue_id: str, _: list[str]) -> str:

@@ -24,13 +24,10 @@ from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.backup.verifying import Verifying
-from services.janitor.command_lines import audited, exit_code_of
+from services.janitor.command_lines import ProgressLine, audited, exit_code_of
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import RunStore
 from slatemq.errors import FailedPrecondition
-
-SAY_S: Final = 5.0
-"""Between two lines of progress where stderr is no terminal."""
 
 EPILOG: Final = """\
 examples:
@@ -306,23 +303,17 @@ def _rfc_3339(moment_ms: int) -> str:
 
 
 class _ProgressLine:
-    """Progress on stderr: a line that is written again, or one every SAY_S."""
+    """Progress by its phases, the last line of each of which stays."""
 
     def __init__(self) -> None:
+        self._line = ProgressLine()
         self._phase = 0
-        self._at = float("-inf")
 
     def say(self, progress: Progress) -> None:
-        is_terminal = sys.stderr.isatty()
-        now = time.monotonic()
-        is_over = progress.tasks_done == progress.tasks_count
-        pause_s = 0.1 if is_terminal else SAY_S
-        if progress.phase_number == self._phase and not is_over and now - self._at < pause_s:
-            return
-        self._phase, self._at = progress.phase_number, now
-        line = f"{progress.phase}: {progress.tasks_done:,} of {progress.tasks_count:,}"
-        if is_terminal:
-            sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if is_over and progress.tasks_count else ""))
-        elif progress.tasks_count:
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        count, done = progress.tasks_count, progress.tasks_done
+        begins, self._phase = progress.phase_number != self._phase, progress.phase_number
+        if count or self._line.is_terminal:
+            line = f"{progress.phase}: {done:,} of {count:,}"
+            self._line.show(line, at_once=begins or done == count)
+        if count and done == count:
+            self._line.keep()

@@ -14,6 +14,7 @@ from typing import Final
 from libs.storage.database.blobs import FOLDER as BLOBS
 from services.janitor.archive_paths import ARCHIVE_FOLDER
 from services.janitor.backup.catalogue import BACKUPS
+from slatemq._counts import counted
 
 NAMED_MAX: Final = 100
 """Copies that an answer names; all of them are counted. A lost volume has millions."""
@@ -53,5 +54,5 @@ def describe(paths: Sequence[str]) -> str:
 
 def _counted(place: str, count: int) -> str:
     if place == PAYLOADS:
-        return f"{count:,} {'payload' if count == 1 else 'payloads'}"
+        return counted(count, "payload")
     return f"{count:,} of {f'the {place}' if place in _PLACES.values() else place}"

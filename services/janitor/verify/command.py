@@ -17,16 +17,14 @@ from libs.serving.process.exits import EXIT_CLEAN
 from libs.storage.database.roots import Root, check_folder, open_root
 from libs.storage.errors import CorruptRecord
 from libs.storage.objects.restores import refuse_unfinished_restore
-from services.janitor.command_lines import exit_code_of, parsed, root_command
+from services.janitor.command_lines import ProgressLine, exit_code_of, parsed, root_command
 from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
 from slatemq.variables import unknown_variables
 
 FAULTS: Final = 1
-
-REPORT_S: Final = 0.5
-"""Between two lines of progress."""
 
 EPILOG: Final = """\
 Each line names the shard, the record, its key, what is wrong, and what to do. A fault means that
@@ -82,9 +80,18 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
     await _find_wals(root)
     before = await _positions(root, databases.names)
     now_ms = time.time_ns() // 1_000_000  # not the store's, which takes a write: nothing is removed
-    report = _Progress(quiet).report
+    line = None if quiet else ProgressLine()
+
+    def report(doing: str, done: int, count: int) -> None:
+        if line is not None:
+            line.show(f"{doing} ({done} of {counted(count, 'database')} done)")
+
     verification = Verification(root, databases, now_ms, report, sizes_only=sizes_only)
-    findings = await verification.run()
+    try:
+        findings = await verification.run()
+    finally:
+        if line is not None:
+            line.clear()
     changed = [
         name
         for name, position in (await _positions(root, databases.names)).items()
@@ -111,26 +118,6 @@ async def _positions(root: Root, names: Sequence[str]) -> dict[str, str]:
     """The newest file of each WAL: a process that owns the database has written one since."""
     objects = (await root.wal_store()).objects
     return {name: max(await objects.list(f"{name}/wal"), default="") for name in names}
-
-
-class _Progress:
-    """Lines on stderr: one that is written over on a terminal, else none."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet or not sys.stderr.isatty()
-        self._at = 0.0
-
-    def report(self, doing: str, done: int, count: int) -> None:
-        now = time.monotonic()
-        if self._quiet or now - self._at < REPORT_S:
-            return
-        self._at = now
-        sys.stderr.write(f"\r\x1b[K{doing} ({done} of {count} databases are done)")
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        if self._at:
-            sys.stderr.write("\r\x1b[K")
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
@@ -169,11 +156,17 @@ def write_text(findings: Findings, took_s: float, out: TextIO) -> None:
         )
     counts = findings.counts
     rows = sum(count for name, count in counts.items() if name.startswith("rows/"))
+    read = {
+        "database": counts["databases"],
+        "file": counts["files"],
+        "row": rows,
+        "message": counts["messages"],
+        "payload object": counts["payload objects"],
+    }
     out.write(
-        f"{findings.faults_count:,} faults, {findings.leftovers_count:,} leftovers; read "
-        f"{counts['databases']} databases, {counts['files']:,} files, {rows:,} rows, "
-        f"{counts['messages']:,} messages, {counts['payload objects']:,} payload objects "
-        f"in {took_s:.1f} s\n"
+        f"{counted(findings.faults_count, 'fault')}, "
+        f"{counted(findings.leftovers_count, 'leftover')}; read "
+        f"{', '.join(counted(count, noun) for noun, count in read.items())} in {took_s:.1f} s\n"
     )
 
 

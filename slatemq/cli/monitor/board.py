@@ -31,6 +31,7 @@ from slatemq._admin.rates import (
     rates_between,
     whole_lag,
 )
+from slatemq._counts import counted
 from slatemq.cli.output import cut, printable
 from slatemq.cli.queue_options import OPEN, missing_queues, state_of
 
@@ -283,8 +284,7 @@ class Board:
             return Text(f"filter: {self._filter}▏  Enter keeps it, Esc clears it", style="reverse")
         filtered = f"  filter: {printable(self._filter)} (Esc clears it)" if self._filter else ""
         part = f"{self._first + 1}-{self._first + shown} of " if shown < count else ""
-        queues = "1 queue" if count == 1 else f"{part}{count} queues"
-        return Text(f"{queues}{filtered}  {KEYS}", style="dim")
+        return Text(f"{part}{counted(count, 'queue')}{filtered}  {KEYS}", style="dim")
 
 
 def _state(status: Status | None, problem: str) -> Text:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from slatemq._counts import counted
 from slatemq.cli.parameters import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ Found = Iterator[tuple[Level, str, str]]
 
 def _processes(answers: Answers) -> Found:
     services = answers.status.services
-    yield Level.OK, f"{_count(len(services), 'process')} serving", ""
+    yield Level.OK, f"{counted(len(services), 'process')} serving", ""
     for one in services:
         if not one.serving:
             what = f"{one.service} {one.shard} at {one.address} does not serve: {one.detail}"
@@ -222,7 +223,7 @@ def _routes(answers: Answers) -> Found:
             )
             yield Level.WARNING, what, advice
     if answers.status.routes:
-        yield Level.OK, f"{_count(len(answers.status.routes), 'route')}, none beyond its log", ""
+        yield Level.OK, f"{counted(len(answers.status.routes), 'route')}, none beyond its log", ""
 
 
 def _clocks(answers: Answers) -> Found:
@@ -273,7 +274,7 @@ def _compaction(answers: Answers) -> Found:
     owners = [one for one in _answered(answers) if one.uncompacted_tables is not None]
     if owners:
         most = max(one.uncompacted_tables or 0 for one in owners)
-        yield Level.OK, f"at most {_count(most, 'table')} of a shard to be compacted", ""
+        yield Level.OK, f"at most {counted(most, 'table')} of a shard to be compacted", ""
     for one in owners:
         tables, tables_max = one.uncompacted_tables or 0, one.uncompacted_tables_max or 0
         if tables_max and tables >= TABLES_SHARE_MAX * tables_max:
@@ -318,7 +319,7 @@ def _certificates(answers: Answers) -> Found:
 def _queues(answers: Answers) -> Found:
     queues = answers.status.queues
     if queues or not (answers.status.refusals or answers.status.unlisted_brokers):
-        yield Level.OK, f"{_count(len(queues), 'queue')}, none in quarantine", ""
+        yield Level.OK, f"{counted(len(queues), 'queue')}, none in quarantine", ""
     for queue in queues:
         if queue.quarantine is not None:
             what = f"queue {queue.queue_id} is in quarantine: {queue.quarantine.reason}"
@@ -340,11 +341,6 @@ def _level(is_bad: bool) -> Level:
 
 def _off(ahead_ms: int) -> str:
     return f"{format_duration(abs(ahead_ms))} {'ahead of' if ahead_ms > 0 else 'behind'}"
-
-
-def _count(count: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{count} {what if count == 1 else plural}"
 
 
 def is_well(findings: Iterable[Finding]) -> bool:

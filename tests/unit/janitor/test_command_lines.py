@@ -1,8 +1,9 @@
-"""What the commands of the janitor leave in the log."""
+"""What the commands of the janitor leave in the log, and show of their progress."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import pwd
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from libs.serving.process.logs import AUDIT_LOGGER
-from services.janitor.command_lines import audited
+from services.janitor import command_lines
+from services.janitor.command_lines import ProgressLine, audited
 from slatemq.errors import FailedPrecondition
 
 
@@ -93,3 +95,45 @@ def test_a_command_that_a_signal_ends_is_an_act_that_was_cancelled(
     assert "act=give-up" in ended.stderr
     assert "outcome=CANCELLED" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+class Screen(io.StringIO):
+    """A standard error stream that may be a terminal."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def test_progress_is_written_over_on_a_terminal_and_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    line = ProgressLine()
+
+    line.show("reading ingest/0")
+    line.show("reading broker/0", at_once=True)
+    line.clear()
+    line.clear()
+
+    assert screen.getvalue() == "\r\x1b[Kreading ingest/0\r\x1b[Kreading broker/0\r\x1b[K"
+
+
+def test_progress_that_is_no_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen(is_terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(command_lines, "SAY_S", float("inf"))
+    line = ProgressLine()
+
+    line.show("reading ingest/0")
+    line.show("reading broker/0")
+    line.show("done", at_once=True)
+    line.keep()
+
+    assert screen.getvalue() == "reading ingest/0\ndone\n"

@@ -460,6 +460,7 @@ def test_the_command_prints_what_is_wrong_and_what_to_do(root: Root) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("0 faults, 0 leftovers; read 2 databases")
+    assert "looking at the instance (0 of 2 databases done)" in ran.stderr
 
     next(folder.glob("blobs/*/*")).unlink()
     ran = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
@@ -468,6 +469,7 @@ def test_the_command_prints_what_is_wrong_and_what_to_do(root: Root) -> None:
     assert finding["shard"] == "ingest/0"
     assert "is gone" in finding["wrong"]
     assert "restore this object" in finding["what_to_do"]
+    assert ran.stderr == ""
 
 
 def test_a_root_without_databases_or_of_a_wrong_form_is_a_wrong_call(tmp_path: Path) -> None:
