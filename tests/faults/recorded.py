@@ -228,6 +228,10 @@ class RecordedClient:
         counts = (await self.client.get_queue(queue)).counts
         return not (counts.available_count + counts.delayed_count + counts.in_flight_count)
 
+    def trouble(self, what: str) -> Any:
+        """A context in which what is stored cannot be read, or not in time."""
+        return self._operation("trouble", {"what": what})
+
     async def note_clock(self, ahead_ms: float) -> None:
         """Write down by how much clocks of services are ahead of ours at most, from now on."""
         with self._operation("clock", {"ahead_ms": ahead_ms}):

@@ -149,7 +149,8 @@ async def _trouble_along(
                 await _until_working(work)
         except TimeoutError as error:
             raise AssertionError(f"before {trouble.name}: nothing is done any more") from error
-        await _undergo(stack, store, trouble, seconds)
+        with work.client.named("store").trouble(trouble.name):
+            await _undergo(stack, store, trouble, seconds)
 
 
 async def _until_working(work: Work) -> None:

@@ -133,6 +133,7 @@ class Facts:
         deliveries: By copy, in the order of their leases by the broker's clock.
         uses: By lease token.
         ahead_ms: How far the clock of a service was ahead of real time at most.
+        troubles: In which what is stored could not be read, or not in time, in order.
     """
 
     def __init__(self, operations: Iterable[Operation]) -> None:
@@ -145,6 +146,7 @@ class Facts:
         self.tokens: dict[str, Delivery] = {}
         self.repeated_tokens: list[str] = []
         self.ahead_ms = 0.0
+        self.troubles: list[Operation] = []
         self._paused: dict[str, int] = {}
         for one in operations:
             getattr(self, f"_{one.f.replace('-', '_')}")(one)
@@ -293,6 +295,9 @@ class Facts:
             queue.drained_at = one.began
             for dead in one.result.get("dead", ()):
                 queue.dead[dead["id"]] = Dead(dead["id"], dead["attempt"], dead["reason"])
+
+    def _trouble(self, one: Operation) -> None:
+        self.troubles.append(one)
 
     def _clock(self, one: Operation) -> None:
         self.ahead_ms = max(self.ahead_ms, one.value["ahead_ms"])

@@ -30,6 +30,7 @@ FUNCTIONS: Final = frozenset(
         "purge",
         "redrive",
         "resume",
+        "trouble",
         "update-queue",
     }
 )

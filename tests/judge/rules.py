@@ -321,6 +321,8 @@ class Judge:
         A process that is down keeps messages from coming, and those behind them, too. So a message
         counts as overdue only where claims with room gave others of its log that were published
         when it had been due for OVERDUE_NS. Judged are queues in which nothing else explains that.
+        While the store is in trouble, what is in memory comes, and what must be read waits: that is
+        due when the trouble is over.
         """
         by_log: dict[tuple[str, int], list[tuple[int, Delivery]]] = defaultdict(list)
         for (name, message_id), each in self.facts.deliveries.items():
@@ -329,7 +331,8 @@ class Judge:
         for (name, message_id), each in self.facts.deliveries.items():
             later = by_log.get((name, message_id >> LOG_BITS), ())
             due = self._due(each[0])
-            for due, one in self._waits(each):
+            for wanted, one in self._waits(each):
+                due = self._after_troubles(wanted)
                 limit = due + OVERDUE_NS + int(self._early_ns)
                 if one.began > limit and self._is_passed_over(message_id, one, limit, later):
                     late_ms = (one.began - due) / NS
@@ -360,6 +363,12 @@ class Judge:
         if len(each) != 1 or each[0].outcome != OK:
             return None
         return max(each[0].ended, each[0].began + int(each[0].delay_ms * NS))
+
+    def _after_troubles(self, due: int) -> int:
+        for trouble in self.facts.troubles:
+            if trouble.began < due + OVERDUE_NS and trouble.ended > due:
+                due = trouble.ended
+        return due
 
     def _is_passed_over(
         self, message_id: int, one: Delivery, limit: int, later: Sequence[tuple[int, Delivery]]

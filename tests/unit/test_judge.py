@@ -205,6 +205,15 @@ def kept_up(story: Story) -> None:
     story.publish("other", 1 << 48 | 5)
     story.ack(story.claim("other", 1 << 48 | 5, most=2))
     story.ack(story.claim("m4", 4, most=2))
+    # The store is down, which what is in memory does not need.
+    story.publish("m8", 8)
+    story.call("trouble", {"what": "the store is down"}, process="store")
+    story.lines[-1]["time"] += 2 * MINUTE_MS * MS
+    story.wait(MINUTE_MS)
+    story.publish("m9", 9)
+    story.ack(story.claim("m9", 9, most=2))
+    story.wait(MINUTE_MS)
+    story.ack(story.claim("m8", 8, most=2))
     # An unknown claim had it, and its lease took long to end.
     story.publish("m6", 6)
     story.unknown_claim()
@@ -558,6 +567,15 @@ def overdue_after_its_nack(story: Story) -> None:
     story.ack(story.claim("m1", 1, 2))
 
 
+def overdue_after_the_trouble(story: Story) -> None:
+    story.call("trouble", {"what": "the store is down"}, process="store")
+    story.publish("m1", 1)
+    story.wait(MINUTE_MS)
+    story.publish("m2", 2)
+    story.ack(story.claim("m2", 2, most=2))
+    story.ack(story.claim("m1", 1))
+
+
 def push_without_completion(story: Story) -> None:
     story.publish("j1", 1, "job")
     story.execute(story.claim("j1", 1, queue="jobs"), ["p"], "info")
@@ -684,6 +702,7 @@ def redriven_twice(story: Story) -> None:
         (paused_for_ever, "late"),
         (overdue_after_its_delay, "overdue"),
         (overdue_after_its_nack, "overdue"),
+        (overdue_after_the_trouble, "overdue"),
         (push_without_completion, "commands"),
         (refused_push, "commands"),
         (half_of_the_pushes, "commands"),
