@@ -13,6 +13,7 @@ In reading order; a file imports only files above it:
 `queue_places` Where each queue is by the brokers' databases; claims of the names that say so
 `restoring`   Makes an instance from a backup
 `verifying`   Reads all that one backup needs
+`lacking`     Finds the messages of a backup whose payload it lacks
 `worker`      The child that a janitor starts for a run of `backup`
 `command`     `python -m services.janitor backup`: create, ls, verify, restore
 """

@@ -20,6 +20,7 @@ from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.roots import Root, check_folder, open_root
 from services.janitor.backup.catalogue import BACKUPS, OBJECTS, Backup, Catalogue
 from services.janitor.backup.damage import NAMED_MAX, counts_of, describe
+from services.janitor.backup.lacking import LackingSearch
 from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
@@ -27,6 +28,7 @@ from services.janitor.backup.verifying import Verifying
 from services.janitor.command_lines import ProgressLine, audited, exit_code_of
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import RunStore
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
 
 EPILOG: Final = """\
@@ -82,7 +84,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         "read all copies of a backup, and say which are gone or have rotted",
         "Read all that a backup needs, and compare it with what was written. It changes nothing. "
         f"It names at most {NAMED_MAX} copies that are gone, and as many that have rotted, and "
-        "counts all. Exit code 1: the backup is damaged.",
+        "counts all. Exit code 1: the backup is damaged, or, with --messages, messages lack their "
+        "payload.",
+    )
+    verify.add_argument(
+        "--messages",
+        action="store_true",
+        help="also name messages whose payload was gone before the backup was taken; this copies "
+        "the tables of one ingest at a time into a temporary folder (TMPDIR)",
     )
     restore = command(
         "restore",
@@ -196,8 +205,8 @@ async def _verify(args: argparse.Namespace) -> None:
     if gone:
         sys.stderr.write(
             f"the backup before, {verifying.before}, has {describe(gone)}, which this one lacks: "
-            "jobs of the janitor remove those of old messages. Whether messages lack theirs is "
-            "found by `verify` of the instance, or of a restore\n"
+            "jobs of the janitor remove those of old messages. --messages says whether messages "
+            "lack theirs\n"
         )
     said: list[str] = []
     damaged = {"missing": verifying.missing, "rotten": verifying.rotten}
@@ -206,6 +215,9 @@ async def _verify(args: argparse.Namespace) -> None:
         said += [f"{name}: {path}" for path in paths[:NAMED_MAX]]
         if len(paths) > NAMED_MAX:
             said.append(f"{name}: {len(paths) - NAMED_MAX:,} more")
+    if args.messages and not said:
+        await _verify_messages(args, catalogue, backup, fields)
+        return
     _show(args, fields, "\n".join(said) or f"{verifying.checked_count:,} objects are as written")
     if said:
         count = len(verifying.missing) + len(verifying.rotten)
@@ -214,6 +226,28 @@ async def _verify(args: argparse.Namespace) -> None:
             "BACKUP_DAMAGED",
             f"{count:,} of {verifying.checked_count:,} objects are not as they were written: "
             f"{what}. {_advice(backup, verifying)}",
+        )
+
+
+async def _verify_messages(
+    args: argparse.Namespace, catalogue: Catalogue, backup: Backup, fields: dict[str, Any]
+) -> None:
+    search = LackingSearch(catalogue, backup, _ProgressLine().say)
+    await search.search()
+    count, named = len(search.found), search.found[:NAMED_MAX]
+    fields["messages_lacking"] = [str(one.message_id) for one in named]
+    fields["messages_lacking_count"] = count
+    said = [f"lacks its payload: message {one.message_id}, {one.path}" for one in named]
+    if count > NAMED_MAX:
+        said.append(f"lack their payload: {count - NAMED_MAX:,} more messages")
+    whole = f"{fields['objects_checked']:,} objects are as written; no message lacks its payload"
+    _show(args, fields, "\n".join(said) or whole)
+    if count:
+        raise FailedPrecondition(
+            "PAYLOADS_GONE",
+            f"the payloads of {counted(count, 'message')} were gone before the backup was taken. "
+            f"Copy what an earlier backup has from {OBJECTS}/ back to the instance; queues make "
+            "the other messages dead letters (payload gone)",
         )
 
 
