@@ -26,8 +26,9 @@ async def test_zombies_lose_nothing_store_nothing_twice_and_make_no_dead_letter(
     assert judged(tmp_path / HISTORY) == []
     # And the judge saw all that clients do, but for what no run has beside it
     operations = [one for one in read([tmp_path / HISTORY]) if one.outcome == OK]
-    assert {one.f for one in operations} == FUNCTIONS - {"delete-queue", "move"}
+    assert {one.f for one in operations} == FUNCTIONS - {"delete-queue", "trouble"}
     sent = [one for each in operations if each.f == "publish" for one in each.value["messages"]]
     assert any(one["delay_ms"] for one in sent)
     assert any(one["retention_ms"] for one in sent)
+    assert any(one["payload_bytes"] for one in sent)
     assert any(one.f == "create-queue" and one.value["backoff_ms"] for one in operations)

@@ -42,7 +42,7 @@ def _links(members: Sequence[Member]) -> list[tuple[str, str]]:
     asked = {
         CLIENTS: ("ingest", "broker"),
         "router": ("ingest", "broker"),
-        "broker": ("ingest",),
+        "broker": ("ingest", "broker"),
     }
     names = {CLIENTS: [CLIENTS]} | {
         service: [one.name for one in members if one.service == service]
@@ -54,6 +54,7 @@ def _links(members: Sequence[Member]) -> list[tuple[str, str]]:
         for source in names[service]
         for kind in targets
         for target in names[kind]
+        if target != source
     ]
 
 
@@ -83,7 +84,7 @@ async def run_network(folder: Path, seconds: float, seed: int) -> tuple[Work, Ma
     """A history; also how many troubles of each kind met a connection."""
     members = [
         *(ProxiedMember(folder, "ingest", shard) for shard in range(2)),
-        ProxiedMember(folder, "broker", 0),
+        *(ProxiedMember(folder, "broker", shard) for shard in range(2)),
         *(ProxiedMember(folder, "router", shard) for shard in range(2)),
     ]
     network = Network(lambda: {one.pid: one.name for one in members if one.runs})

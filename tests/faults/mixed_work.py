@@ -3,8 +3,9 @@
 Producers publish singly and in batches, some of it delayed, some with a short retention, some with
 payloads that are objects. Consumers ack, nack with and without a delay, release, extend and forget.
 A worker completes each order and pushes what comes of it; an operator redrives the dead letters of
-a queue whose consumer fails half of all messages, and another one changes the filter of a queue,
-pauses and purges it. What is left at the end is drained, and then nothing may be missing.
+a queue whose consumer fails half of all messages, another one changes the filter of a queue, pauses
+and purges it, and a third one moves a queue between brokers. What is left at the end is drained,
+and then nothing may be missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import slatemq
 from slatemq.errors import SlateMQError
-from tests.faults.recorded import REFUSED, RecordedClient, key_of, recorded_client
+from tests.faults.recorded import AGAIN_S, REFUSED, RecordedClient, key_of, recorded_client
 from tests.judge.facts import Facts
 from tests.judge.histories import OK, read
 from tests.judge.rules import Judge
@@ -36,9 +37,6 @@ ORDERS_MAX: Final = 10
 STALLED_S: Final = 180.0
 SLEWED_MS: Final = 20.0
 """A service's clock never goes back: it is ahead by what the machine's was corrected since."""
-
-AGAIN_S: Final = 0.1
-"""After a call that failed."""
 
 RETENTION_MS: Final = 5000
 """Of some plain messages, which nothing waits for."""
@@ -69,6 +67,11 @@ FILTERS: Final = {
 ATTEMPTS: Final = {FRAGILE: FRAGILE_ATTEMPTS}
 PARTITIONED: Final = ("even", FRAGILE)
 """Have a partition on each broker, where there are several."""
+
+MOVED: Final = "third"
+"""Moves from one broker to another, where there are several."""
+
+BETWEEN_MOVES_S: Final = 4.0
 
 
 @dataclass
@@ -134,7 +137,8 @@ class Work:
             self._consume(queue)
             for queue in ("all", "all", "even", "third", SHIPPED, FRAGILE, EDITED)
         ]
-        return [*plain, self._work(), self._operate(), self._edit()]
+        movers = [self._move()] if self.brokers_count > 1 else []
+        return [*plain, self._work(), self._operate(), self._edit(), *movers]
 
     def producers(self) -> list[Coroutine[Any, Any, None]]:
         return [self._produce(number) for number in range(self.producers_count)]
@@ -284,6 +288,18 @@ class Work:
                 await client.redrive(FRAGILE)
             except SlateMQError as error:
                 log.debug("redriving: %s", error)
+
+    async def _move(self) -> None:
+        """Move a queue between brokers."""
+        client = self.client.named("mover")
+        while True:
+            await asyncio.sleep(BETWEEN_MOVES_S)
+            if self._is_draining:
+                continue
+            try:
+                await client.move(MOVED)
+            except SlateMQError as error:
+                log.debug("moving: %s", error)
 
     async def _edit(self) -> None:
         """Change the filter of a queue, pause it for a while, and purge it once."""

@@ -6,6 +6,7 @@ are its notes; other calls are repeated by the client, under one request ID.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
@@ -38,6 +39,9 @@ UNKNOWN: Final = (Unavailable, DeadlineExceeded)
 
 DIGEST_DIGITS: Final = 16
 """Of a SHA-256: enough to tell payloads of a run apart."""
+
+AGAIN_S: Final = 0.1
+"""After a call that failed."""
 
 CLAIM_S: Final = 10.0
 """How long a claim may take beyond its wait."""
@@ -179,6 +183,19 @@ class RecordedClient:
             redrive = await self.client.wait_redrive(await self.client.start_redrive(queue))
             result["moved_count"] = redrive.redriven_count
         return redrive.redriven_count
+
+    async def move(self, queue: str) -> None:
+        """To another broker, however often that takes; several tries are one move."""
+        with self._operation("move", {"queue": queue}):
+            while True:
+                try:
+                    await self.client.move_queue(queue)
+                    return
+                except UNKNOWN:
+                    await asyncio.sleep(AGAIN_S)
+                except FailedPrecondition as error:
+                    if error.reason != "MOVE_CANCELLED":
+                        raise
 
     async def create_queue(
         self,
