@@ -112,8 +112,8 @@ class MessageRun(NamedTuple):
 class ReadResult(NamedTuple):
     """Messages read, in the order asked for, and the IDs of those that are not stored.
 
-    `damaged_ids` are among `missing_ids`. The payloads of slow ones are still being read: they are
-    neither in a run nor missing.
+    `damaged_ids` are among `missing_ids`. The payloads of slow ones are still being read, or
+    cannot be read until a file of the store is restored: they are neither in a run nor missing.
     """
 
     runs: list[MessageRun]

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, DamagedObject
+from libs.storage.errors import CorruptRecord, DamagedObject, DamagedStore
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
@@ -31,6 +31,7 @@ from services.ingest.read.message_runs import (
 from services.ingest.read.payload_cache import CachedRun, PayloadCache
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.read.tailing import MetadataLog, Unsettled
+from slatemq._counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,12 @@ class Reader:
                 stored = list(message_ids[at : at + WINDOW])
                 if not with_etags and not self.cache.has_none_of(stored):
                     stored = list(takewhile(self._is_stored_only, stored))
-                took = await self._read_stored(stored, room, result, with_etags)
+                try:
+                    took = await self._read_stored(stored, room, result, with_etags)
+                except DamagedStore:
+                    if result.runs or result.missing_ids:
+                        break  # They are asked for again, and then alone.
+                    raise
                 self.stored_count += max(took, 0)
             else:
                 self.cached_count += max(took, 0)
@@ -331,13 +337,24 @@ class Reader:
     ) -> dict[int, bytes]:
         """The payloads of these messages; those that are gone, damaged or slow are left out.
 
+        Those in a damaged table count as slow: they come once its file is restored. Where there are
+        no others, this raises DamagedStore.
+
         Their records as they are stored go into `records`, if it is given.
         """
         found: dict[int, bytes] = {}
+        unreadable: dict[int, DamagedStore] = {}
         wanted = sorted(set(message_ids))
-        await self._read_packs(wanted, packs, found, records)
+        await self._read_packs(wanted, packs, found, records, unreadable)
         left = [one for one in wanted if one not in found]
-        await self._read_records(left, metadata, found, records, damaged, slow)
+        await self._read_records(left, metadata, found, records, damaged, slow, unreadable)
+        if unreadable:
+            error = next(iter(unreadable.values()))
+            if len(unreadable) == len(wanted):
+                raise error
+            named = counted(len(unreadable), "message")
+            log.error("the payloads of %s cannot be read: %s", named, error)
+            slow.update(unreadable)
         return found
 
     async def _read_packs(
@@ -346,12 +363,14 @@ class Reader:
         packs: dict[int, int],
         found: dict[int, bytes],
         records: dict[int, bytes] | None,
+        unreadable: dict[int, DamagedStore],
     ) -> None:
         wanted: dict[int, list[int]] = {}
+        damaged: dict[int, DamagedStore] = {}
         for one in message_ids:
             if one in packs:
                 wanted.setdefault(packs[one], []).append(one)
-        async for rows in read_rows(self._database, PACKS, wanted):
+        async for rows in read_rows(self._database, PACKS, wanted, damaged):
             for first_id, value in rows:
                 try:
                     payloads = decode_pack(first_id, value)
@@ -363,6 +382,8 @@ class Reader:
                         found[one] = payloads[one]
                         if records is not None:
                             records[one] = encode_inline(payloads[one])
+        for first_id, damage in damaged.items():
+            unreadable.update(dict.fromkeys(wanted[first_id], damage))
 
     async def _read_records(
         self,
@@ -372,6 +393,7 @@ class Reader:
         records: dict[int, bytes] | None,
         damaged: set[int],
         slow: set[int],
+        unreadable: dict[int, DamagedStore],
     ) -> None:
         # A message of the log has a payload: one without a record was in a pack that is damaged.
         lost = set(message_ids)
@@ -379,6 +401,7 @@ class Reader:
 
         def take(message_id: int, value: bytes) -> None:
             lost.discard(message_id)
+            unreadable.pop(message_id, None)  # Its pack is, and it has a record of its own.
             try:
                 record = decode_payload(value)
             except CorruptRecord as error:
@@ -396,10 +419,10 @@ class Reader:
             else:
                 found[message_id] = record
 
-        async for rows in read_rows(self._database, PAYLOADS, message_ids):
+        async for rows in read_rows(self._database, PAYLOADS, message_ids, unreadable):
             for message_id, value in rows:
                 take(message_id, value)
-        damaged |= lost
+        damaged.update(lost.difference(unreadable))
         await self._read_blobs(blobs, metadata, found, damaged, slow)
 
     async def _read_blobs(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, NamedTuple
 
 from libs.storage.database.slate import Database
+from libs.storage.errors import DamagedStore
 from libs.storage.layout.ids import runs
 from libs.storage.layout.keys import parse_payload_key, payload_key, payload_range
 from libs.storage.layout.primitives import KeyRange
@@ -49,11 +50,16 @@ PACKS: Final = Series(
 
 
 async def read_rows(
-    database: Database, series: Series, numbers: Iterable[int]
+    database: Database,
+    series: Series,
+    numbers: Iterable[int],
+    unreadable: dict[int, DamagedStore] | None = None,
 ) -> AsyncIterator[list[tuple[int, bytes]]]:
     """The durable rows with these numbers, ascending, as far as there are any.
 
-    Rows of a scan come as they are read, so that they need not all be in memory.
+    Rows of a scan come as they are read, so that they need not all be in memory. Where a table is
+    damaged, the others are read one by one, and the numbers of the damaged ones are `unreadable`,
+    with the reasons; without it this raises DamagedStore.
     """
     strays: list[int] = []
     for run in runs(numbers, series.near):
@@ -64,9 +70,40 @@ async def read_rows(
         # There may be others between them.
         rows_max = (run[-1] - run[0]) // series.step + 1
         span = series.span(run[0], run[-1])
-        async for rows in database.scan(*span, limit=rows_max, durable=True):
-            numbered = ((series.parse(key), value) for key, value in rows)
-            yield [(number, value) for number, value in numbered if number in wanted]
-    values = await database.get_many(map(series.key, strays), durable=True)
+        left = run
+        try:
+            async for rows in database.scan(*span, limit=rows_max, durable=True):
+                numbered = [(series.parse(key), value) for key, value in rows]
+                yield [(number, value) for number, value in numbered if number in wanted]
+                left = [number for number in left if number > numbered[-1][0]]
+        except DamagedStore:
+            if unreadable is None:
+                raise
+            yield await _read_singly(database, series, left, unreadable)
+    try:
+        values = await database.get_many(map(series.key, strays), durable=True)
+    except DamagedStore:
+        if unreadable is None:
+            raise
+        yield await _read_singly(database, series, strays, unreadable)
+        return
     read = zip(strays, values, strict=True)
     yield [(number, value) for number, value in read if value is not None]
+
+
+async def _read_singly(
+    database: Database,
+    series: Series,
+    numbers: Iterable[int],
+    unreadable: dict[int, DamagedStore],
+) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    for number in numbers:
+        try:
+            value = await database.get(series.key(number), durable=True)
+        except DamagedStore as error:
+            unreadable[number] = error
+            continue
+        if value is not None:
+            found.append((number, value))
+    return found

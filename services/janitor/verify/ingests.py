@@ -51,6 +51,11 @@ _LOST_ENTRY: Final = (
     "letter when it is claimed; where it was not routed, no queue gets it"
 )
 
+_UNREAD: Final = (
+    "restore the file that is named beside it: these messages wait until then, and others are "
+    "delivered"
+)
+
 IDS_NAMED: Final = 10
 """Message IDs that a finding names."""
 
@@ -387,12 +392,14 @@ class IngestCheck:
                     message_ids=(message.message_id,),
                 )
         if missing:
+            is_unread = self.walk.name in self._findings.unreadable
+            what = "cannot be read" if is_unread else "are not stored"
             self._add(
                 Kind.PAYLOAD,
                 "log entry",
                 f"sequence {sequence}",
-                f"the payloads of {len(missing)} of its messages are not stored: "
-                f"{named_ids(missing)}",
+                f"the payloads of {len(missing)} of its messages {what}: {named_ids(missing)}",
+                advice=_UNREAD if is_unread else "",
                 message_ids=missing[:IDS_NAMED],
             )
         self._name_unlogged("payload", sorted(found))
