@@ -19,7 +19,7 @@ from libs.serving.process.commit_config import check_pace, pace_of
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.removal import ShardRemoval, measure_draining
-from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
+from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost, watch_wal_store
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.service import Service
@@ -364,7 +364,8 @@ class BrokerService(Service[BrokerConfig]):
         assert self.database is not None, "called after start"
         assert self.shard_drain is not None, "called after start"
         removed = self._removal.wait(self.shard_drain.removed)
-        ends = [wait_lost(self.database, self._tasks), removed]
+        watch = watch_wal_store(self._root, self.database)
+        ends = [wait_lost(self.database, self._tasks), watch, removed]
         return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
 
     def opened(self) -> None:

@@ -15,6 +15,7 @@ from libs.serving.process.commit_config import check_pace
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.removal import ShardRemoval, measure_draining
+from libs.serving.process.shards import watch_wal_store
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -209,7 +210,8 @@ class IngestProcess(Service[IngestConfig]):
         assert shard is not None, "called after start"
         assert drain is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
-        ends = [shard.wait_lost(), self._removal.wait(drain.removed)]
+        watch = watch_wal_store(self._root, shard.database)
+        ends = [shard.wait_lost(), watch, self._removal.wait(drain.removed)]
         try:
             return await first_cause(*ends, *(queue.wait_fatal() for queue in queues))
         except StoreUnavailable as error:

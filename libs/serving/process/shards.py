@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.storage.database.clocks import wait_until_past
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.errors import Fenced, StorageError
+from libs.storage.errors import Fenced, LostWalStore, OtherWalStore, StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
 from libs.storage.objects.probe import probe_store
 from libs.storage.objects.shard_owners import Owner, ShardOwners
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 WHY_S = 2.0
 """How long a commit has to say why its database is closed."""
+
+MARKER_S: Final = 60.0
+"""How often an owner looks whether the bucket of the WALs still has its marker: one GET."""
 
 
 def opened_root(url: str, wal_url: str = "") -> Root:
@@ -63,6 +67,27 @@ async def wait_for_clock(database: Database, wall: Callable[[], float] = time.ti
     tick_ms = await database.written_ms(CLOCK_KEY)
     if tick_ms is not None:
         await wait_until_past(tick_ms, _say_waiting, wall)
+
+
+async def watch_wal_store(root: Root, database: Database, look_s: float = MARKER_S) -> NoReturn:
+    """Raise LostWalStore or OtherWalStore once the bucket of the WALs is not this instance's.
+
+    No commit counts from then on, and what did is put into tables when the database is closed. Of a
+    folder each commit looks by itself; see `Database.lose_wal_store`.
+    """
+    wal = await root.wal_store()
+    is_bucket = wal.record is not None and wal.address.folder is None
+    while True:
+        await asyncio.sleep(look_s * random.uniform(0.75, 1.25))
+        if not is_bucket:
+            continue
+        try:
+            await wal.check_marker()
+        except (LostWalStore, OtherWalStore) as error:
+            database.lose_wal_store(error)
+            raise
+        except StorageError as error:
+            log.warning("whether the store of the WALs is this instance's is not known: %s", error)
 
 
 async def wait_lost(database: Database, works: Iterable[asyncio.Task[Any]]) -> ExitCause:

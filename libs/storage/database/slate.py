@@ -227,6 +227,7 @@ class Database:
         self._handle: Any = None  # of the newest write
         self._thread: CommitThread | None = None
         self._closed = False
+        self._outlasts = False
         self._reads: dict[int, float] = {}
         self._read_numbers = count()
         self.name = name
@@ -240,6 +241,11 @@ class Database:
         options = _READ_DURABLE if durable else READ_MEMORY
         with self._reading(f"reading from {self.name}"), self._waiting():
             return await CALLS.get(self._db, key, options)
+
+    @property
+    def flush_commits(self) -> int:
+        """Commits after which their rows go into tables."""
+        return self._replay.commits
 
     def reading_ms(self) -> int:
         """For how long the oldest read has waited for the store, in milliseconds; 0: none does."""
@@ -343,6 +349,15 @@ class Database:
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
             await self._durability.sync()
 
+    def lose_wal_store(self, error: StorageError) -> None:
+        """Let no commit count from now on, for this error; `close` puts those that did into tables.
+
+        For a store of the WALs that has lost what it had: so nothing is lost that was answered.
+        """
+        if self.failed is None:
+            self._outlasts = True
+        self._fail(error)
+
     async def outlast_wal_store(self) -> None:
         """Have what is durable outlast the loss of the store of the WALs, where that is another."""
         if self._of_commits is not self._durability:
@@ -402,7 +417,8 @@ class Database:
     async def close(self) -> None:
         """Flush and close. Does not raise for a database that is closed, fenced or failed already.
 
-        A failed one is closed without a flush: what only memory has was never acknowledged.
+        A failed one is closed without a flush: what only memory has was never acknowledged. But see
+        `lose_wal_store`.
         """
         if self._closed:
             return
@@ -417,6 +433,9 @@ class Database:
             return
         try:
             if self.failed is not None:
+                if self._outlasts:
+                    await self._db.flush_with_options(_FLUSH_MEMTABLE)
+                    await self._durability.sync()
                 await self._db.shutdown_with_options(CloseOptions(flush_type=None))
                 return
             await self._db.shutdown()

@@ -8,10 +8,13 @@ from uuid import uuid4
 import pytest
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE, FatalError
-from libs.serving.process.shards import opened_root, wait_lost
+from libs.serving.process.shards import opened_root, wait_lost, watch_wal_store
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
-from libs.storage.errors import Fenced, StoreUnavailable
+from libs.storage.database.slate import Batch, Database
+from libs.storage.database.wal_stores import MARKER
+from libs.storage.errors import Fenced, LostWalStore, StoreUnavailable
+from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 
 
 def test_a_root_that_means_nothing_is_wrong_usage() -> None:
@@ -73,4 +76,60 @@ async def test_what_a_work_raises_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await wait_lost(database, [asyncio.create_task(fail())])
+    await database.close()
+
+
+async def commit(database: Database, key: bytes) -> None:
+    batch = Batch()
+    batch.put(key, b"value")
+    await database.commit(batch)
+
+
+async def test_an_owner_whose_bucket_of_wals_is_emptied_ends_and_keeps_what_it_answered() -> None:
+    # Given an owner whose log is in a store of its own, which is no folder
+    root = open_root(f"memory:///{uuid4()}")
+    named = WalStoreRecord.new("memory:///")
+    assert await InstanceRecords(root.objects).create(InstanceRecord(1, 0, {}, named))
+    database = await root.database("broker/0", Kind.BROKER)
+    await commit(database, b"\x01first")  # which puts the rows of the start into tables
+    await database.flush_memtable()
+    await commit(database, b"\x01answered")
+    watch = asyncio.create_task(watch_wal_store(root, database, look_s=0))
+    await asyncio.sleep(0)
+
+    # When that is emptied
+    await (await root.wal_store()).objects.delete(MARKER)
+    with pytest.raises(LostWalStore, match="has no wal-store"):
+        await asyncio.wait_for(watch, 60)
+
+    # Then no commit counts any more, and those that did are in tables
+    with pytest.raises(LostWalStore):
+        await commit(database, b"\x01late")
+    await database.close()
+    root.use_wal_store(root.own_wal_store())
+    later = await root.database("broker/0", Kind.BROKER)
+    assert await later.get(b"\x01answered", durable=True) == b"value"
+    await later.close()
+
+
+async def test_a_bucket_of_wals_that_is_down_ends_no_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    root = open_root(f"memory:///{uuid4()}")
+    named = WalStoreRecord.new("memory:///")
+    assert await InstanceRecords(root.objects).create(InstanceRecord(1, 0, {}, named))
+    database = await root.database("broker/0", Kind.BROKER)
+    objects, failed = (await root.wal_store()).objects, asyncio.Event()
+
+    async def fail(path: str) -> bytes:
+        failed.set()
+        raise StoreUnavailable("the store refuses")
+
+    objects.get = fail  # type: ignore[method-assign]
+    watch = asyncio.create_task(watch_wal_store(root, database, look_s=0))
+    await asyncio.wait_for(failed.wait(), 60)
+    await commit(database, b"\x01key")
+    assert not watch.done()
+    assert "is not known: the store refuses" in caplog.text
+    watch.cancel()
     await database.close()
