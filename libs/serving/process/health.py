@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,6 +10,9 @@ from grpc_health.v1 import health, health_pb2
 
 REASON_KEY: Final = "slatemq-not-serving"
 """Trailing metadata of a health check that says NOT_SERVING: why, as text."""
+
+CLOCK_KEY: Final = "slatemq-clock-ms"
+"""Trailing metadata of a check of a shard's owner: its clock, in ms since the Unix epoch."""
 
 STARTING: Final = "the service is starting"
 
@@ -18,6 +22,8 @@ FAILED: Final = "the service has failed and ends"
 
 STOPPING: Final = "the service is stopping"
 """The reason of a process that drains, and then closes its database."""
+
+_OWNER: Final = "slatemq.owner/"
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -29,7 +35,7 @@ def owner_health(database: str, owner_name: str) -> str:
     Another process that answers at its address, or a later life of it, does not know the name. An
     owner answers without its name too, for those that find no whole claim.
     """
-    return f"slatemq.owner/{database}/{owner_name}"
+    return f"{_OWNER}{database}/{owner_name}"
 
 
 class Health(health.aio.HealthServicer):
@@ -62,9 +68,12 @@ class Health(health.aio.HealthServicer):
     async def Check(  # noqa: N802 - the RPC's name
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> Any:
-        """The health of one service, with the reason in REASON_KEY."""
-        if self.reason:
-            context.set_trailing_metadata(((REASON_KEY, self.reason),))
+        """The health of one service, with the reason in REASON_KEY; of an owner, its clock too."""
+        facts = ((REASON_KEY, self.reason),) if self.reason else ()
+        if request.service.startswith(_OWNER):
+            facts = (*facts, (CLOCK_KEY, str(time.time_ns() // 1_000_000)))
+        if facts:
+            context.set_trailing_metadata(facts)
         return await super().Check(request, context)
 
     async def _set_all(self, status: Any) -> None:

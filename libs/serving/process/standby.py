@@ -12,6 +12,9 @@ store:
 An owner that stops gives its shard free once its database is closed, which a standby looks for
 while it finds it gone. Until then it has five times as many looks.
 
+An answer has the owner's clock, too: a standby whose own differs says so in its log, since delays
+and leases of the shard go by that one once it has the shard.
+
 An owner may be silent and live, cut off or standing still. Taking its shard is safe: SlateDB fences
 it, and its claim is lost. It does not come back by itself: a process that is started again as a
 standby has a new name, and waits. Of several standbys the one gets the shard that makes the next
@@ -37,7 +40,7 @@ from opentelemetry.metrics import Meter, Observation
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import ExitCause, FatalError
-from libs.serving.process.health import REASON_KEY, STOPPING, owner_health
+from libs.serving.process.health import CLOCK_KEY, REASON_KEY, STOPPING, owner_health
 from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.shard_owners import Owner, OwnerRecord, ShardOwners
@@ -61,6 +64,9 @@ STOPPING_FACTOR: Final = 5
 
 STORE_AGAIN_S: Final = 1.0
 """From a failed look into the store to the next one."""
+
+SKEW_MS_MAX: Final = 1_000
+"""By how much the clocks of a standby and an owner may differ; `slatemq doctor` has the same."""
 
 NAME_BYTES: Final = 8
 
@@ -89,6 +95,8 @@ class OwnerWatch:
 
     Attributes:
         is_silent: Whether the looks so far show that it may be replaced.
+        skew_ms: By how much at least this machine's clock is ahead of the owner's; negative:
+            behind.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, health_name: str) -> None:
@@ -99,6 +107,7 @@ class OwnerWatch:
         self._stops = False
         self._counted = 0
         self.is_silent = False
+        self.skew_ms = 0
 
     async def look(self) -> Sign:
         """Look once, for `LOOK_S` at most."""
@@ -115,10 +124,11 @@ class OwnerWatch:
         return sign
 
     async def _sign(self) -> Sign:
+        sent_ms = time.time_ns() // 1_000_000
         call = self._stub.Check(self._request, timeout=LOOK_S)
         try:
             await call
-            metadata = await call.trailing_metadata()
+            metadata = dict(await call.trailing_metadata() or ())
         except grpc.RpcError as error:
             code: Any = error.code()
             if code is grpc.StatusCode.NOT_FOUND:
@@ -126,7 +136,11 @@ class OwnerWatch:
             if code is grpc.StatusCode.UNAVAILABLE and await self._is_refused():
                 return Sign.GONE
             return Sign.SILENT
-        return Sign.STOPS if (REASON_KEY, STOPPING) in tuple(metadata or ()) else Sign.LIVES
+        if (clock := metadata.get(CLOCK_KEY, "")).isdecimal():
+            # The owner has read it at some time between these two.
+            owner_ms, now_ms = int(clock), time.time_ns() // 1_000_000
+            self.skew_ms = max(sent_ms - owner_ms, 0) or min(now_ms - owner_ms, 0)
+        return Sign.STOPS if metadata.get(REASON_KEY) == STOPPING else Sign.LIVES
 
     async def _is_refused(self) -> bool:
         """Whether the owner's machine answers that no process listens."""
@@ -230,6 +244,11 @@ class Standby:
         if claim.address and not is_own:
             facts = {"owner": claim.record.owner.name, "owner_address": claim.address}
             log.info("waiting as a standby", extra=facts)
+            if not claim.record.owner.name:
+                log.warning(
+                    "the owner of the shard has no name: give it --standby too, or it takes the "
+                    "shard back whenever it is started again"
+                )
             await self._until_silent(claim)
             if await self._claim() != claim:
                 return False
@@ -245,10 +264,12 @@ class Standby:
         channel = self._open_channel(claim.address)
         health_name = owner_health(self._database, claim.record.owner.name)
         watch = OwnerWatch(channel, claim.address, health_name)
+        is_off = False
         try:
             while not watch.is_silent:
                 began = time.monotonic()
                 sign = await watch.look()
+                is_off = _note_skew(watch.skew_ms, is_off)
                 if sign is Sign.GONE:
                     if (await self._owners.latest()) != claim.record:
                         return
@@ -277,6 +298,22 @@ class Standby:
                     "has to be started again"
                 )
             )
+
+
+def _note_skew(skew_ms: int, was_off: bool) -> bool:
+    """Log where the clocks begin or cease to differ; returns whether they do."""
+    is_off = abs(skew_ms) > SKEW_MS_MAX
+    if is_off and not was_off:
+        ahead = "ahead of" if skew_ms > 0 else "behind"
+        log.warning(
+            "the clock of this standby is %.1f s %s that of the owner: correct the one that is "
+            "wrong, as the times of the shard go by this one once it has taken the shard",
+            abs(skew_ms) / 1000,
+            ahead,
+        )
+    if was_off and not is_off:
+        log.warning("the clocks of this standby and of the owner agree again")
+    return is_off
 
 
 def measure_standby(meter: Meter, standby: Callable[[], Standby | None]) -> None:

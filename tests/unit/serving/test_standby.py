@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process import health
 from libs.serving.process import standby as module
 from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import EXIT_FAILED, FatalError
@@ -373,3 +375,44 @@ def test_each_life_of_a_standby_has_a_name_of_its_own() -> None:
     assert first != second
     assert first.startswith("pod.")
     assert not owner_name_of(OwnerConfig(root="memory:///", standby=True)).startswith(".")
+
+
+async def test_a_standby_says_where_its_clock_differs_from_the_owners(
+    objects: Objects,
+    owners: ShardOwners,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("INFO")
+    off_ns, real_ns = 0, time.time_ns
+    owners_time = SimpleNamespace(time_ns=lambda: real_ns() + off_ns)
+    monkeypatch.setattr(health, "time", owners_time)
+    async with running("a") as owner:
+        await owners.claim(Owner("a", owner.address))
+        async with waiting(make_standby(objects, "b")) as taking:
+            # Given clocks that agree
+            await owner.looked_at()
+            assert "clock" not in caplog.text
+
+            # When the owner's is behind for a while, and then ahead
+            off_ns = -90 * 10**9
+            await owner.looked_at()
+            assert re.search(r"is (90|89)\.\d s ahead of that of the owner", caplog.text)
+            assert caplog.text.count("the clock of this standby is") == 1
+            off_ns = 0
+            await owner.looked_at()
+            assert "agree again" in caplog.text
+            off_ns = 5 * 10**9
+            await owner.looked_at()
+            assert re.search(r"is [45]\.\d s behind that of the owner", caplog.text)
+            assert not taking.done()
+
+
+async def test_a_standby_of_an_owner_without_a_name_says_that_it_is_taken_back(
+    objects: Objects, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running("") as owner:
+        await TopologyDirectory(objects).announce(Peer("broker", 0, owner.address))
+        async with waiting(make_standby(objects, "b")):
+            await owner.looked_at()
+    assert "the owner of the shard has no name: give it --standby too" in caplog.text
