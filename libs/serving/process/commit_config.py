@@ -21,6 +21,9 @@ from libs.storage.database.slate import Database
 
 AUTO: Final = "auto"
 
+FLUSH_PUTS: Final = 2
+"""PUTs that move the rows of some commits into a table: the table, and the manifest."""
+
 COMMIT_INTERVAL_MS_MAX: Final = int(INTERVAL_S_MAX * 1000)
 
 
@@ -87,4 +90,6 @@ def pace_of(config: CommitConfig, root: Root, database: Database) -> Pace:
     def spent_usd() -> float:
         return costs.usd(database.statistics(), root.objects.counts)
 
-    return BudgetPace(config.commit_budget_usd, costs.wal["put"] / 1e6, spent_usd)
+    # Where the WAL costs nothing, the tables do.
+    puts_usd = costs.wal["put"] + FLUSH_PUTS * costs.root["put"] / database.flush_commits
+    return BudgetPace(config.commit_budget_usd, puts_usd / 1e6, spent_usd)

@@ -74,7 +74,7 @@ class BudgetPace:
         spent_usd: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`budget_usd` is for a month, `commit_usd` the price of a commit's own request.
+        """`budget_usd` is for a month, `commit_usd` what a commit costs at least.
 
         `spent_usd` gives what all requests of the process cost so far; it never falls.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from libs.serving.process.commit_config import (
     COMMIT_INTERVAL_MS_MAX,
     CommitConfig,
     check_pace,
+    pace_of,
 )
 from libs.serving.process.exits import EXIT_USAGE, FatalError
 from libs.serving.process.store_costs import (
@@ -20,7 +22,8 @@ from libs.serving.process.store_costs import (
     costs_of,
 )
 from libs.storage.database.addresses import parse_root, parse_wal_store
-from libs.storage.database.pace import INTERVAL_S_MAX
+from libs.storage.database.pace import INTERVAL_S_MAX, MONTH_S
+from libs.storage.database.settings import Kind, tuning_of
 from libs.storage.database.statistics import Statistics
 from libs.storage.objects.requests import RequestCounts
 from services.broker.delivery import message_cache
@@ -110,6 +113,23 @@ def test_each_store_has_its_price() -> None:
     assert raised.value.cause.message.startswith(
         "wal_store_prices: 'put:1' must be a price such as"
     )
+
+
+@pytest.mark.parametrize(("wal_url", "puts"), [("file:///fast", 2 / 8192), ("", 1 + 2 / 128)])
+def test_a_budget_counts_the_tables_of_a_commit_also_where_its_log_costs_nothing(
+    wal_url: str, puts: float
+) -> None:
+    address = parse_root("s3://data")
+    wal_address = parse_wal_store(wal_url, address) if wal_url else address
+    tuning = tuning_of(Kind.INGEST, address.scheme, wal_address.scheme)
+    root: Any = SimpleNamespace(
+        address=address, wal_address=wal_address, objects=SimpleNamespace(counts=RequestCounts())
+    )
+    database: Any = SimpleNamespace(statistics=Statistics, flush_commits=tuning.replay.commits)
+
+    pace = pace_of(config(commit_interval_ms="auto", commit_budget_usd=20), root, database)
+
+    assert pace.interval_s() == pytest.approx(puts * 5e-6 / (20 / MONTH_S))
 
 
 def test_what_is_asked_of_both_stores_is_paid() -> None:
