@@ -168,7 +168,10 @@ def parse_wal_store(url: str, root: Address) -> Address:
         raise ValueError(f"{what}: memory:// keeps nothing: give a store that lasts")
     found = replace(found, prefix=root.prefix)
     if found.scheme != "memory" and overlap(found, root):
-        raise ValueError(f"{what}: it is the store of the root: give another one, or none")
+        raise ValueError(
+            f"{what}: it is the store of the root, or one of them is in the other: give another "
+            "one, or none"
+        )
     return found
 
 
