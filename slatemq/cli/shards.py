@@ -239,7 +239,10 @@ def move(
     have begun go on; repeat the command to wait for them. Takes the verb operate.
     """
     places = [(queue_id, partition) for queue_id in dict.fromkeys(queues)]
-    failed = session.call(lambda client: _move_all(session, client, places, target))
+    is_one = len(places) == 1
+    failed = session.call(
+        lambda client: _move_all(session, client, places, target, names_last=not is_one)
+    )
     if failed is not None:
         raise failed
 
@@ -254,7 +257,7 @@ async def _emptied(session: Session, client: Client, number: int) -> SlateMQErro
         if error.reason != INCOMPLETE or number in map(int, error.metadata[SHARDS].split(",")):
             raise
         note(f"{error.message}; moving the other queues off shard {number}")
-    return await _move_all(session, client, places, None)
+    return await _move_all(session, client, places, None, names_last=True)
 
 
 def _places_on(number: int, queue: Queue) -> Iterable[tuple[str, int | None]]:
@@ -272,10 +275,12 @@ async def _move_all(
     client: Client,
     places: Sequence[tuple[str, int | None]],
     target: int | None,
+    *,
+    names_last: bool,
 ) -> SlateMQError | None:
     """Moves queues, or the partitions named; prints where each is, and why others stay.
 
-    Returns the last error.
+    Returns the last error; with `names_last` it begins with what stays, as the others do.
     """
     turns = asyncio.Semaphore(_MOVES_AT_ONCE)
     failed: list[tuple[str, SlateMQError]] = []
@@ -308,7 +313,7 @@ async def _move_all(
     *others, (name, last) = failed
     for other, error in others:
         note(f"{other}: {error.message}")
-    if len(places) > 1:
+    if names_last:
         last.message = f"{name}: {last.message}"
     return last
 

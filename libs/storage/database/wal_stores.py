@@ -86,12 +86,13 @@ class WalStore:
         if found != self.record.store_id:
             is_named = self.record.url == self.address.url
             advice = (
-                "give an instance an empty store of its own"
+                "give an empty store"
                 if is_named
                 else f"give the store that this instance has, {self.record.url}"
             )
             raise OtherWalStore(
-                f"wal_store: {self.address.url} has the WALs of another instance, {root}: {advice}"
+                f"wal_store: {self.address.url} has the WALs of another instance, or earlier ones "
+                f"of this one ({root}): {advice}"
             )
         self._require_marker()
         return True
