@@ -30,6 +30,7 @@ from services.console.sights import Sight
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import Counts, sum_of_counts
 from slatemq._admin.rates import UNKNOWN, QueueRates, Sample, rates_between, sum_rates, take_sample
+from slatemq._cancelling import end_all
 from slatemq.errors import SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -349,8 +350,7 @@ class Watches:
     async def close(self) -> None:
         self.stop_streams()
         if self._sampling is not None:
-            self._sampling.cancel()
-            await asyncio.gather(self._sampling, return_exceptions=True)
+            await end_all([self._sampling])
 
 
 def widest(watches: Iterable[Watch]) -> list[Watch]:

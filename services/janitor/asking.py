@@ -10,6 +10,7 @@ from typing import Final
 
 from libs.serving.peers.channels import Channels
 from libs.storage.errors import StorageError
+from slatemq._cancelling import end_all
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
@@ -65,9 +66,7 @@ async def find_owner(shards: Iterable[int], ask: Callable[[int], Awaitable[objec
             except (Unavailable, DeadlineExceeded) as error:
                 down = error
     finally:
-        for unfinished in calls:
-            unfinished.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await end_all(calls)
     if down is not None:
         raise down
     return None

@@ -32,6 +32,7 @@ from services.janitor.runs.history import Run, RunEvents, RunStore
 from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.timetable import Schedule, Timetable, parse_schedule
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
+from slatemq._cancelling import end_all
 from slatemq.errors import FailedPrecondition
 
 if TYPE_CHECKING:
@@ -156,9 +157,7 @@ class JanitorProcess(Service[JanitorConfig]):
 
     async def stop(self) -> None:
         """End what has not ended, leave the topology, close the channels."""
-        for work in self._works:
-            work.cancel()
-        await asyncio.gather(*self._works, return_exceptions=True)
+        await end_all(self._works)
         await self.runner.stop()
         if self._relay is not None:
             await self._relay.stop()

@@ -53,6 +53,7 @@ from services.router.wire import (
     assign_request,
     read_state,
 )
+from slatemq._cancelling import end_all
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 CALLS_MAX = 4
@@ -257,10 +258,7 @@ class BrokerLink:
             self.is_live = False
             self._holds_calls = asyncio.Lock()
             self._reserve.link_lost()
-            tasks = [*watches, *self._calls]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all([*watches, *self._calls])
             self._failure = None
             for log, subscriber in self._lanes.values():
                 subscriber.route.lost()

@@ -18,6 +18,7 @@ from services.router.pieces import PieceLimits
 from services.router.router import Router
 from services.router.servicer import Explainer, RouterServicer
 from services.router.tails import Buffer
+from slatemq._cancelling import end_all
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,5 @@ class RouterProcess(Service[RouterConfig]):
     async def stop(self) -> None:
         """Stop routing, leave the topology. What is not assigned yet, the next router assigns."""
         if self._routing is not None:
-            self._routing.cancel()
-            await asyncio.gather(self._routing, return_exceptions=True)
+            await end_all([self._routing])
         await super().stop()

@@ -28,6 +28,7 @@ from slatemq._admin.entry_models import (
 from slatemq._admin.merging import merged
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
+from slatemq._cancelling import end_all
 from slatemq._checks import check_on_progress, check_text, check_whole, iterable
 from slatemq._consume.handles import (
     partition_of_handle,
@@ -251,9 +252,7 @@ class EntryCalls(Calls):
                     ended += 1
                     problem = value or problem
         finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await end_all(work)
         if problem is not None:
             raise problem
 

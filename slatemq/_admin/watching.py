@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from slatemq._admin.entry_models import Entry, entry_of, keys_of
+from slatemq._cancelling import end_all, is_cancelled
 from slatemq._rpc.outages import Outage, OutageWatch, broker_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated, pause_s
 from slatemq._rpc.queue_locations import QueueLocations
@@ -135,8 +136,7 @@ class _PartitionWatch:
             raise Unavailable("the stream is silent", reason=STREAM_SILENT) from None
         except asyncio.CancelledError:
             self._drop()
-            task = asyncio.current_task()
-            if self._closed and task is not None and not task.cancelling():
+            if self._closed and not is_cancelled():
                 raise Unavailable("the watch is closed", reason="WATCH_CLOSED") from None
             raise
         except Unauthenticated as error:
@@ -220,10 +220,7 @@ class DelayedWatch:
         self._closed = True
         for part in self._parts:
             await part.close()
-        coming = list(self._coming)
-        for task in coming:
-            task.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
+        await end_all(self._coming)
 
     def __aiter__(self) -> DelayedWatch:
         return self

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 import grpc
 import grpc.aio
 
+from slatemq._cancelling import end_all, is_cancelled
 from slatemq._checks import check_text, check_whole
 from slatemq._consume.credit import CreditWindow
 from slatemq._consume.delivered import (
@@ -478,8 +479,7 @@ class _Stream(PartitionFetcher):
         finally:
             self.is_streaming = False
             self.ingests.close()
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await end_all([writing])
             call.cancel()
 
     async def _receive_all(self, call: Any) -> None:
@@ -494,8 +494,7 @@ class _Stream(PartitionFetcher):
         except grpc.RpcError as error:
             raise translated(error) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise closed() from None  # The channel was closed under the stream.
         if not self._consumer._closed:

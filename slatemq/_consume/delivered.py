@@ -18,6 +18,7 @@ from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
+from slatemq._cancelling import is_cancelled
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, Nack, OnDone, nack_of
 from slatemq._consume.handles import handle_of, places_by_shard
 from slatemq._rpc.forks import refuse_pickling
@@ -44,8 +45,7 @@ def has_failed(error: BaseException) -> bool:
     A CancelledError without a cancellation of this task, say of one that it awaited, is a failure.
     """
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
+        return not is_cancelled()
     return isinstance(error, Exception)
 
 

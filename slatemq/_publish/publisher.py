@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
+from slatemq._cancelling import end_all
 from slatemq._checks import check_whole, moved
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
@@ -67,10 +68,7 @@ class Publisher:
             error.metadata["published_count"] = str(first_missing)
             raise
         finally:
-            tasks = [task for _, task in running]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(task for _, task in running)
         return [fields[place] for place in range(len(fields))]
 
     async def _requests(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[Request[int]]:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 import grpc.aio
 
+from slatemq._cancelling import end_all
 from slatemq._publish.published import Published, published
 from slatemq._publish.shards import IngestShards, Liveness
 from slatemq._publish.wire import numbered
@@ -207,9 +208,7 @@ class PublishStream:
             if self.reading.done():
                 await self._call.code()
         self._call.cancel()
-        self._writing.cancel()
-        self.reading.cancel()
-        await asyncio.gather(self._writing, self.reading, return_exceptions=True)
+        await end_all([self._writing, self.reading])
         self._return_unanswered(Unavailable("the stream was closed", reason="STREAM_ENDED"))
 
     # --- What comes and goes ------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import (
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
+from slatemq._cancelling import end_all
 from slatemq._rpc.forks import inherited_client, refuse_pickling
 from slatemq._rpc.peers import closed
 from slatemq.errors import Unavailable
@@ -150,10 +151,7 @@ class Loop:
 
 async def _cancel_others() -> None:
     """Calls of other threads that are still under way end with the client."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await end_all(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 class Face(Generic[A_co]):

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 import grpc
 import grpc.aio
 
+from slatemq._cancelling import is_cancelled
 from slatemq._rpc.connecting import Connecting, Proof
 from slatemq._rpc.forks import check_can_connect, inherited_client
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
@@ -391,8 +392,7 @@ class Peers:
         try:
             return await work
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and (task is None or not task.cancelling()):
+            if self._closed and not is_cancelled():
                 raise closed() from None
             raise
 

@@ -35,6 +35,7 @@ from google.rpc import code_pb2, error_details_pb2
 from google.rpc.status_pb2 import Status
 
 from slatemq import errors
+from slatemq._cancelling import is_cancelled
 
 ERROR_DOMAIN = "slatemq"
 
@@ -145,8 +146,7 @@ def raising_peer_moved() -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_cancelled():
             raise
         raise errors.Unavailable("the channel was closed", reason="PEER_MOVED") from None
 

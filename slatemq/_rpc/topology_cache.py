@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from slatemq._cancelling import end_all, is_cancelled
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import DeadlineExceeded, InvalidArgument, SlateMQError, Unavailable
 from slatemq.models import Topology
@@ -173,8 +174,7 @@ class TopologyCache:
         except grpc.RpcError as error:
             raise _other_server(address, error) or from_rpc_error(error) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise Unavailable("the client is closed", reason="CLIENT_CLOSED") from None
         return Topology(
@@ -216,9 +216,7 @@ async def first_answer(
                     problems[key] = error
         return None, problems
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_all(running)
 
 
 def _other_server(address: str, error: grpc.RpcError) -> InvalidArgument | None:

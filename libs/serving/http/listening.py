@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from slatemq._cancelling import end_all
+
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 10.0
@@ -72,10 +74,7 @@ class TlsListener:
         """Stop listening; connections whose handshake is done stay."""
         if self._accepting is None or self._socket is None:
             return
-        waiting = [self._accepting, *self._handshakes]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await end_all([self._accepting, *self._handshakes])
         self._socket.close()
 
     async def _accept(self, listening: socket.socket) -> None:

@@ -51,6 +51,7 @@ from libs.storage.errors import (
 )
 from libs.storage.objects.durability import NO_SPACE
 from slatemq import errors
+from slatemq._cancelling import is_cancelled
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error, grpc_code, to_status
 
 log = logging.getLogger(__name__)
@@ -353,7 +354,7 @@ async def _fail(
     """End the call with the status of the error; a cancelled or aborted call just ends."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
+    if isinstance(error, asyncio.CancelledError) and (context.cancelled() or is_cancelled()):
         raise error
     if isinstance(error, errors.SlateMQError):
         error.__traceback__ = None  # Its frames would keep the request meanwhile.
@@ -373,11 +374,6 @@ async def _fail(
         )
     except grpc.aio.UsageError:
         return  # It was ended before, while it waited; gRPC sees to the rest.
-
-
-def _cancelled_from_outside(context: Context) -> bool:
-    task = asyncio.current_task()
-    return context.cancelled() or (task is not None and task.cancelling() > 0)
 
 
 def status_of(method: str, error: BaseException) -> Status:

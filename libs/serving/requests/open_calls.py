@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
+from slatemq._cancelling import is_cancelled
 from slatemq._file_status import LOOK_S
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
@@ -143,8 +144,7 @@ class OpenCalls:
         except (SlateMQError, TimeoutError):
             return
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             # Only what it waited for was cancelled.
         except Exception:  # a fault of ours: others must end all the same

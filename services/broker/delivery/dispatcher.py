@@ -46,6 +46,7 @@ from services.broker.delivery.waiters import (
     paused,
 )
 from services.broker.shard.owner import ShardOwner
+from slatemq._cancelling import end_all
 from slatemq.errors import SlateMQError, Unavailable
 from slatemq.v1.ingest_pb2 import StoredRun
 
@@ -154,9 +155,7 @@ class Dispatcher:
         ]
         for waiter_line in list(self._waiter_lines.values()):
             self._dismiss(waiter_line, self._closed)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
         await self._late.close()
         await self._ingests.close()
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from libs.storage.layout.ids import shard_of
 from services.broker.delivery.message_cache import Fetch, Payloads
+from slatemq._cancelling import end_all
 
 PROBE_MS = 200
 """How often an ingest that could not be asked is asked again."""
@@ -92,10 +93,7 @@ class IngestHealth:
             self._slow[message_id] = asyncio.create_task(waiting, context=Context())
 
     async def close(self) -> None:
-        probes = [*self._probes.values(), *self._slow.values()]
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await end_all([*self._probes.values(), *self._slow.values()])
 
     async def _probe(self, shard: int, wait: Callable[[], Awaitable[object]]) -> None:
         """Asks an ingest until it answers, first after a wait."""

@@ -17,6 +17,7 @@ from typing import Final
 
 from services.broker.delivery.message_cache import Ingests
 from services.broker.shard.owner import ShardOwner
+from slatemq._cancelling import end_all
 from slatemq.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,7 @@ class Introductions:
         return set(filter(self._is_known, logs))
 
     async def close(self) -> None:
-        asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end_all(self._asking.values())
 
     def _is_known(self, ingest_shard: int) -> bool:
         return ingest_shard in self._known or ingest_shard in self._owner.shard.cursors

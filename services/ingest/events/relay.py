@@ -17,6 +17,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Unannounced
 from services.ingest.events.published_events import PublishedEvents
 from services.ingest.shard import Shard
+from slatemq._cancelling import end_all
 from slatemq.events.catalogue import MessageEdited
 
 T = TypeVar("T")
@@ -121,8 +122,7 @@ class _Lookahead(Generic[T]):
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_all([self._task])
 
 
 def _split(batch: EventBatch, after: int) -> tuple[EventBatch, EventBatch]:

@@ -54,6 +54,7 @@ from services.ingest.shard import Shard
 from services.ingest.write.publishing import SHARD_DRAINING, Publisher
 from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting
+from slatemq._cancelling import is_cancelled
 from slatemq.errors import (
     Aborted,
     FailedPrecondition,
@@ -273,7 +274,7 @@ class _Stream:
         try:
             answer = await self._publish(accepted, timeout_ms)
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             self._refuse(number, Unavailable("the service is stopping", reason="STOPPING"), count)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
@@ -298,11 +299,6 @@ def _size_of(run: ingest_pb2.PublishRun) -> int:
 def _wake(sleeper: asyncio.Future[None] | None) -> None:
     if sleeper is not None and not sleeper.done():
         sleeper.set_result(None)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _draining() -> Unavailable:

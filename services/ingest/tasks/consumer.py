@@ -35,6 +35,7 @@ from services.ingest.write.line import Line
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq._cancelling import end_all
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -151,10 +152,7 @@ class TaskConsumer:
         unstorable = [self._running[task_id] for task_id in self._unstorable]
         if unstorable:
             await asyncio.wait(unstorable, timeout=UNSTORABLE_END_S)
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_all(self._running.values())
 
     async def _wait_for_capacity(self, size_bytes: int) -> None:
         """Wait until one more task of this size may begin."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slatemq._cancelling import end_all
 from slatemq._secrets import KEY_HEADER
 from slatemq.cli.consume.claiming import message_fields
 from slatemq.cli.consume.programs import (
@@ -354,10 +355,7 @@ class _Pump:
         """Stop the work, and return unfinished messages without counting an attempt."""
         # Closed first, or released messages would be delivered here again.
         await self._messages.close()
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_all(self._running)
         outcomes = await asyncio.gather(
             *(message.release() for message in self._unfinished.values()), return_exceptions=True
         )

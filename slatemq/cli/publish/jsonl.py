@@ -12,6 +12,7 @@ import stat
 from collections import deque
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from slatemq._cancelling import end_all
 from slatemq.cli.output import Update, note, progress
 from slatemq.cli.publish.applied import stored
 from slatemq.cli.publish.lines import Batch, LineError, LineReader, TooFewLines
@@ -143,9 +144,7 @@ class LinePublisher:
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         self._count()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 def _about_line(error: BaseException, batch: Batch) -> BaseException:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView, SearchProgress
+from slatemq._cancelling import end_all
 from slatemq.cli.entry_output import (
     entry_fields,
     listing_options,
@@ -307,8 +308,7 @@ def watch(session: Session, queue: str, position: str) -> None:
                         seen.outage.check(session.timeout.total_seconds())
                 await printing
             finally:
-                printing.cancel()
-                await asyncio.gather(printing, return_exceptions=True)
+                await end_all([printing])
 
     try:
         session.call(work)
