@@ -16,6 +16,8 @@ Its files, in reading order; a file imports only files above it:
 `variables`     the environment variables, and a warning about those that are not known
 `dedupe_shards` which ingest shard a dedupe key belongs to
 `_counts`       numbers with their nouns, as people read them
+`_cancelling`   ending tasks of the event loop, and whose cancellation an error is
+`_byte_budget`  bounds on bytes in memory that many share
 `_patterns`     patterns of names, as a policy has them
 `_tokens`       static tokens: how they are made, and how they are hashed
 `_secrets`      secrets: checked, read from their files, and left out of logs and responses

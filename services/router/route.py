@@ -28,10 +28,10 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from libs.serving.requests.budget import ByteBudget
 from services.router.entries import LogEntry
 from services.router.pieces import Piece, PieceLimits, Seen
 from services.router.routing import BrokerRules
+from slatemq._byte_budget import ByteBudget
 
 
 class Route:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from libs.serving.peers.calls import PeerFailed
 from libs.serving.peers.channels import Channels, Connection
 from libs.serving.peers.topology import TopologyDirectory
-from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
@@ -18,6 +17,8 @@ from services.router.metrics import Metrics, RouteLag, Tracing, measure_shards
 from services.router.pieces import PieceLimits
 from services.router.reserve import is_first
 from services.router.tails import Buffer, Log
+from slatemq._byte_budget import ByteBudget
+from slatemq._cancelling import end_all
 from slatemq.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -96,9 +97,7 @@ class Router:
         try:
             await asyncio.shield(self._broken)
         finally:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(searching, *self._tasks, return_exceptions=True)
+            await end_all([searching, *self._tasks])
 
     @property
     def buffered_bytes(self) -> int:

@@ -34,12 +34,12 @@ from typing import Any, NamedTuple
 
 from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failures
 from libs.serving.peers.channels import Connection
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_bounds import LogGap, LogIds
 from libs.storage.records.log_parts import PART_BYTES_MAX, PART_MESSAGES_MAX
 from services.router.entries import LogEntry
 from services.router.route import Route
 from services.router.wire import log_entries
+from slatemq._byte_budget import ByteBudget
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 JOIN_GAP = 4_096

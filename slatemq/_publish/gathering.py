@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
+from slatemq._byte_budget import ByteBudget
+from slatemq._cancelling import end_all
 from slatemq._checks import moved
 from slatemq._publish.published import Published
 from slatemq._publish.sending import REPEAT_S_MAX, Request, Sender, StreamAttempt
@@ -30,60 +32,6 @@ from slatemq.models import BatchSettings, OutgoingMessage
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
-
-
-class ByteSemaphore:
-    """Admits a number of bytes at a time, in the order of the calls.
-
-    A caller with more bytes than the bound is admitted when no other is inside: none waits for
-    ever, and small ones do not overtake a large one.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def try_take(self, size: int) -> bool:
-        """Takes this many bytes, if there is room and no caller waits."""
-        if self._line or not self._fits(size):
-            return False
-        self._bytes += size
-        return True
-
-    async def take(self, size: int) -> None:
-        """Waits until this many bytes have room, and takes them."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append((size, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(size)  # It was let in at the moment in which it gave up.
-            else:
-                self._let_in()  # It may have been the large one in front of small ones.
-            raise
-
-    def release(self, size: int) -> None:
-        """These bytes are no longer outstanding."""
-        self._bytes -= size
-        self._let_in()
-
-    def refuse(self, error: Exception) -> None:
-        line, self._line = self._line, deque()
-        for _, turn in line:
-            if not turn.done():
-                turn.set_exception(error)
-
-    def _let_in(self) -> None:
-        while self._line and (self._line[0][1].done() or self._fits(self._line[0][0])):
-            size, turn = self._line.popleft()
-            if not turn.done():
-                self._bytes += size
-                turn.set_result(None)
-
-    def _fits(self, size: int) -> bool:
-        return not self._bytes or self._bytes + size <= self._bytes_max
 
 
 log = logging.getLogger(__name__)
@@ -122,7 +70,7 @@ class Gatherer:
         self._settings = settings
         self._sender = sender
         self._telemetry = telemetry
-        self._room = ByteSemaphore(settings.outstanding_bytes_max)
+        self._outstanding = ByteBudget(settings.outstanding_bytes_max)
         self._open: dict[int | None, _Open] = {}
         self._last: Runs | None = None
         self._full: deque[_Open] = deque()
@@ -148,19 +96,18 @@ class Gatherer:
             raise closed()
         size = size_of(message)
         shard: int | None = None
-        if message.dedupe_key or not self._room.try_take(size):
+        if message.dedupe_key or not self._outstanding.try_reserve(size):
             self._entering += 1
             try:
                 shard = await self._sender.shards.of_key(message.dedupe_key)
-                if not self._room.try_take(size):
-                    await self._room.take(size)
+                await self._outstanding.reserve(size)
             finally:
                 self._entering -= 1
                 self._wake()
         try:
             answer = self._gather(message, traced, size, shard)
         except InvalidArgument:
-            self._room.release(size)
+            self._outstanding.release(size)
             raise
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
@@ -243,7 +190,7 @@ class Gatherer:
             self._streamed -= 1
             if not isinstance(outcome, StreamAttempt):
                 _succeed(batch, outcome)
-                self._room.release(batch.size)
+                self._outstanding.release(batch.size)
             elif self._given_up:
                 self._end(batch, closed())
             else:
@@ -314,7 +261,7 @@ class Gatherer:
     def _end(self, batch: _Open, problem: Exception) -> None:
         """Fails what has no answer yet."""
         _fail(batch, problem)
-        self._room.release(batch.size)
+        self._outstanding.release(batch.size)
 
     # --- End ----------------------------------------------------------------
 
@@ -352,12 +299,9 @@ class Gatherer:
             if batch.timer is not None:
                 batch.timer.cancel()
             _fail(batch, closed())
-        sending = list(self._sending)
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
+        await end_all(self._sending)
         await self._sender.streams.close()
-        self._room.refuse(closed())
+        self._outstanding.refuse(closed())
 
 
 def _succeed(request: Request[asyncio.Future[Published]], answers: Iterable[Published]) -> None:

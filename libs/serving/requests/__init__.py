@@ -2,7 +2,7 @@
 
 In reading order; a file imports only files above it:
 
-`budget`   Bounds on bytes in memory that many share: in the order in which they asked, or by shares
+`budget`   The bytes of responses in memory, which callers share
 `arrivals` Requests that are still arriving: few at a time while they are large
 `shares`   Places that all callers want: one principal has half of them at most
 `gate`     Whether calls are let in

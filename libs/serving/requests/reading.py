@@ -24,7 +24,6 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from libs.serving import limits
 from libs.serving.process.memory import Trimmer
 from libs.serving.requests.arrivals import Arrivals, StreamReads
-from libs.serving.requests.budget import ByteBudget
 from libs.serving.requests.shape import (
     WALKED_BYTES_MIN,
     ShapeError,
@@ -33,6 +32,7 @@ from libs.serving.requests.shape import (
     walk,
 )
 from slatemq import errors
+from slatemq._byte_budget import ByteBudget
 
 WAIT_S: Final = 10.0
 """How long a large request waits for those before it; then its caller is asked to retry."""

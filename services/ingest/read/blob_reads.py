@@ -11,7 +11,6 @@ import asyncio
 import logging
 from typing import Final
 
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.database.blobs import Blobs
 from libs.storage.errors import (
     DamagedObject,
@@ -20,6 +19,8 @@ from libs.storage.errors import (
     StoreUnavailable,
 )
 from libs.storage.records.payloads import PayloadUri
+from slatemq._byte_budget import ByteBudget
+from slatemq._cancelling import end_all
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,7 @@ class BlobReads:
         return payload
 
     async def close(self) -> None:
-        reads = list(self._reads.values())
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        await end_all(self._reads.values())
 
     async def _read(self, uri: str) -> bytes | None:
         try:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from libs.serving.requests.budget import ByteBudget
 from services.broker.core.commands import Needs, Range
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.lists.replays import Ranges
@@ -18,6 +17,7 @@ from services.broker.shard.loading import Loader, load_shard
 from services.router.pieces import Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules
+from slatemq._byte_budget import ByteBudget
 from tests.unit.broker.core.shards import START_MS, Each
 from tests.unit.broker.core.stores import DictStore
 

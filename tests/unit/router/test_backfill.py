@@ -12,7 +12,6 @@ import pytest
 
 from libs.filters import TooSlow
 from libs.serving.peers.calls import PeerFailed, PeerUnstorable
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.metadata import NO_DELAY
 from services.router import backfill
 from services.router.backfill import Backfills, LogReader, ReplayingQueue, SharedPiece, Span
@@ -20,6 +19,7 @@ from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
 from services.router.routing import BrokerRules, Judgement
 from services.router.tails import Buffer, Log
+from slatemq._byte_budget import ByteBudget
 from slatemq.v1 import ingest_pb2, queue_pb2
 from tests import log_entries
 

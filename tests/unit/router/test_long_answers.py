@@ -11,10 +11,10 @@ import pytest
 from libs.serving.peers.calls import PeerFailed
 from libs.serving.peers.channels import Channels, Connection
 from libs.serving.peers.topology import TopologyDirectory
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.database.roots import open_root
 from libs.storage.records.log_parts import PART_MESSAGES_MAX
 from services.router.tails import Buffer, Log
+from slatemq._byte_budget import ByteBudget
 from slatemq.v1.ingest_pb2 import TailLogResponse
 from tests.log_entries import DecodedEntry, logged
 from tests.turns import Turns

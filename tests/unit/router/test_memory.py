@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from libs.serving.requests.budget import ByteBudget
 from services.router.entries import LogEntry
 from services.router.route import Route
 from services.router.tails import Buffer
+from slatemq._byte_budget import ByteBudget
 from tests.unit.router.routes import LIMITS, ReadEntry, entry, rules
 
 BUFFER = Buffer()

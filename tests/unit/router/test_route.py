@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from libs.filters import Rest, TooSlow
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_runs import LogRun
 from services.router import routing
 from services.router.entries import LogEntry
@@ -17,6 +16,7 @@ from services.router.pieces import THIN, Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules, Columns, Judgement, QueueRule
 from services.router.tails import Buffer, Log
+from slatemq._byte_budget import ByteBudget
 from tests.unit.router.routes import A_ONLY, LIMITS, ReadEntry, changed, entry, rules
 
 

@@ -13,7 +13,6 @@ from random import Random
 
 import pytest
 
-from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_runs import LogRun
 from libs.storage.records.metadata import NO_DELAY
 from services.broker.core.commands import Assignment, Range
@@ -25,6 +24,7 @@ from services.router.entries import LogEntry
 from services.router.pieces import Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules, Columns, QueueRule
+from slatemq._byte_budget import ByteBudget
 from tests.forms import seeds
 from tests.unit.broker.core.applied import assign_all, backfill_whole
 from tests.unit.broker.core.shards import START_MS

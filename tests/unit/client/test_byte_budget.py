@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from libs.serving.requests.budget import ByteBudget
+from slatemq._byte_budget import ByteBudget
+from slatemq.errors import Unavailable
 
 
 def test_what_fits_is_reserved_at_once_and_one_that_never_fits_alone() -> None:
@@ -65,3 +66,31 @@ async def test_one_that_gives_up_leaves_nothing_reserved(is_granted: bool) -> No
     with pytest.raises(asyncio.CancelledError):
         await first
     assert budget.used_bytes == 50
+
+
+async def test_one_that_gives_up_lets_smaller_ones_behind_it_in() -> None:
+    budget = ByteBudget(100)
+    assert budget.try_reserve(60)
+    large = asyncio.create_task(budget.reserve(90))
+    small = asyncio.create_task(budget.reserve(10))
+    await asyncio.sleep(0)
+
+    large.cancel()
+
+    await small
+    assert budget.used_bytes == 70
+
+
+async def test_all_that_wait_can_be_refused() -> None:
+    budget = ByteBudget(10)
+    assert budget.try_reserve(10)
+    waiting = [asyncio.create_task(budget.reserve(5)) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    budget.refuse(Unavailable("closed"))
+
+    for one in waiting:
+        with pytest.raises(Unavailable):
+            await one
+    budget.release(10)
+    assert budget.try_reserve(10)
