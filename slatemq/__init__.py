@@ -17,6 +17,7 @@ Its files, in reading order; a file imports only files above it:
 `dedupe_shards` which ingest shard a dedupe key belongs to
 `_counts`       numbers with their nouns, as people read them
 `_cancelling`   ending tasks of the event loop, and whose cancellation an error is
+`_grouping`     items in groups that are not too large
 `_byte_budget`  bounds on bytes in memory that many share
 `_patterns`     patterns of names, as a policy has them
 `_tokens`       static tokens: how they are made, and how they are hashed

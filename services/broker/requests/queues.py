@@ -32,6 +32,7 @@ from services.broker.core.settings import (
     QueueSettings,
 )
 from services.broker.requests.limits import within, within_bytes
+from slatemq._grouping import groups_of
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import queue_pb2
 
@@ -346,17 +347,10 @@ def pages_of(
 
     Each page is made when it is asked for: that takes some milliseconds.
     """
-    page: list[queue_pb2.QueueChange] = []
-    size_bytes = 0
-    for change in changes:
-        result = _change(change, replays, shard)
-        size = result.ByteSize()
-        if len(page) == CHANGES_MAX or (page and size_bytes + size > CHANGES_BYTES_MAX):
-            yield page
-            page, size_bytes = [], 0
-        page.append(result)
-        size_bytes += size
-    yield page
+    made = (_change(change, replays, shard) for change in changes)
+    pages = groups_of(made, queue_pb2.QueueChange.ByteSize, CHANGES_BYTES_MAX, CHANGES_MAX)
+    yield next(pages, [])
+    yield from pages
 
 
 def _change(

@@ -21,6 +21,7 @@ from libs.storage.records.payload_packs import (
 from libs.storage.records.payloads import PayloadUri, decode_payload
 from services.janitor.jobs.owners import Owners
 from services.janitor.snapshots import SnapshotName
+from slatemq._grouping import groups_of
 
 READS_AT_ONCE: Final = 64
 READ_BYTES: Final = 16 << 20
@@ -55,9 +56,10 @@ class Contents:
         `sizes` are message IDs, each with the bytes that its payload is said to have. In place of
         a payload whose object cannot be read comes the reason.
         """
-        for some in _together(sizes):
-            found = self._owners.run(self._read(some))
-            yield [found.get(message_id) for message_id in some]
+        for some in groups_of(sizes, lambda one: one[1], READ_BYTES, READS_AT_ONCE):
+            message_ids = [message_id for message_id, _ in some]
+            found = self._owners.run(self._read(message_ids))
+            yield [found.get(message_id) for message_id in message_ids]
 
     def uris(self, message_ids: Sequence[int]) -> list[str]:
         """The URIs of the payloads that are objects."""
@@ -144,16 +146,3 @@ async def _from_packs(reader: SnapshotReader, message_ids: Sequence[int]) -> dic
             found.update((one, payloads[one]) for one in left if one in payloads)
         left = [one for one in left if one < first_id]
     return found
-
-
-def _together(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    some: list[int] = []
-    together = 0
-    for message_id, size in sizes:
-        if some and (len(some) == READS_AT_ONCE or together + size > READ_BYTES):
-            yield some
-            some, together = [], 0
-        some.append(message_id)
-        together += size
-    if some:
-        yield some

@@ -46,6 +46,7 @@ from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, is_gone, rem
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 from services.janitor.snapshots import SnapshotName
+from slatemq._grouping import groups_of
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 
@@ -333,19 +334,12 @@ def _in_requests(
     wanted = {
         (row["message_id"], row["failed_at"]): row for row in table.select(columns).to_pylist()
     }
-    some: list[archived_pb2.ArchivedRow | None] = []
-    size = 0
-    for found in folder.rows_of(table, ("payload", "headers")):
-        for dead_letter in found.to_pylist():
-            row = _row(wanted[dead_letter["message_id"], dead_letter["failed_at"]], dead_letter)
-            row_bytes = row.ByteSize() if row is not None else 0
-            if some and (len(some) == RESTORE_ROWS or size + row_bytes > RESTORE_BYTES):
-                yield some
-                some, size = [], 0
-            some.append(row)
-            size += row_bytes
-    if some:
-        yield some
+    rows = (
+        _row(wanted[dead_letter["message_id"], dead_letter["failed_at"]], dead_letter)
+        for found in folder.rows_of(table, ("payload", "headers"))
+        for dead_letter in found.to_pylist()
+    )
+    return groups_of(rows, lambda row: row.ByteSize() if row else 0, RESTORE_BYTES, RESTORE_ROWS)
 
 
 def _row(row: dict[str, Any], dead_letter: dict[str, Any]) -> archived_pb2.ArchivedRow | None:

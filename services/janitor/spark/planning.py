@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -44,6 +44,7 @@ from libs.storage.records.states import QueueStateRecord, decode_queue_state
 from services.janitor.snapshots import SnapshotName
 from services.janitor.spark.tables import Bucketed, Table
 from services.janitor.spark.wanted import RowFilter
+from slatemq._grouping import groups_of
 
 PIECE_ROWS: Final = 50_000
 """Messages for which a task of its own pays: a task costs some ten milliseconds."""
@@ -96,7 +97,8 @@ async def plan(
     cut: list[PlannedRange] = []
     for part in parts:
         cut += await _cut(reader, part, target)
-    return [PlannedRead(name, tuple(some)) for some in _packed(cut, target)]
+    together = groups_of(cut, lambda part: part.message_count, target * 5 // 4)
+    return [PlannedRead(name, tuple(some)) for some in together]
 
 
 async def read_queues(
@@ -274,17 +276,3 @@ def _width(run: NumberRange) -> int:
 def _grouped(runs: Sequence[NumberRange], size: int) -> Iterator[Sequence[NumberRange]]:
     for start in range(0, len(runs), size):
         yield runs[start : start + size]
-
-
-def _packed(parts: Iterable[PlannedRange], target: int) -> Iterator[list[PlannedRange]]:
-    """The parts in order, put together up to about `target` messages."""
-    some: list[PlannedRange] = []
-    count = 0
-    for part in parts:
-        if some and count + part.message_count > target * 5 // 4:
-            yield some
-            some, count = [], 0
-        some.append(part)
-        count += part.message_count
-    if some:
-        yield some
