@@ -12,8 +12,9 @@ As in::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from slatemq import client as asynchronous
 from slatemq._admin import watching
@@ -28,14 +29,10 @@ from slatemq._consume.commands import Command
 from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, list_of, maker_of, method_of
 from slatemq._rpc.forks import check_can_connect
 from slatemq._rpc.outages import Outage
-from slatemq._rpc.peers import CALL_S
-from slatemq.credentials import Credentials
 from slatemq.errors import Unavailable
-from slatemq.models import BatchSettings, Duration, Time
+from slatemq.models import Duration, Time
 
-if TYPE_CHECKING:
-    from slatemq.encryption import KeyRing
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 __all__ = [
@@ -406,31 +403,27 @@ class SyncClient(Face[asynchronous.Client]):
             self.close()
 
 
-def connect(
-    endpoint: str | Iterable[str] = "127.0.0.1:7420",
-    *,
-    batches: BatchSettings | None = None,
-    call_timeout: Duration = CALL_S,
-    tracing: bool = False,
-    credentials: Credentials | None = None,
-    encryption: KeyRing | None = None,
-) -> SyncClient:
-    """A synchronous client; see slatemq.connect. Use it as a context manager."""
-    check_can_connect()
-    loop = Loop()
+def _connect_of(
+    connect: Callable[P, asynchronous.Client],
+) -> Callable[P, SyncClient]:
+    """`connect`, but of a synchronous client."""
 
-    async def make() -> asynchronous.Client:
-        return asynchronous.connect(
-            endpoint,
-            batches=batches,
-            call_timeout=call_timeout,
-            tracing=tracing,
-            credentials=credentials,
-            encryption=encryption,
-        )
+    @wraps(connect)
+    def connected(*args: P.args, **kwargs: P.kwargs) -> SyncClient:
+        check_can_connect()
+        loop = Loop()
 
-    try:
-        return SyncClient(loop, loop.run(make))
-    except BaseException:
-        loop.close()
-        raise
+        async def make() -> asynchronous.Client:
+            return connect(*args, **kwargs)
+
+        try:
+            return SyncClient(loop, loop.run(make))
+        except BaseException:
+            loop.close()
+            raise
+
+    return connected
+
+
+connect = _connect_of(asynchronous.connect)
+"""A synchronous client; see slatemq.connect. Use it as a context manager."""
