@@ -143,10 +143,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 guarded = self._guard_both_streams(method, behavior, codec, gate, judge)
             else:
                 guarded = self._guard_answer_stream(method, behavior, codec, gate, judge)
-        elif inspect.iscoroutinefunction(behavior) and not any(is_streaming):
-            guarded = self._guard_unary(method, behavior, codec, gate, judge)
         elif inspect.iscoroutinefunction(behavior) and not handler.request_streaming:
-            guarded = self._guard_writer(method, behavior, codec, gate, judge)
+            guarded = self._guard_one(method, behavior, codec, gate, judge)
         else:
             return self._refused(method)  # The generated base class's own.
         make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = (
@@ -163,9 +161,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
             return self._gate
         return self._probe_streams if is_stream else OpenGate()
 
-    def _guard_unary(
+    def _guard_one(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Guard a handler that returns its response, or writes several itself, as health's does."""
         reader, calls = self._reader, self._calls_of(method)
 
         async def guarded(_: Any, context: Context) -> Any:
@@ -251,27 +250,6 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         )
                     elif _is_of_caller(error):
                         await self._reader.skip(requests)
-                    await self._fail(method, context, error, call)
-
-        return guarded
-
-    def _guard_writer(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
-    ) -> Callable[[Any, Context], Awaitable[None]]:
-        """Guard a handler that writes its responses itself, as health's does."""
-        calls = self._calls_of(method)
-
-        async def guarded(_: Any, context: Context) -> None:
-            with calls.begin(context) as call:
-                try:
-                    with await _visit(gate, judge, context) as visit, gate.place(caller_quota()):
-                        request, held_bytes = await self._reader.read(
-                            context, codec, method, visit.charge
-                        )
-                        self._reader.release(held_bytes)
-                        await visit.judge(request)
-                        await behavior(request, context)
-                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                     await self._fail(method, context, error, call)
 
         return guarded
