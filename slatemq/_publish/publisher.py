@@ -34,7 +34,6 @@ class Publisher:
     def __init__(
         self, peers: Peers, settings: BatchSettings, telemetry: Telemetry | None = None
     ) -> None:
-        self._peers = peers
         self._settings = settings
         self._telemetry = telemetry
         self._sender = Sender(peers)
