@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -227,6 +228,11 @@ def time_ms(time: Time, field: str = "") -> int:
 def _whole(field: str, number: int) -> int:
     check_whole(field, number, -WHOLE_MAX - 1)
     return number
+
+
+def now_ms() -> int:
+    """The time by the clock of this machine, in milliseconds since the Unix epoch."""
+    return time.time_ns() // 1_000_000
 
 
 def optional_ms(time: Time | None, field: str) -> int | None:

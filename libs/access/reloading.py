@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 from libs.documents import Document
 from slatemq._file_status import LOOK_S, LoadedFiles
 from slatemq.errors import InvalidArgument
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ReloadedFile(LoadedFiles[T]):
         """
         super().__init__(lambda: read(file), file, *others)
         self.file = file
-        self.loaded_at_ms = _now_ms()
+        self.loaded_at_ms = now_ms()
 
     @classmethod
     def of_document(cls, file: Path, kind: Callable[[Document], T]) -> ReloadedFile[T]:
@@ -68,7 +68,7 @@ class ReloadedFile(LoadedFiles[T]):
             log.exception("keeping the version before", extra={"file": str(self.file)})
             return False
         if is_new:
-            self.loaded_at_ms = _now_ms()
+            self.loaded_at_ms = now_ms()
         return is_new
 
     async def watch(self, taken: Taken) -> None:
@@ -80,7 +80,3 @@ class ReloadedFile(LoadedFiles[T]):
             await asyncio.sleep(LOOK_S)
             if await asyncio.get_running_loop().run_in_executor(_THREADS, self.reload):
                 taken(self.file, self.version)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

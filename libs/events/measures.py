@@ -17,8 +17,8 @@ from typing import Final
 
 from opentelemetry.metrics import Counter, Meter
 
-from libs.events.tasks import now_ms
 from slatemq.events.envelope import parse_timestamp
+from slatemq.models import now_ms
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000, 600_000)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
@@ -28,6 +27,7 @@ from slatemq.events.envelope import (
     format_timestamp,
     parse_timestamp,
 )
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,6 @@ Each may have a body of 512 KiB."""
 
 TIME_DIGITS_MAX: Final = 15
 """Of a time in ms that a message says: the year 33658, and no number that is slow to read."""
-
-
-def now_ms() -> int:
-    """The wall clock, which servers and other clients share."""
-    return time.time_ns() // 1_000_000
 
 
 class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

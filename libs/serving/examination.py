@@ -17,6 +17,7 @@ from libs.storage.errors import ClockAhead, StorageError
 from libs.storage.objects.probe import probe_store
 from slatemq import __version__
 from slatemq._secrets import redacted
+from slatemq.models import now_ms
 from slatemq.v1 import instance_pb2
 
 STORE_S: Final = 5.0
@@ -44,7 +45,7 @@ class Examiner:
         self._certificates = certificates_in_force(config, config.service_identity)
         self._database = database
         self._log_end = log_end
-        self._started_at_ms = _now_ms()
+        self._started_at_ms = now_ms()
 
     async def examine(self) -> instance_pb2.ExamineProcessResponse:
         found = instance_pb2.ExamineProcessResponse(
@@ -65,7 +66,7 @@ class Examiner:
         await asyncio.to_thread(self._look_at_disks, found)
         for one in await asyncio.to_thread(self._certificates):
             found.certificates.add(**one._asdict())
-        found.now_ms = _now_ms()  # last, so that the caller knows how old it can be at most
+        found.now_ms = now_ms()  # last, so that the caller knows how old it can be at most
         return found
 
     def _look_at_disks(self, found: instance_pb2.ExamineProcessResponse) -> None:
@@ -126,7 +127,3 @@ async def _tested(probe: Coroutine[Any, Any, int]) -> _Test:
     except TimeoutError:
         return _Test(problem=f"the store has not answered within {STORE_S:g} s")
     return _Test(ahead_ms, round((time.monotonic() - begun_s) * 1000))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +33,7 @@ from services.janitor.runs.timetable import Schedule, Timetable, parse_schedule
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
 from slatemq._cancelling import end_all
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms
 
 if TYPE_CHECKING:
     from services.janitor.events import JanitorRelay
@@ -83,7 +83,7 @@ class JanitorProcess(Service[JanitorConfig]):
             self._relay = relays.JanitorRelay(
                 config.queue, telemetry, self._store, objects, config.shard
             )
-        self._measures = RunMeasures(telemetry, _now_ms)
+        self._measures = RunMeasures(telemetry, now_ms)
         self.runner = Runner(
             self._store,
             config.shard,
@@ -91,7 +91,7 @@ class JanitorProcess(Service[JanitorConfig]):
             self._task_of,
             self._release,
             HistoryLimits(config.runs_kept, config.run_retention_s * 1000),
-            _now_ms,
+            now_ms,
             self._check_job,
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
@@ -106,13 +106,13 @@ class JanitorProcess(Service[JanitorConfig]):
             self.runner.begin,
             self._store,
             config.schedule_jitter_s * 1000,
-            _now_ms,
+            now_ms,
         )
         self._works: list[asyncio.Task[None]] = []
 
     def servicers(self) -> Iterable[object]:
         yield JanitorServicer(
-            self.runner, self._store, self._archived, self._queues, self.channels, _now_ms
+            self.runner, self._store, self._archived, self._queues, self.channels, now_ms
         )
 
     async def start(self, address: str, peer_address: str) -> None:
@@ -133,7 +133,7 @@ class JanitorProcess(Service[JanitorConfig]):
         works = (self.runner.work(), self._timetable.keep())
         self._works = [asyncio.create_task(work) for work in works]
         if self._relay is not None:
-            self._relay.begin(self._relay.events, _now_ms)
+            self._relay.begin(self._relay.events, now_ms)
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until something breaks, which only a bug or a wrong setting can cause."""
@@ -207,10 +207,6 @@ class JanitorProcess(Service[JanitorConfig]):
     async def _release(self, snapshots: Sequence[tuple[str, str]]) -> None:
         releases = (release_snapshot(self.channels, *one, RELEASE_S) for one in snapshots)
         await asyncio.gather(*releases)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _check_backup_root(config: JanitorConfig) -> None:

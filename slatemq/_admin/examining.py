@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from slatemq._requests import fields_of
 from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from slatemq.models import now_ms
 from slatemq.v1 import access_check_pb2, access_pb2, instance_pb2
 from slatemq.v1.access_check_pb2_grpc import AccessServiceStub
 from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
@@ -125,7 +125,7 @@ class ExaminingCalls(InstanceCalls):
     async def _examine(self, service: str, shard: int, address: str) -> Examination:
         asked = (service, shard)
         stub = InstanceServiceStub(self._peers.at(address))
-        sent_ms = _now_ms()
+        sent_ms = now_ms()
         try:
             found = await stub.ExamineProcess(
                 instance_pb2.ExamineProcessRequest(), timeout=ANSWER_S
@@ -133,7 +133,7 @@ class ExaminingCalls(InstanceCalls):
         except grpc.RpcError as error:
             return Examination(asked, address, problem=from_rpc_error(error).message)
         # The process has read its clock at some time between these two.
-        skew_ms = min(found.now_ms - sent_ms, 0) or max(found.now_ms - _now_ms(), 0)
+        skew_ms = min(found.now_ms - sent_ms, 0) or max(found.now_ms - now_ms(), 0)
         certificates = tuple(
             CertificateExpiry(one.file, one.subject, one.expires_at_ms)
             for one in found.certificates
@@ -150,7 +150,3 @@ class ExaminingCalls(InstanceCalls):
 def _caller_of(found: access_check_pb2.GetCallerResponse) -> Caller:
     verbs = [access_pb2.Verb.Name(verb).removeprefix("VERB_").lower() for verb in found.verbs]
     return Caller(found.principal, verbs, tuple(found.inspected_queues))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from click.shell_completion import CompletionItem
 import slatemq
 from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.models import now_ms
 
 if TYPE_CHECKING:
     from slatemq._admin.queue_models import Backoff
@@ -377,7 +377,3 @@ def _duration_ms(text: str, whole: str) -> int:
         return parse_duration(text)
     except ValueError as error:
         raise ValueError(f"{whole!r}: {error}") from None
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

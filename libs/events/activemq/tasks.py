@@ -22,11 +22,11 @@ from libs.events.tasks import (
     decode_task,
     encode_failed_task,
     encode_task,
-    now_ms,
     read_dead_letter,
     read_due_ms,
 )
 from slatemq.events.envelope import format_timestamp
+from slatemq.models import now_ms
 
 WAIT_S = 1.0
 

@@ -24,11 +24,11 @@ from libs.events.tasks import (
     WriteTask,
     cut_error,
     encode_task,
-    now_ms,
     read_due_ms,
     read_task,
 )
 from slatemq.errors import FailedPrecondition, Unavailable
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 

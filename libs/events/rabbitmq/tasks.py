@@ -30,10 +30,10 @@ from libs.events.tasks import (
     decode_task,
     encode_failed_task,
     encode_task,
-    now_ms,
     read_dead_letter,
 )
 from slatemq.events.envelope import format_timestamp
+from slatemq.models import now_ms
 
 BACK_LOOKS: Final = 200
 BACK_LOOK_S: Final = 0.02

@@ -30,10 +30,10 @@ from libs.events.tasks import (
     WriteTask,
     decode_task,
     encode_task,
-    now_ms,
     read_task,
 )
 from slatemq.errors import SlateMQError
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from libs.events.slatemq.queues import (
     release,
     undecrypted,
 )
-from libs.events.tasks import now_ms
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.events.envelope import Event, encode_event
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from libs.events.tasks import (
     cut_error,
     decode_task,
     encode_task,
-    now_ms,
     read_task,
 )
 from slatemq.errors import (
@@ -35,6 +34,7 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.events.envelope import format_timestamp
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 

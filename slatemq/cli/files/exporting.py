@@ -17,9 +17,10 @@ from slatemq.cli.entry_output import Opened, listing_options, note_encrypted, op
 from slatemq.cli.failures import BadInput, sentence
 from slatemq.cli.files.queue_files import exported, head
 from slatemq.cli.output import note, progress
-from slatemq.cli.parameters import flag, now_ms, queue_argument
+from slatemq.cli.parameters import flag, queue_argument
 from slatemq.cli.session import Session, command
 from slatemq.errors import INCOMPLETE, SlateMQError, Unavailable, incomplete
+from slatemq.models import now_ms
 
 if TYPE_CHECKING:
     from slatemq.client import Client

@@ -24,12 +24,13 @@ import click
 
 from slatemq import textqueue
 from slatemq._consume.commands import Push
+from slatemq._grouping import groups_of
 from slatemq._secrets import KEY_HEADER
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.files.queue_files import Content, content_of, encryption_problem
 from slatemq.cli.output import note, progress
-from slatemq.cli.parameters import QUEUE, flag, now_ms
+from slatemq.cli.parameters import QUEUE, flag
 from slatemq.cli.publish.applied import stored
 from slatemq.cli.publish.runs import Run
 from slatemq.cli.session import Session, command, in_thread
@@ -41,7 +42,7 @@ from slatemq.errors import (
     NotFound,
     Unavailable,
 )
-from slatemq.models import OutgoingMessage
+from slatemq.models import OutgoingMessage, now_ms
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
 from slatemq.textqueue.claiming import claimed_by_a_person
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
@@ -289,8 +290,10 @@ class Importer:
         return journal.through
 
     def _batches(self, entries: Iterator[textqueue.Entry], start: int) -> Iterator[list[Item]]:
-        batch: list[Item] = []
-        size = 0
+        items = self._items(entries, start)
+        return groups_of(items, lambda item: len(item.entry.raw), BATCH_BYTES, BATCH_MESSAGES)
+
+    def _items(self, entries: Iterator[textqueue.Entry], start: int) -> Iterator[Item]:
         is_first = True
         for entry in entries:
             # An empty line with a Windows line end is an entry, too, and shows no kind of file.
@@ -304,15 +307,8 @@ class Importer:
             item = self._item(entry)
             if item is None:
                 self.counts["skipped"] += 1
-                continue
-            taken = len(entry.raw)
-            if batch and (len(batch) >= BATCH_MESSAGES or size + taken > BATCH_BYTES):
-                yield batch
-                batch, size = [], 0
-            batch.append(item)
-            size += taken
-        if batch:
-            yield batch
+            else:
+                yield item
 
     def _item(self, entry: textqueue.Entry) -> Item | None:
         if entry.state not in self._states:

@@ -12,8 +12,8 @@ import slatemq
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.monitor.findings import Answers, Finding, Level, findings_of, is_well
 from slatemq.cli.output import progress, say, write_json
-from slatemq.cli.parameters import now_ms
 from slatemq.cli.session import Session, command
+from slatemq.models import now_ms
 
 if TYPE_CHECKING:
     from slatemq._admin.examining import CertificateExpiry

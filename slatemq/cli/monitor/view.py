@@ -18,9 +18,9 @@ from slatemq._admin.rates import Sample, lags_of, take_sample, whole_lag
 from slatemq.cli.monitor.board import COLUMNS, Board, QueueRow, cell_of, rows_of
 from slatemq.cli.monitor.keys import Keyboard, read_keys
 from slatemq.cli.output import note, write_json, write_table
-from slatemq.cli.parameters import now_ms
 from slatemq.cli.queue_options import missing_queues
 from slatemq.errors import SlateMQError
+from slatemq.models import now_ms
 
 if TYPE_CHECKING:
     from slatemq.client import Client

@@ -11,13 +11,13 @@ import pytest
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
-from libs.events.tasks import now_ms
 from libs.events.watch import BackendWatch, QueueHealth
 from libs.serving.http.server import Exposition
 from libs.serving.telemetry import configure
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
+from slatemq.models import now_ms
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import a_task, created
