@@ -140,18 +140,18 @@ class QueueStateRecord(NamedTuple):
     queue's epoch is that of its lanes, too; no `archived`: nothing is.
     """
 
-    epoch: int
-    deleted: bool
-    last_order: int
-    garbage_epochs: tuple[int, ...]
-    created_revision: int
-    in_flight_count: int
-    done_count: int
-    failed_count: int
-    first_in_flight_order: int
-    oldest_done_order: int
-    oldest_failed_order: int
-    lanes: tuple[LaneRecord, ...]
+    epoch: int = 0
+    deleted: bool = False
+    last_order: int = 0
+    garbage_epochs: tuple[int, ...] = ()
+    created_revision: int = 0
+    in_flight_count: int = 0
+    done_count: int = 0
+    failed_count: int = 0
+    first_in_flight_order: int = 0
+    oldest_done_order: int = 0
+    oldest_failed_order: int = 0
+    lanes: tuple[LaneRecord, ...] = ()
     purges: PurgesRecord | None = None
     archived: ArchivedRecord | None = None
 

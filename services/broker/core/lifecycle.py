@@ -7,7 +7,6 @@ never mix with those of the former one, which the sweeper removes.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
 
 from libs.storage.layout.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.layout.keys import active_key, config_key, done_key, failed_key, queue_state_key
@@ -23,22 +22,6 @@ from services.broker.core.waiting.orders import free_epoch
 
 DELETED_KEPT = 10_000
 """Deleted queues remembered at least, for readers that learn late of the deletion."""
-
-
-_EMPTY: Final = QueueStateRecord(
-    epoch=0,
-    deleted=False,
-    last_order=0,
-    garbage_epochs=(),
-    created_revision=0,
-    in_flight_count=0,
-    done_count=0,
-    failed_count=0,
-    first_in_flight_order=0,
-    oldest_done_order=0,
-    oldest_failed_order=0,
-    lanes=(),
-)
 
 
 def forget_surplus(
@@ -63,8 +46,8 @@ def forget_surplus(
 def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:
     """The state of a queue created at this revision; `before` is what a former one left."""
     if before is None:
-        return _EMPTY._replace(created_revision=revision)
-    return _EMPTY._replace(
+        return QueueStateRecord(created_revision=revision)
+    return QueueStateRecord(
         epoch=before.epoch,
         last_order=before.last_order,
         garbage_epochs=before.garbage_epochs,
@@ -82,7 +65,7 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     free = free_epoch(queue.waiting.epoch, garbage)
     # If none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
     epoch = (queue.waiting.epoch + 1) % (MAX_EPOCH + 1) if free is None else free
-    return _EMPTY._replace(
+    return QueueStateRecord(
         created_revision=revision,
         deleted=True,
         epoch=epoch,
