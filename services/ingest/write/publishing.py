@@ -369,7 +369,8 @@ class Publisher:
         now_ms = commit.received_at_ms
         publish.was_drained = True
         if self.is_leaving and publish.push is not None:
-            self._refuse(publish, self._leaving())
+            why = f"ingest shard {self._shard} is being removed"
+            self._refuse(publish, Unavailable(why, reason="SHARD_LEAVING"))
             return
         if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
             return
@@ -443,9 +444,6 @@ class Publisher:
 
     def _late(self) -> Unavailable:
         return Unavailable("the upload took over an hour, retry")
-
-    def _leaving(self) -> Unavailable:
-        return Unavailable(f"ingest shard {self._shard} is being removed", reason="SHARD_LEAVING")
 
     def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
         publish.refusal = error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -250,7 +250,7 @@ async def _cut(reader: SnapshotReader, part: PlannedRange, target: int) -> list[
             break
         halves = [
             half
-            for some in _grouped(wide, PROBES_AT_ONCE)
+            for some in groups_of(wide, lambda _: 1, PROBES_AT_ONCE)
             for both in await asyncio.gather(*(_halves(reader, run) for run in some))
             for half in both
         ]
@@ -271,8 +271,3 @@ async def _halves(reader: SnapshotReader, run: NumberRange) -> list[NumberRange]
 
 def _width(run: NumberRange) -> int:
     return run.last - run.first + 1
-
-
-def _grouped(runs: Sequence[NumberRange], size: int) -> Iterator[Sequence[NumberRange]]:
-    for start in range(0, len(runs), size):
-        yield runs[start : start + size]
