@@ -665,17 +665,13 @@ def _fill(wire: queue_pb2.Queue, settings: QueueSettings) -> None:
 
 def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:
     """Whether a queue has every setting that was asked for."""
-    return all(
-        _has_partitions(queue, wire.partition)
-        if field.name == "partition"
-        else getattr(queue, field.name)
-        == (backoff_of(wire.backoff) if field.name == "backoff" else value)
-        for field, value in wire.ListFields()
-    )
-
-
-def _has_partitions(queue: Queue, wanted: queue_pb2.Partition) -> bool:
-    return (queue.partitions_count, queue.ordering_header) == (
-        wanted.count,
-        wanted.ordering_header,
-    )
+    for field, value in wire.ListFields():
+        if field.name == "partition":
+            found: object = (queue.partitions_count, queue.ordering_header)
+            value = (value.count, value.ordering_header)
+        else:
+            found = getattr(queue, field.name)
+            value = backoff_of(value) if field.name == "backoff" else value
+        if found != value:
+            return False
+    return True
