@@ -79,9 +79,7 @@ def read(files: Iterable[Path]) -> list[Operation]:
 
 def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     text = file.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
-        lines.pop()
+    *lines, _ = text.split("\n")  # Not splitlines: JSON may have other ends of lines in its texts.
     for number, line in enumerate(lines, 1):
         place = f"{file}:{number}"
         try:

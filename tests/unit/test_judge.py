@@ -755,6 +755,16 @@ def test_a_line_that_is_not_of_the_format_is_named(line: str, tmp_path: Path) ->
         read([file])
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    line = {"time": 1, "process": "a\u2028b\x85", "type": "invoke", "f": "claim", "value": {}}
+    file = tmp_path / "history.jsonl"
+    file.write_text(json.dumps(line, ensure_ascii=False) + "\n")
+
+    (operation,) = read([file])
+
+    assert operation.process == line["process"]
+
+
 def test_files_alone_are_judged(tmp_path: Path) -> None:
     """The command, on a history whose writer was killed in the middle of its last line."""
     story = Story()
