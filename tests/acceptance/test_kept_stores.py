@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import slatemq
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.local_stack import REPOSITORY, LocalStack
 from tests.faults.verified import faults_of
 from tests.kept_stores import Contents, names, text_of, texts_in, unpack
 
@@ -57,5 +58,9 @@ async def drained(client: slatemq.Client, queue: str, count: int) -> list[str]:
     return sorted(found)
 
 
-def test_a_store_is_kept() -> None:
+def test_a_store_of_each_release_is_kept() -> None:
+    listed = subprocess.run(
+        ["git", "tag", "--list", "v*"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
     assert names()
+    assert set(listed.stdout.split()) <= set(names())
