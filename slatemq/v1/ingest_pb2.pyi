@@ -380,8 +380,8 @@ class BatchGetMessagesResponse(_message.Message):
 
     @_builtins.property
     def slow_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs of messages whose payloads are objects that take long to read. The ingest goes on reading
-        them; ask for these again.
+        """IDs of messages whose payloads are objects that take long to read, or lie in a damaged file of
+        the store. The ingest goes on reading the objects; ask for these again.
         """
 
     def __init__(
