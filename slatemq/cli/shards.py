@@ -97,7 +97,7 @@ async def _listed(client: Client) -> tuple[list[_Shard], dict[str, Sequence[int]
                 one.state,
                 one.queues_count,
                 one.messages_count,
-                one.database_bytes,
+                None if one.problem else one.database_bytes,
                 lags.get(name),
                 addresses.get(name, ""),
                 versions.get(name, ""),

@@ -72,3 +72,11 @@ async def test_a_drained_shard_loses_its_queues_and_partitions(tmp_path: Path) -
         assert code == 0, err
         assert "refunds is on broker shard 1\n" in out
         assert "broker shard 2 does not answer" in err
+
+        # And nothing is said of what it has
+        _, out, _ = await ran(made, "shard", "ls", "--json")
+        listed = {(one["service"], one["shard"]): one for one in map(json.loads, out.splitlines())}
+        down = listed["broker", 2]
+        known = [down[name] for name in ("state", "messages_count", "database_bytes")]
+        assert known == ["down", None, None]
+        assert listed["broker", 1]["database_bytes"] > 0
