@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from grpc_health.v1 import health, health_pb2
+
+from slatemq.models import now_ms
 
 REASON_KEY: Final = "slatemq-not-serving"
 """Trailing metadata of a health check that says NOT_SERVING: why, as text."""
@@ -71,7 +72,7 @@ class Health(health.aio.HealthServicer):
         """The health of one service, with the reason in REASON_KEY; of an owner, its clock too."""
         facts = ((REASON_KEY, self.reason),) if self.reason else ()
         if request.service.startswith(_OWNER):
-            facts = (*facts, (CLOCK_KEY, str(time.time_ns() // 1_000_000)))
+            facts = (*facts, (CLOCK_KEY, str(now_ms())))
         if facts:
             context.set_trailing_metadata(facts)
         return await super().Check(request, context)

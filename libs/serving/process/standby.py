@@ -45,6 +45,7 @@ from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.shard_owners import Owner, OwnerRecord, ShardOwners
 from libs.storage.objects.small_objects import Objects
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class OwnerWatch:
         return sign
 
     async def _sign(self) -> Sign:
-        sent_ms = time.time_ns() // 1_000_000
+        sent_ms = now_ms()
         call = self._stub.Check(self._request, timeout=LOOK_S)
         try:
             await call
@@ -138,8 +139,8 @@ class OwnerWatch:
             return Sign.SILENT
         if (clock := metadata.get(CLOCK_KEY, "")).isdecimal():
             # The owner has read it at some time between these two.
-            owner_ms, now_ms = int(clock), time.time_ns() // 1_000_000
-            self.skew_ms = max(sent_ms - owner_ms, 0) or min(now_ms - owner_ms, 0)
+            owner_ms = int(clock)
+            self.skew_ms = max(sent_ms - owner_ms, 0) or min(now_ms() - owner_ms, 0)
         return Sign.STOPS if metadata.get(REASON_KEY) == STOPPING else Sign.LIVES
 
     async def _is_refused(self) -> bool:

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -35,6 +34,7 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.shard_owners import FOLDER, Owner, ShardOwners
 from libs.storage.objects.small_objects import Objects
+from slatemq.models import now_ms
 
 SHARD = ("broker", 0)
 DATABASE = "broker/0"
@@ -384,9 +384,8 @@ async def test_a_standby_says_where_its_clock_differs_from_the_owners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO")
-    off_ns, real_ns = 0, time.time_ns
-    owners_time = SimpleNamespace(time_ns=lambda: real_ns() + off_ns)
-    monkeypatch.setattr(health, "time", owners_time)
+    off_ms = 0
+    monkeypatch.setattr(health, "now_ms", lambda: now_ms() + off_ms)
     async with running("a") as owner:
         await owners.claim(Owner("a", owner.address))
         async with waiting(make_standby(objects, "b")) as taking:
@@ -395,14 +394,14 @@ async def test_a_standby_says_where_its_clock_differs_from_the_owners(
             assert "clock" not in caplog.text
 
             # When the owner's is behind for a while, and then ahead
-            off_ns = -90 * 10**9
+            off_ms = -90_000
             await owner.looked_at()
             assert re.search(r"is (90|89)\.\d s ahead of that of the owner", caplog.text)
             assert caplog.text.count("the clock of this standby is") == 1
-            off_ns = 0
+            off_ms = 0
             await owner.looked_at()
             assert "agree again" in caplog.text
-            off_ns = 5 * 10**9
+            off_ms = 5_000
             await owner.looked_at()
             assert re.search(r"is [45]\.\d s behind that of the owner", caplog.text)
             assert not taking.done()
