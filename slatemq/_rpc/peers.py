@@ -362,8 +362,11 @@ class Peers:
                 problem = self.renewed(error, proof)
                 if isinstance(problem, Unauthenticated):
                     raise
-            if left < attempt_s and said is not None and isinstance(problem, DeadlineExceeded):
-                raise said
+            is_late = isinstance(problem, DeadlineExceeded)
+            cause = said if is_late and said is not None else problem
+            # An attempt may have a bound of its own, and be over sooner.
+            if cause is said and time.monotonic() >= limit:
+                raise cause
             if isinstance(problem, Unavailable) and problem.reason not in NOT_REACHED:
                 said = problem
             if on_failure is not None:
@@ -377,10 +380,10 @@ class Peers:
             pause = pause_s(problem, backoff)
             least_s = min(LAST_TRY_S, call_s / 4)
             if time.monotonic() + pause >= until - least_s:
-                raise problem
+                raise cause
             await asyncio.sleep(pause)
             if time.monotonic() > limit - least_s:  # The pause took longer than it was to.
-                raise problem
+                raise cause
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
     def answers(self, call: grpc.aio.UnaryStreamCall[Q, R]) -> _Answers[R]:

@@ -63,6 +63,20 @@ async def test_pushes_alone_are_repeated_on_the_broker_that_may_have_run_them() 
     assert asked == [0, 0]
 
 
+async def test_an_attempt_that_is_over_before_its_time_is_repeated(clock: Slept) -> None:
+    # As of partitions whose brokers start: one says so, and the next is not waited for for long.
+    errors = iter([DOWN, DeadlineExceeded("no answer yet"), DeadlineExceeded("no answer yet")])
+
+    async def attempt(_: float) -> str:
+        await clock.sleep(0.01)
+        if (error := next(errors, None)) is not None:
+            raise error
+        return "there"
+
+    calls = Peers(["127.0.0.1:1"])
+    assert await calls.call(attempt, call_s=30.0, attempt_s=30.0) == "there"
+
+
 async def error_of(clock: Slept, first: SlateMQError, last: SlateMQError) -> SlateMQError:
     """What a call raises whose first try fails at once, and whose second takes the time left."""
     errors = iter([first])
