@@ -135,6 +135,10 @@ class FaultyStore:
 
         self._loop.call_soon_threadsafe(change)
 
+    def created_at(self, match: str) -> list[float]:
+        """When objects whose paths have `match` in them were created, by the monotonic clock."""
+        return [at for path, at in list(self._created_at.items()) if match in path]
+
     def count(self, method: str = "", folder: str = "") -> int:
         """How many requests of this method came to folders whose path ends so."""
         return sum(

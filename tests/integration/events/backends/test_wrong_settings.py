@@ -366,6 +366,8 @@ async def test_a_permission_that_is_lost_after_the_start_is_seen_everywhere_unti
             asyncio.timeout(WAIT_SECONDS),
         ):
             # Given a backend that answers, and does not take events or tasks any more
+            while not (await events_of_ingest(client)).answering:
+                await asyncio.sleep(0.1)
             server.control("ACL", "SETUSER", "default", *lost)
             with suppress(Unavailable):
                 await ingest.send(b"refused")
