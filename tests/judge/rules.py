@@ -7,12 +7,13 @@ could be otherwise: what is not known to have happened may have, at any time sin
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.judge.facts import Copy, Dead, Delivery, Facts, Queue, Sent
+from tests.judge.facts import Copy, Dead, Delivery, Facts, Filter, Queue, Sent
 from tests.judge.filters import Filters
 from tests.judge.histories import FAIL, INFO, NEVER, OK, Operation
 
@@ -51,6 +52,7 @@ class Judge:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._filters = Filters()
+        self._filters_of: dict[str, FiltersInTime] = {}
         self._early_ns = facts.ahead_ms * NS
         self._known_ids = {one for ids in facts.ids.values() for one in ids}
 
@@ -172,7 +174,10 @@ class Judge:
             return NO
         if any(purge.ended > sent.began for purge in queue.purges):
             return MAYBE
-        taken = {self._filters.takes(one, sent.headers) for one in _filters(queue, sent)}
+        if queue.name not in self._filters_of:
+            self._filters_of[queue.name] = FiltersInTime(queue.filters)
+        filters = self._filters_of[queue.name].judging(sent.began)
+        taken = {self._filters.takes(one, sent.headers) for one in filters}
         if taken == {False}:
             return NO
         return YES if taken == {True} and queue.ended < sent.began else MAYBE
@@ -534,20 +539,24 @@ def _unknown_claims(queue: Queue, since: int, until: int) -> int:
     return sum(since - UNKNOWN_NS < one.began < until for one in queue.unknown_claims)
 
 
-def _filters(queue: Queue, sent: Sent) -> list[str]:
-    """By which the queue may judge a message: the last one answered before it, and all later.
+class FiltersInTime:
+    """The filters by which a queue may judge a message.
 
-    One without an answer may come into force at any time since it began.
+    Those are the last one answered before it, and all later. One without an answer may come into
+    force at any time since it began.
     """
-    first = 0
-    for place, one in enumerate(queue.filters):
-        if one.ended < sent.began:
-            first = place
-    return [
-        one.expression
-        for place, one in enumerate(queue.filters)
-        if place >= first or one.ended == NEVER
-    ]
+
+    def __init__(self, filters: Sequence[Filter]) -> None:
+        ended = sorted((one.ended, place) for place, one in enumerate(filters))
+        self._ends = [at for at, _ in ended]
+        self._last = list(itertools.accumulate((place for _, place in ended), max, initial=0))
+        later = {one.expression for one in filters if one.ended == NEVER}
+        self._from = [frozenset(later := later | {one.expression}) for one in reversed(filters)]
+        self._from.reverse()
+
+    def judging(self, began: int) -> frozenset[str]:
+        """Those of a message that was sent from this moment on."""
+        return self._from[self._last[bisect_left(self._ends, began)]] if self._from else frozenset()
 
 
 RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {
