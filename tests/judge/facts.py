@@ -156,7 +156,9 @@ class Facts:
             copies.sort(key=lambda one: (one.starts_ms, one.ended))
 
     def queue(self, name: str) -> Queue:
-        return self.queues.setdefault(name, Queue(name))
+        if name not in self.queues:
+            self.queues[name] = Queue(name)
+        return self.queues[name]
 
     # --- Messages -----------------------------------------------------------
 

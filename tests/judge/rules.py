@@ -517,9 +517,10 @@ class Judge:
             last = generations[-1][-1] if generations[-1] else None
             begins = last is not None and one.attempt <= last.attempt
             if begins and last is not None and not self.may_be_released(last, one):
-                moved = [r for r in redrives if r.began < one.ended and r.ended > last.began]
-                if moved:
-                    redrives = redrives[redrives.index(moved[0]) + 1 :]
+                beside = (r.began < one.ended and r.ended > last.began for r in redrives)
+                moved = next((place for place, is_one in enumerate(beside) if is_one), None)
+                if moved is not None:
+                    redrives = redrives[moved + 1 :]
                     generations.append([])
             generations[-1].append(one)
         return generations
