@@ -310,15 +310,21 @@ class Judge:
 
     def late(self) -> Iterator[str]:
         """Nothing comes after its retention, and nothing from a queue that is paused."""
+        pauses = {name: sorted(queue.pauses) for name, queue in self.facts.queues.items()}
+        # By how many of its pauses had begun: when the last of these ended.
+        resumed = {
+            name: list(itertools.accumulate((end for _, end in each), max, initial=0))
+            for name, each in pauses.items()
+        }
         for (name, message_id), each in self.facts.deliveries.items():
             for one in each:
                 for sent in self.facts.sent.get(one.key, ()):
                     gone = sent.ended + int(sent.retention_ms * NS)
                     if sent.retention_ms and one.began > gone + self._early_ns:
                         yield f"{name} delivered {message_id} after its retention"
-                for paused, resumed in self.facts.queue(name).pauses:
-                    if paused < one.began and one.ended < resumed:
-                        yield f"{name} delivered {message_id} while it was paused"
+                begun = bisect_left(pauses.get(name, ()), (one.began,))
+                if begun and one.ended < resumed[name][begun]:
+                    yield f"{name} delivered {message_id} while it was paused"
 
     def overdue(self) -> Iterator[str]:
         """What is due is not passed over for long by claims that take what came later.
