@@ -28,6 +28,7 @@ Its files, in reading order; a file imports only files above it:
 `encryption`    payloads that the server cannot read
 `credentials`   who a client is, and how its connections are protected
 `models`        the client's arguments and results: plain frozen values
+`_clocks`       how far the clocks of two machines differ
 `events`        events: the envelope, the catalogue of types, notifications of S3 stores
 `_rpc`          finding the processes of an instance, and calling them
 `_consume`      claiming messages, keeping their leases, settling them

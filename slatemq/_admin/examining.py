@@ -10,6 +10,7 @@ from typing import NamedTuple
 import grpc
 
 from slatemq._admin.instance import ANSWER_S, STATUS_S, InstanceCalls
+from slatemq._clocks import skew_of
 from slatemq._requests import fields_of
 from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.rpc_status import from_rpc_error
@@ -132,8 +133,7 @@ class ExaminingCalls(InstanceCalls):
             )
         except grpc.RpcError as error:
             return Examination(asked, address, problem=from_rpc_error(error).message)
-        # The process has read its clock at some time between these two.
-        skew_ms = min(found.now_ms - sent_ms, 0) or max(found.now_ms - now_ms(), 0)
+        skew_ms = skew_of(found.now_ms, sent_ms)
         certificates = tuple(
             CertificateExpiry(one.file, one.subject, one.expires_at_ms)
             for one in found.certificates

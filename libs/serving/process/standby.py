@@ -45,6 +45,7 @@ from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.shard_owners import Owner, OwnerRecord, ShardOwners
 from libs.storage.objects.small_objects import Objects
+from slatemq._clocks import SKEW_MS_MAX, skew_of
 from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,6 @@ STOPPING_FACTOR: Final = 5
 
 STORE_AGAIN_S: Final = 1.0
 """From a failed look into the store to the next one."""
-
-SKEW_MS_MAX: Final = 1_000
-"""By how much the clocks of a standby and an owner may differ; `slatemq doctor` has the same."""
 
 NAME_BYTES: Final = 8
 
@@ -138,9 +136,7 @@ class OwnerWatch:
                 return Sign.GONE
             return Sign.SILENT
         if (clock := metadata.get(CLOCK_KEY, "")).isdecimal():
-            # The owner has read it at some time between these two.
-            owner_ms = int(clock)
-            self.skew_ms = max(sent_ms - owner_ms, 0) or min(now_ms() - owner_ms, 0)
+            self.skew_ms = -skew_of(int(clock), sent_ms)
         return Sign.STOPS if metadata.get(REASON_KEY) == STOPPING else Sign.LIVES
 
     async def _is_refused(self) -> bool:

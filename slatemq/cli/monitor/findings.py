@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from slatemq._clocks import SKEW_MS_MAX
 from slatemq._counts import counted
 from slatemq.cli.parameters import format_duration, format_time
 
 if TYPE_CHECKING:
     from slatemq._admin.examining import Caller, CertificateExpiry, Examination
     from slatemq._admin.instance import Status
-
-SKEW_MS_MAX: Final = 1_000
-"""A clock that is further off delays or hurries deliveries by as much."""
 
 SKEW_MS_BAD: Final = 30_000
 """A clock this far off is a problem: a minute ahead of the store, owners of shards do not start."""
