@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from libs.storage.objects.instance_records import InstanceRecord, InstanceRecord
 from libs.storage.objects.small_objects import Objects
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.models import now_ms
 from slatemq.v1 import instance_pb2, instance_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 
@@ -145,9 +145,8 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
             record = await self._latest()
             after = await self._checked(record, values, accept_loss=request.accept_loss)
             if after != settings_of_record(record):
-                now_ms = time.time_ns() // 1_000_000
                 following = record._replace(
-                    number=record.number + 1, written_at_ms=now_ms, settings=asdict(after)
+                    number=record.number + 1, written_at_ms=now_ms(), settings=asdict(after)
                 )
                 if not await self._records.create(following):
                     continue  # Another change came first: judge this one by what that left.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -25,6 +24,7 @@ from libs.serving.requests.expressions import checking_expression
 from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from slatemq.models import now_ms
 from slatemq.v1 import queue_pb2, router_pb2, router_pb2_grpc
 
 QUEUES_STEP: Final = 4
@@ -131,7 +131,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self,
         router: Router,
         explainer: Explainer,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         """Answer for this router; the clock (ms since 1970) stands in for times not given."""
         self._router = router

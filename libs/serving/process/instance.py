@@ -8,7 +8,6 @@ process states the value for a new instance, and has to agree with the record fr
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ from libs.storage.objects.instance_records import (
     WalStoreRecord,
     path_of,
 )
+from slatemq.models import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,7 @@ async def join_instance(
     record = await records.latest()
     while record is None:
         settings = InstanceSettings(**{one.name: one.value for one in stated})
-        now_ms = time.time_ns() // 1_000_000
-        if await records.create(InstanceRecord(1, now_ms, asdict(settings), wal_store)):
+        if await records.create(InstanceRecord(1, now_ms(), asdict(settings), wal_store)):
             log.info("made the instance", extra=asdict(settings))
         record = await records.latest()
     settings = settings_of_record(record)

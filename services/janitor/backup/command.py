@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -30,6 +29,7 @@ from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import RunStore
 from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms
 
 EPILOG: Final = """\
 examples:
@@ -165,7 +165,7 @@ async def _create(args: argparse.Namespace) -> None:
     root, backups = _two_roots(args)
     source = BackupSource(
         root,
-        lambda: snapshots_of_stopped(root, time.time_ns() // 1_000_000),
+        lambda: snapshots_of_stopped(root, now_ms()),
         RunStore(root.objects),
     )
     kept = sys.maxsize if args.kept is None else args.kept

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,6 +52,7 @@ from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import KINDS, opened_restored
 from services.janitor.jobs.contract import Progress, Report
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms as wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Restoring:
     without_missing: bool = False
     report: Report = lambda progress: None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    now_ms: Callable[[], int] = wall_ms
     copied_count: int = 0
     copied_bytes: int = 0
     queues_count: int = 0

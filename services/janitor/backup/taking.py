@@ -57,6 +57,7 @@ from services.janitor.jobs.contract import JobCancelled, Progress, Report
 from services.janitor.runs.history import RunStore, Sightings
 from services.janitor.snapshots import databases_of
 from slatemq.errors import FailedPrecondition, Unavailable
+from slatemq.models import now_ms as wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Taking:
     dry_run: bool = False
     report: Report = lambda progress: None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    now_ms: Callable[[], int] = wall_ms
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     phases: list[tuple[str, float]] = field(default_factory=list)
     removed_count: int = 0

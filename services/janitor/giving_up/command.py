@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -30,6 +29,7 @@ from services.janitor.giving_up.running import refuse_running
 from services.janitor.snapshots import databases_of
 from slatemq._rpc.tls import ChannelTls
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms
 
 _SHARD: Final = re.compile(r"(ingest|broker)/(0|[1-9]\d*)")
 
@@ -57,7 +57,7 @@ async def give_up(root: Root, database: str, tls: ChannelTls | None = None) -> N
                     "NO_SHARD", f"{root.url} has no {database}, neither a database nor an entry"
                 )
             await refuse_running(root, directory, database, tls)
-            await removed.add(database, time.time_ns() // 1_000_000, is_given_up=True)
+            await removed.add(database, now_ms(), is_given_up=True)
         await ShardRemoval(root, directory, database).finish()
     finally:
         await directory.close()

@@ -17,7 +17,6 @@ the shards that have them, as in a copy of the instance.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +33,7 @@ from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import kind_of, opened_restored
 from services.janitor.snapshots import databases_of
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms
 
 LOST_COMMITS_S: Final = 3600.0
 """For how long commits may have been lost, to leave IDs out for their messages: tables are written
@@ -102,8 +102,9 @@ class WalMove:
         return old
 
     async def _write(self, record: InstanceRecord, named: WalStoreRecord) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        following = record._replace(number=record.number + 1, written_at_ms=now_ms, wal_store=named)
+        following = record._replace(
+            number=record.number + 1, written_at_ms=now_ms(), wal_store=named
+        )
         if not await InstanceRecords(self.target.objects).create(following):
             raise FailedPrecondition(
                 "CHANGED_MEANWHILE",

@@ -22,6 +22,7 @@ from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
+from slatemq.models import now_ms
 from slatemq.variables import unknown_variables
 
 FAULTS: Final = 1
@@ -79,14 +80,14 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
         )
     await _find_wals(root)
     before = await _positions(root, databases.names)
-    now_ms = time.time_ns() // 1_000_000  # not the store's, which takes a write: nothing is removed
     line = None if quiet else ProgressLine()
 
     def report(doing: str, done: int, count: int) -> None:
         if line is not None:
             line.show(f"{doing} ({done} of {counted(count, 'database')} done)")
 
-    verification = Verification(root, databases, now_ms, report, sizes_only=sizes_only)
+    # Not by the clock of the store, which takes a write: nothing is removed.
+    verification = Verification(root, databases, now_ms(), report, sizes_only=sizes_only)
     try:
         findings = await verification.run()
     finally:
