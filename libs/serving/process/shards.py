@@ -76,11 +76,10 @@ async def watch_wal_store(root: Root, database: Database, look_s: float = MARKER
     folder each commit looks by itself; see `Database.lose_wal_store`.
     """
     wal = await root.wal_store()
-    is_bucket = wal.record is not None and wal.address.folder is None
+    if wal.record is None or wal.address.folder is not None:
+        await asyncio.Event().wait()  # No bucket of its own to look at: for as long as it serves.
     while True:
         await asyncio.sleep(look_s * random.uniform(0.75, 1.25))
-        if not is_bucket:
-            continue
         try:
             await wal.check_marker()
         except (LostWalStore, OtherWalStore) as error:
