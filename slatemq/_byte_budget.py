@@ -10,7 +10,7 @@ from typing import Final
 class ByteBudget:
     """Bytes that may be reserved at once; those that do not fit wait in line.
 
-    A reservation larger than the whole budget is granted while there is no other, so that nothing
+    A reservation larger than the whole budget gets it while nothing else is reserved, so that none
     waits forever.
 
     Attributes:

@@ -24,7 +24,7 @@ INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 SAY_S: Final = 5.0
-"""Between two lines of progress where stderr is no terminal."""
+"""Between two lines of progress where stderr is not a terminal."""
 
 OVERWRITE_S: Final = 0.1
 """Between two of them where it is."""

@@ -304,7 +304,7 @@ async def recorded_client(file: Path, endpoint: str) -> AsyncIterator[RecordedCl
 
 
 def payload_of(key: str, size_bytes: int = 0) -> bytes:
-    """A payload that names its key, and is no smaller than this."""
+    """A payload that names its key, and has this size at least."""
     return json.dumps({"key": key}).encode().ljust(size_bytes)
 
 

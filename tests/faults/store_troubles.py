@@ -168,7 +168,7 @@ def run_store(
     """A history on a fresh stack, with each of the troubles for `seconds`.
 
     Also returns its faults, and those of the store that is left. A wait that runs out ends the run,
-    and is its only fault beside those of the store: then there is no work.
+    and is its only fault but for those of the store: the work is None then.
     """
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)

@@ -236,7 +236,7 @@ def resumed_and_created_again(story: Story) -> None:
 
 
 def gone_meanwhile(story: Story) -> None:
-    """Purged, and past its retention: nobody is to get it any more."""
+    """Purged, and past its retention: no consumer may get it any more."""
     story.publish("m1", 1)
     story.call("purge", {"queue": "red"})
     story.publish("m2", 2, retention_ms=LEASE_MS)

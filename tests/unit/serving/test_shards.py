@@ -86,7 +86,7 @@ async def commit(database: Database, key: bytes) -> None:
 
 
 async def test_an_owner_whose_bucket_of_wals_is_emptied_ends_and_keeps_what_it_answered() -> None:
-    # Given an owner whose log is in a store of its own, which is no folder
+    # Given an owner whose log is in a store of its own, a bucket
     root = open_root(f"memory:///{uuid4()}")
     named = WalStoreRecord.new("memory:///")
     assert await InstanceRecords(root.objects).create(InstanceRecord(1, 0, {}, named))
