@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from benchmarks.suite import servers
 from benchmarks.waterfall import load
 
 SERVICES = ("ingest", "router", "broker")
+POLL_S = 0.2
 HOPS = (
     ("accepted", "client and network to ingest, parsed"),
     ("commit begun", "waits for ingest's commit to begin"),
@@ -57,9 +59,13 @@ class Message(NamedTuple):
 
 
 @contextmanager
-def services(folder: Path) -> Iterator[str]:
-    """Ingest, router and broker, which write their marks when they end. Yields an address."""
+def services(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Ingest, router and broker, which write their marks when they end.
+
+    Yields the address of ingest and the processes.
+    """
     with ExitStack() as stack:
+        processes: list[subprocess.Popen[bytes]] = []
         for name in SERVICES:
             ready = folder / f"{name}.ready"
             command = [sys.executable, "-m", "benchmarks.waterfall.marked"]
@@ -67,20 +73,24 @@ def services(folder: Path) -> Iterator[str]:
             command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready)]
             log = folder / f"{name}.log"
             process = stack.enter_context(servers.started(command, log, cwd=servers.REPOSITORY))
+            processes.append(process)
             while not ready.exists():
                 if process.poll() is not None:
                     raise servers.NotHere(log.read_text()[-300:])
                 time.sleep(0.05)
-        yield json.loads((folder / "ingest.ready").read_text())["address"]
+        yield json.loads((folder / "ingest.ready").read_text())["address"], processes
 
 
 def run(rate: float, seconds: float) -> tuple[list[Message], dict[str, Spans]]:
-    """Hold the rate. Returns the messages and the marks of the services."""
+    """Hold the rate. Returns the messages and the marks of the services.
+
+    Raises RuntimeError if a service or a client ends early.
+    """
     count = max(1, int(rate * seconds))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="waterfall-") as name:
         folder = Path(name)
-        with services(folder) as address:
+        with services(folder) as (address, processes):
             asyncio.run(_create(address))
             results: list[Any] = []
             for work, arguments in ((load.consume, (count,)), (load.publish, (rate, count))):
@@ -91,9 +101,15 @@ def run(rate: float, seconds: float) -> tuple[list[Message], dict[str, Spans]]:
                 process.start()
                 theirs.close()
                 results.append((ours, process))
-            came, published = (pipe.recv() for pipe, _ in results)
-            for _, process in results:
-                process.join()
+            try:
+                came, published = (
+                    _received(pipe, dict(zip(SERVICES, processes, strict=True)), folder)
+                    for pipe, _ in results
+                )
+            finally:
+                for _, process in results:
+                    process.terminate()
+                    process.join()
         marks: dict[str, Spans] = {}
         for service in SERVICES:
             for line in (folder / f"{service}.marks").read_text().splitlines():
@@ -106,6 +122,22 @@ def run(rate: float, seconds: float) -> tuple[list[Message], dict[str, Spans]]:
         for one, (began, answered) in sorted(published.items())
     ]
     return messages, marks
+
+
+def _received(
+    pipe: Any, services: Mapping[str, subprocess.Popen[bytes]], folder: Path
+) -> dict[int, Any]:
+    """What a client sends. Raises RuntimeError if it or a service ends before."""
+    while not pipe.poll(POLL_S):
+        for name, service in services.items():
+            if service.poll() is not None:
+                log = (folder / f"{name}.log").read_text()
+                raise RuntimeError(f"{name} ended while it was measured: {log[-300:].strip()}")
+    try:
+        found: dict[int, Any] = pipe.recv()
+    except EOFError:
+        raise RuntimeError("a client ended early: its error is above") from None
+    return found
 
 
 async def _create(address: str) -> None:

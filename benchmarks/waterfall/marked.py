@@ -104,7 +104,9 @@ def mark_router() -> None:
     from services.router.brokers import BrokerLink
     from services.router.tails import Tail
 
-    mark(Tail, "_take", "read by router", lambda _, entries: [(e.first, e.last) for e in entries])
+    mark(
+        Tail, "_take", "read by router", lambda _, entries, __: [(e.first, e.last) for e in entries]
+    )
     mark(
         BrokerLink,
         "_call",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.waterfall import __main__ as waterfall
 from tests.forms import proof
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,6 +46,27 @@ COMPARED = {
     "e2000": 2000,
     "f": 3 * 500,
 }
+
+
+def test_the_waterfall_has_every_hop_of_a_single_message() -> None:
+    # Given
+    command = [sys.executable, "-m", "benchmarks.waterfall", "--rates", "50", "--seconds", "1"]
+
+    # When
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+    # Then
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    head, _, *rows = [line for line in ran.stdout.splitlines() if line.startswith("|")]
+    assert head == "| p50, p99 in ms | 50/s |"
+    took = [tuple(row.strip("| ").split(" | ")) for row in rows]
+    assert [what for what, _ in took] == [
+        *(what for _, what in waterfall.HOPS),
+        "**publish to delivered**",
+        "publish to answered",
+    ]
+    never_marked = [what for what, p50_p99 in took if p50_p99 == "0.00, 0.00"]
+    assert never_marked == []
 
 
 @pytest.mark.parametrize("workloads", ["d", proof("a,b,c,d,e,f")])
