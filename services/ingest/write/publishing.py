@@ -85,6 +85,10 @@ _RETRY_MS: Final = 200
 STEP_BYTES: Final = 32 << 10
 """Messages of more bytes are encoded while their commit is written, in steps."""
 
+TOGETHER_BYTES: Final = 256 << 10
+"""Publishes of a commit with so many bytes are kept in memory as one run: a run costs each read as
+much as some dozen of its messages."""
+
 STEP_PUBLISHES: Final = 16
 """Publishes put into a commit in one step of the event loop; others come in between."""
 
@@ -108,6 +112,21 @@ class _Commit:
     then: list[Callable[[], None]] = field(default_factory=list)
     answers: list[tuple[str, Answered]] = field(default_factory=list)
     dedupe_keys: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([accepted.size_bytes for _, accepted in self.payloads])
+
+    def cached_runs(self) -> Iterator[tuple[CachedRun, int]]:
+        """Its messages for the cache, with the bytes of each run."""
+        if len(self.columns):
+            payloads = [one for _, accepted in self.payloads for one in accepted.payloads]
+            first_id = self.payloads[0][0]
+            yield CachedRun(first_id, self.received_at_ms, payloads, self.columns), self.size_bytes
+            return
+        for first_id, accepted in self.payloads:
+            run = CachedRun(first_id, self.received_at_ms, accepted.payloads, accepted.columns)
+            yield run, accepted.size_bytes
 
 
 class Publisher:
@@ -450,11 +469,13 @@ class Publisher:
         self.requests.forget(publish.accepted.request_id)
 
     def _put_messages(self, batch: Batch, commit: _Commit) -> None:
-        first_id, received_at_ms = commit.payloads[0][0], commit.received_at_ms
-        size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
+        first_id, columns, inline = commit.payloads[0][0], commit.columns, commit.inline
+        size_bytes = commit.size_bytes
         self._gaps.put(batch, first_id)
-        rows = message_rows(first_id, commit.columns, commit.inline, received_at_ms, commit.entries)
-        commit.columns, commit.inline = Columns(), []
+        rows = message_rows(first_id, columns, inline, commit.received_at_ms, commit.entries)
+        commit.inline = []
+        if size_bytes > TOGETHER_BYTES:
+            commit.columns = Columns()
         if size_bytes > STEP_BYTES:
             batch.put_later(rows, size_bytes)
         else:
@@ -462,9 +483,9 @@ class Publisher:
 
     def _durable(self, number: int) -> None:
         commit = self._in_flight.pop(number)
+        for run, size_bytes in commit.cached_runs():
+            self._cache.add(run, size_bytes)
         for first_id, accepted in commit.payloads:
-            run = CachedRun(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
-            self._cache.add(run, accepted.size_bytes)
             if accepted.elsewhere:
                 self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:
