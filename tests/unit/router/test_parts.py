@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+from libs.storage.records.log_runs import LogRun
+from services.router.entries import LogEntry
 from services.router.pieces import Piece, PieceLimits
 from services.router.route import Route
 from services.router.routing import BrokerRules
@@ -95,3 +97,65 @@ def test_a_part_of_an_entry_has_the_messages_between_two_ids() -> None:
         part = whole.between(after, last)
         ids = [run[0][0] + place for run in part.runs for place in range(len(run[3]))]
         assert ids == list(range(after + 1, last + 1))
+
+
+def run(first_id: int, *sizes: int) -> LogRun:
+    """Messages that have all but their sizes in common, and nothing with other runs."""
+    numbers = (first_id, 100 + first_id, 200 + first_id, 300 + first_id, 400 + first_id)
+    return numbers, {"first": str(first_id)}, 500 + first_id, sizes, f"queue {first_id}"
+
+
+def messages_of(one: LogEntry) -> list[tuple[object, ...]]:
+    return [
+        (first_id + place, *rest, headers, delay, size, queue)
+        for (first_id, *rest), headers, delay, sizes, queue in one.runs
+        for place, size in enumerate(sizes)
+    ]
+
+
+def test_a_cut_inside_a_run_leaves_each_message_as_it_is() -> None:
+    whole = LogEntry([run(1, 11, 12, 13), run(4, 14), run(5, 15, 16, 17, 18)], 160)
+    every = messages_of(whole)
+    assert len(every) == whole.messages_count == 8
+
+    for after, last in combinations(range(9), 2):
+        part = whole.between(after, last)
+        assert messages_of(part) == every[after:last]
+        assert (part.first, part.last) == (after + 1, last)
+        assert part.messages_count == last - after
+    for count in range(1, 9):
+        parts = whole.parts(count)
+        assert [messages_of(part) for part in parts] == [
+            every[start : start + count] for start in range(0, 8, count)
+        ]
+
+
+def test_a_part_of_an_entry_that_is_not_kept_in_memory_is_not_kept_either() -> None:
+    # Given
+    stored = ReadEntry(1, *"abcde")
+    stored.entry.discard_runs()
+
+    # When
+    part = stored.entry.between(1, 3)
+
+    # Then each look reads it, and so does one at the whole
+    assert part.memory_bytes == part.stored_bytes
+    for reads_count in (2, 3):
+        assert [headers["kind"] for _, headers, *_ in part.peek()] == ["b", "c"]
+        assert stored.reads_count == reads_count
+
+
+def test_an_entry_that_was_cut_lets_go_of_its_messages_once_it_is_judged() -> None:
+    # Given
+    stored = ReadEntry(1, *"abcde")
+    stored.entry.parts(2)
+    assert stored.reads_count == 0
+
+    # When
+    stored.entry.peek()
+    stored.entry.hold()
+    stored.entry.release()
+    stored.entry.peek()
+
+    # Then
+    assert stored.reads_count == 2

@@ -158,3 +158,39 @@ def test_a_router_that_steps_back_from_a_log_steps_in_again_later() -> None:
     assert reserve.has(0)
     steps = [reserve.stands(0) for _ in range(20 + LOOKS)]
     assert steps == [*[False] * (20 + LOOKS - 1), True]
+
+
+def test_a_log_that_was_stepped_back_from_stands_still_for_all_looks_again() -> None:
+    reserve = Reserve(looks_after_loss=20)
+    assert [reserve.stands(0) for _ in range(LOOKS)][-1]
+
+    reserve.step_back(0)
+
+    assert reserve.has(0)
+    assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+
+
+@pytest.mark.parametrize("ends_by", ["a move", "stepping in and back"])
+def test_a_loss_counts_as_the_first_one_after_the_wait_for_another_has_ended(ends_by: str) -> None:
+    clock = Clock()
+    reserve = Reserve(20, clock.look)
+
+    # Given a loss while the log stood still, of which the wait has ended
+    reserve.stands(0)
+    reserve.link_lost()
+    if ends_by == "a move":
+        reserve.moved(0)
+    else:
+        while not reserve.stands(0):
+            pass
+        reserve.step_back(0)
+
+    # When the broker is lost again, long after
+    clock.now_s += 100 * WAITS * 20 * LOOK_S
+    reserve.stands(0)
+    reserve.link_lost()
+
+    # Then the log is left alone for as long as after the first loss
+    waiting = [False] * (20 + LOOKS - 1)
+    assert [reserve.stands(0) for _ in waiting] == waiting
+    assert reserve.stands(0)
