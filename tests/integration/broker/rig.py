@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +133,17 @@ class Ingest(Ingests):
         missing = self.gone | self.damaged
         there = [i for i in ids if i not in missing]
         headers = {"big": "x" * self.header_bytes} if self.header_bytes else {}
-        messages = [
-            message_pb2.Message(
-                message_id=i, payload=b"%010d" % i * (self.sizes.get(i, 10) // 10), headers=headers
-            )
-            for i in there
-        ]
-        messages = [self.replaced.get(one.message_id, one) for one in messages]
+        messages: list[message_pb2.Message] = []
+        free_bytes = max_bytes
+        for i in there:
+            payload = b"%010d" % i * (self.sizes.get(i, 10) // 10)
+            message = message_pb2.Message(message_id=i, payload=payload, headers=headers)
+            message = self.replaced.get(i, message)
+            free_bytes -= len(message.payload)
+            if messages and free_bytes < 0:
+                break
+            messages.append(message)
         await self.read_gate.wait()
-        sizes = accumulate(len(message.payload) for message in messages)
-        messages = messages[: max(1, sum(size <= max_bytes for size in sizes))]
         tags = [f"e{message.message_id}" for message in messages] if etags else []
         return ReadResult(messages, tags, [i for i in ids if i in missing])
 

@@ -145,12 +145,12 @@ def test_small_parts_are_put_together_and_large_ones_are_left(
     noise = random.Random(0)
 
     sizes = []
-    for number in range(40):
-        payload = b"x" * 3000 if alike else noise.randbytes(3000)
+    for number in range(16):
+        payload = b"x" * 7500 if alike else noise.randbytes(7500)
         folder_of(objects).add(dead_letters(number, payload=payload))
         sizes.append(sizes_of_parts(tmp_path))
 
-    assert archived(tmp_path) == list(range(40))
+    assert archived(tmp_path) == list(range(16))
     assert all(sum(size < 30_000 for size in some) <= 1 for some in sizes)
     assert max(map(max, sizes)) < 40_000
     assert 3 < len(sizes[-1]) < 6

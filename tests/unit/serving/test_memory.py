@@ -121,10 +121,12 @@ async def test_what_outlived_a_look_is_collected_beside_many_objects_in_use() ->
     collecting = asyncio.create_task(collect_in_steps(every_s=0.001))
     try:
         async with asyncio.timeout(240):
+            young = []
             while left() is not None:
-                young = [Cycle() for _ in range(STEP_MIN)]
-                await asyncio.sleep(0.001)
-                del young
+                if gc.get_count()[0] < STEP_MIN:  # They were looked at.
+                    young = [Cycle() for _ in range(STEP_MIN)]
+                await asyncio.sleep(0.01)
+            del young
     finally:
         collecting.cancel()
         gc.set_threshold(*before)

@@ -288,7 +288,7 @@ def test_the_ring_holds_no_more_finished_leases_than_memory(
     finished = lease_table.FinishedLeases()
     rows: dict[int, FinishedLeasesRecord] = {}
     tokens = iter(range(1, 1_000_000))
-    for commit in range(200):
+    for commit in range(70):
         made = list(islice(tokens, sizes[commit % len(sizes)]))
         for at in range(0, len(made), 100):
             finished.add(made[at : at + 100], LeaseOutcome.ACKED)
