@@ -25,6 +25,7 @@ from slatemq.errors import (
     NotFound,
     Unavailable,
 )
+from tests.forms import examples
 from tests.integration.janitor.instances import Instance, instance
 from tests.logged import logged_besides
 
@@ -196,6 +197,7 @@ async def test_many_waiting_claims_get_each_message_once_at_its_first_attempt(
     assert {one.attempts_count for one in got} == {1}
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("partitions", [1, BROKERS])
 async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt(
     made: Instance, partitions: int
@@ -203,7 +205,8 @@ async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt
     client = made.client
     await create(made, "q", max_attempts=1, partitions=partitions)
     got: list[int] = []
-    for number in range(100):
+    rounds_count = examples(100)
+    for number in range(rounds_count):
         claiming = asyncio.create_task(client.claim("q", 10, wait=30))
         await asyncio.sleep(0.002 * (number % 10))
         await made.publish("q", 3)
@@ -214,12 +217,14 @@ async def test_claims_whose_callers_give_up_keep_no_message_and_count_no_attempt
             await client.ack([message.lease_token for message in messages])
             got += [message.message_id for message in messages]
 
-    assert len(got) < 300, "no claim was cancelled in time"
-    rest = await claimed(made, "q", 300 - len(got))
-    assert len({*got, *(message.message_id for message in rest)}) == 300
+    everything_count = 3 * rounds_count
+    assert len(got) < everything_count, "no claim was cancelled in time"
+    rest = await claimed(made, "q", everything_count - len(got))
+    assert len({*got, *(message.message_id for message in rest)}) == everything_count
     assert {message.attempts_count for message in rest} == {1}
 
 
+@pytest.mark.repeated
 async def test_batches_of_a_consumer_that_closes_go_back_and_count_no_attempt(
     made: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +238,8 @@ async def test_batches_of_a_consumer_that_closes_go_back_and_count_no_attempt(
             await batch.ack_all()
             got.extend(message.message_id for message in batch)
 
-    for number in range(60):
+    rounds_count = examples(60)
+    for number in range(rounds_count):
         batches = client.consume_batches("q", 10)
         consuming = asyncio.create_task(consume(batches))
         await asyncio.sleep(0.003 * (number % 10))
@@ -242,8 +248,8 @@ async def test_batches_of_a_consumer_that_closes_go_back_and_count_no_attempt(
         await batches.close()
         await consuming
 
-    rest = await claimed(made, "q", 180 - len(got))
-    assert len({*got, *(message.message_id for message in rest)}) == 180
+    rest = await claimed(made, "q", 3 * rounds_count - len(got))
+    assert len({*got, *(message.message_id for message in rest)}) == 3 * rounds_count
     assert {message.attempts_count for message in rest} <= {1}
 
 

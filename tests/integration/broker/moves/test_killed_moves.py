@@ -6,9 +6,11 @@ Nor does a partition, while another one of its queue moves, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.moves import arrivals
 from slatemq.v1 import shard_pb2, shard_pb2_grpc
-from tests.forms import shortly
+from tests.forms import proof
 from tests.integration.broker.moves.movers import (
     Steps,
     begin_move,
@@ -42,6 +44,13 @@ TARGET_STEPS = 14
 KINDS = ["whole", "partition", "keyed"]
 """What moves: a queue without partitions; partition 0; partition 1 of a queue that is spread by the
 value of a header."""
+
+
+def variants(steps: int, short: Mapping[int, str]) -> list[Any]:
+    """Each step, in each way, with all that may move; in the short form one thing at some steps."""
+    briefly = [(step, True, kind) for step, kind in short.items()]
+    everything = product(range(1, steps + 1), [False, True], KINDS)
+    return [one if one in briefly else proof(*one) for one in everything]
 
 
 @asynccontextmanager
@@ -118,9 +127,10 @@ async def killed(steps: Steps, source: Rig, target: Rig, beside: Sequence[Rig]) 
         await move(beside[0], beside[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_disk", shortly([False, True], True))
-@pytest.mark.parametrize("step", shortly(range(1, SOURCE_STEPS + 1), 3, 6, 9, 14, 18))
+@pytest.mark.parametrize(
+    ("step", "on_disk", "kind"),
+    variants(SOURCE_STEPS, {3: "whole", 6: "partition", 9: "keyed", 14: "partition", 18: "whole"}),
+)
 async def test_the_source_may_be_killed_at_any_step(
     tmp_path: Path, step: int, on_disk: bool, kind: str
 ) -> None:
@@ -141,9 +151,10 @@ async def test_the_source_may_be_killed_at_any_step(
         await check_places(tmp_path, kind, beside)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_disk", shortly([False, True], True))
-@pytest.mark.parametrize("step", shortly(range(1, TARGET_STEPS + 1), 2, 4, 7, 10))
+@pytest.mark.parametrize(
+    ("step", "on_disk", "kind"),
+    variants(TARGET_STEPS, {2: "keyed", 4: "whole", 7: "partition", 10: "keyed"}),
+)
 async def test_the_target_may_be_killed_at_any_step(
     tmp_path: Path, step: int, on_disk: bool, kind: str
 ) -> None:
