@@ -64,14 +64,20 @@ def _tree(name: str) -> ast.Module:
     return ast.parse(_sources()[name])
 
 
+@functools.cache
+def _nodes(name: str) -> list[ast.AST]:
+    """All of its tree, which many tests look at: to walk it takes longer than to look."""
+    return list(ast.walk(_tree(name)))
+
+
 def _product() -> Iterator[tuple[str, ast.Module]]:
     for name in _sources():
         if name.split("/")[0] in OURS:
             yield name, _tree(name)
 
 
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+def _functions(name: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in _nodes(name):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -88,7 +94,7 @@ def test_no_function_is_too_long() -> None:
     too_long = [
         f"{name}:{function.lineno} {function.name}"
         for name in _sources()
-        for function in _functions(_tree(name))
+        for function in _functions(name)
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
 
@@ -142,6 +148,7 @@ def test_each_package_lists_a_file_behind_those_that_it_imports() -> None:
     assert len(packages) > 40
 
 
+@functools.cache
 def _imports_within(package: str, member: str) -> set[str]:
     """The files and rooms of a package that one of them imports."""
     path, prefix = f"{package}/{member}", f"{package.replace('/', '.')}."
@@ -149,26 +156,20 @@ def _imports_within(package: str, member: str) -> set[str]:
         module.removeprefix(prefix).split(".")[0]
         for name in _sources()
         if name == f"{path}.py" or name.startswith(f"{path}/")
-        for node in ast.walk(_tree(name))
-        for module in _imported_modules(node)
+        for module in _imports(name)
         if module.startswith(prefix)
     }
 
 
 def test_no_imports_go_in_a_circle_not_even_those_for_types_alone() -> None:
-    modules = {
-        _module(name): _tree(name) for name in _sources() if not name.endswith("__init__.py")
-    }
-    arrows = {
-        module: {one for node in ast.walk(tree) for one in _imported_modules(node)} & modules.keys()
-        for module, tree in modules.items()
-    }
+    modules = {_module(name): name for name in _sources() if not name.endswith("__init__.py")}
+    arrows = {module: _imports(name) & modules.keys() for module, name in modules.items()}
 
     TopologicalSorter({module: to - {module} for module, to in arrows.items()}).prepare()
 
 
 def test_no_room_of_the_broker_has_more_than_ten_floors() -> None:
-    modules = {_module(name): tree for name, tree in _product() if not name.endswith("__init__.py")}
+    modules = {_module(name): name for name, _ in _product() if not name.endswith("__init__.py")}
     rooms = {path.name for path in (ROOT / "services" / "broker").iterdir() if path.is_dir()}
     floors = {room: _floors(f"services.broker.{room}.", modules) for room in rooms}
 
@@ -176,14 +177,10 @@ def test_no_room_of_the_broker_has_more_than_ten_floors() -> None:
     assert floors["core"] > 1
 
 
-def _floors(prefix: str, modules: dict[str, ast.Module]) -> int:
+def _floors(prefix: str, modules: dict[str, str]) -> int:
     """How many files import one another in a row, among those whose module has this prefix."""
     inside = {module for module in modules if module.startswith(prefix)}
-    arrows = {
-        module: {one for node in ast.walk(modules[module]) for one in _imported_modules(node)}
-        & (inside - {module})
-        for module in inside
-    }
+    arrows = {module: _imports(modules[module]) & (inside - {module}) for module in inside}
     floor: dict[str, int] = {}
     for module in TopologicalSorter(arrows).static_order():
         floor[module] = 1 + max((floor[one] for one in arrows[module]), default=0)
@@ -192,6 +189,12 @@ def _floors(prefix: str, modules: dict[str, ast.Module]) -> int:
 
 def _module(name: str) -> str:
     return name.removesuffix(".py").replace("/", ".")
+
+
+@functools.cache
+def _imports(name: str) -> frozenset[str]:
+    """What a file imports, also in functions and for types alone."""
+    return frozenset(one for node in _nodes(name) for one in _imported_modules(node))
 
 
 def _imported_modules(node: ast.AST) -> list[str]:
@@ -215,9 +218,7 @@ def _members(folder: Path) -> set[str]:
 
 def test_no_error_is_raised_within_an_except_star() -> None:
     """Until Python 3.11.4 it comes in a group; `first_raised` does without."""
-    found = [
-        name for name, tree in _product() for one in ast.walk(tree) if isinstance(one, ast.TryStar)
-    ]
+    found = [name for name, _ in _product() for one in _nodes(name) if isinstance(one, ast.TryStar)]
 
     assert found == []
 
@@ -227,7 +228,7 @@ def test_no_import_of_ours_hides_in_a_function() -> None:
         f"{name}:{function.lineno} {function.name}"
         for name, tree in _product()
         if HIDDEN_IMPORT.search(_sources()[name])
-        for function in _functions(tree)
+        for function in _functions(name)
         for node in ast.walk(function)
         if any(module.split(".")[0] in OURS for module in _imported(node))
     ]

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.test_house import ROOT, _functions, _product, _sources, _tree
+from tests.unit.test_house import ROOT, _functions, _nodes, _product, _sources
 
 GLOSSARY = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
 
@@ -67,8 +67,8 @@ ELSEWHERE = {
 def test_no_name_has_a_word_that_the_glossary_replaces() -> None:
     barred = {
         f"{file}: {name}"
-        for file, tree in _product()
-        for name in set(_names(tree))
+        for file, _ in _product()
+        for name in set(_names(file))
         if (BARRED | BARRED_IN_THE_PRODUCT) & set(_words(name)) and (file, name) not in ELSEWHERE
     }
 
@@ -80,7 +80,7 @@ def test_no_name_of_a_test_has_a_word_that_the_glossary_replaces() -> None:
         f"{file}: {function.name}"
         for file in _sources()
         if file.startswith("tests/")
-        for function in _functions(_tree(file))
+        for function in _functions(file)
         if function.name.startswith("test_") and BARRED & set(_words(function.name))
     }
 
@@ -118,8 +118,8 @@ def test_the_glossary_has_one_row_for_each_word() -> None:
     assert len(words) == len(set(words))
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _names(file: str) -> Iterator[str]:
+    for node in _nodes(file):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                 yield name

@@ -282,7 +282,7 @@ def test_a_bad_policy_is_refused_with_its_key_and_line(text: str, field: str, li
         "a: [",
         "\0",
         "a: !!python/object:x {}",
-        "[" * 5000,
+        "[" * 1000,
         "a: !!bool x",
         "a: !!int ''",
         "a: !!timestamp x",
