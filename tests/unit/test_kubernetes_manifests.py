@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
+from functools import cache
+from itertools import cycle, product
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate import utils
 
 from libs.access.policy import Policy
 from libs.access.principals import Principal
@@ -33,6 +37,7 @@ from services.router.reserve import is_first
 from services.scaler.config import ScalerConfig
 from services.scaler.triggers import trigger_of
 from slatemq.variables import KNOWN
+from tests.forms import proof
 from tests.kubernetes.manifests import (
     FOLDER,
     OVERLAYS,
@@ -92,6 +97,14 @@ ON_SPARK = [name for name in OVERLAYS if name.endswith("-spark")]
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_read_once() -> Iterator[None]:
+    """All definitions of a version are in one file, which the library reads for each manifest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
+
+
 @pytest.fixture(params=[*OVERLAYS, WITH_KEDA, WITH_METRICS, WITH_STANDBYS])
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return rendered(request.param)
@@ -133,7 +146,7 @@ def test_every_object_of_a_namespace_is_in_that_of_the_page(manifests: list[Mani
     assert own["metadata"]["name"] == first["namespace"]
 
 
-@pytest.mark.parametrize("namespace", ["slatemq", "mq"])
+@pytest.mark.parametrize("namespace", [proof("slatemq"), "mq"])
 @pytest.mark.parametrize("overlay", [*OVERLAYS, "s3 with spark"])
 def test_every_right_is_of_an_account_of_the_namespace_that_is_chosen(
     overlay: str, namespace: str
@@ -600,15 +613,21 @@ def test_driver_and_executors_have_the_stores_identity_of_the_services(cloud: st
         assert identity.items() <= pod["metadata"]["labels"].items()
 
 
+WITH_EXECUTORS = [*ON_SPARK, "s3 with spark"]
+
+IMAGES: list[dict[str, str]] = [
+    {"newTag": "0.2.0"},
+    {"newName": "registry.example.com:5000/mq/janitor", "newTag": "0.2.0"},
+    {"newName": "registry.example.com/janitor", "digest": f"sha256:{'0' * 64}"},
+]
+
+BRIEFLY = list(zip(WITH_EXECUTORS, cycle(IMAGES), strict=False))
+
+
 @pytest.mark.parametrize(
-    "version",
-    [
-        {"newTag": "0.2.0"},
-        {"newName": "registry.example.com:5000/mq/janitor", "newTag": "0.2.0"},
-        {"newName": "registry.example.com/janitor", "digest": f"sha256:{'0' * 64}"},
-    ],
+    ("overlay", "version"),
+    [one if one in BRIEFLY else proof(*one) for one in product(WITH_EXECUTORS, IMAGES)],
 )
-@pytest.mark.parametrize("overlay", [*ON_SPARK, "s3 with spark"])
 def test_executors_have_the_image_of_their_driver_whatever_it_is(
     overlay: str, version: dict[str, str]
 ) -> None:
