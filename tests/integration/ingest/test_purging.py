@@ -74,6 +74,8 @@ async def purged(ingest: Ingest, ids: Iterable[int], epoch: int = 0) -> int:
             result = await purge(ingest, left, epoch=epoch)
             count += result.purged_count
             left = list(result.refused_ids)
+            if left:
+                await asyncio.sleep(0.05)
     return count
 
 
