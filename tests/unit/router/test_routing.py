@@ -8,6 +8,7 @@ import pytest
 
 from libs.filters import Facts
 from libs.filters.allowance import Allowance
+from libs.storage.layout.partitions import Partition
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from services.router import wire
 from services.router.config import parse_shards
@@ -247,6 +248,60 @@ def test_a_queue_is_changed_and_removed() -> None:
     assert rules.queue_ids == {"b"}
 
 
+def test_queues_that_change_together_with_one_that_is_deleted_are_taken_in() -> None:
+    rules, columns = standing_rules(), Columns()
+    rules.change([QueueRule("old", "true")])
+
+    rules.change([QueueRule("old", deleted=True), QueueRule("new", "true")])
+    rules.judge(entry(logged(message_id=1)), columns)
+
+    assert list(columns) == ["new"]
+
+
+def test_a_queue_that_has_no_partitions_any_more_gets_all() -> None:
+    rules = standing_rules()
+    one = entry(*(logged(message_id=at) for at in range(1, 21)))
+    got = []
+    for partition in (Partition(0, 2), None):
+        rules.change([QueueRule("q", "true", partition=partition)])
+        columns: Columns = {}
+        rules.judge(one, columns)
+        got.append(columns["q"].message_ids)
+
+    assert 0 < len(got[0]) < 20
+    assert got[1] == list(range(1, 21))
+
+
+def test_the_rules_of_some_queues_judge_as_all_do() -> None:
+    # Given a partition, a filter that cannot be read, and another queue
+    rules = standing_rules()
+    rules.change(
+        [
+            QueueRule("part", "true", partition=Partition(1, 3)),
+            QueueRule("bad", "1 +", fallback_priority=7),
+            QueueRule("other", "true"),
+        ]
+    )
+    one = entry(
+        *(logged(message_id=at) for at in range(1, 21)),
+        logged(message_id=21, direct_queue_id="bad"),
+    )
+
+    # When
+    some = rules.only(["part", "bad"])
+
+    # Then
+    columns, of_some = Columns(), Columns()
+    rules.judge(one, columns)
+    some.judge(one, of_some)
+    assert 0 < len(columns["part"].message_ids) < 20
+    assert columns["bad"].priorities == [7]
+    assert sorted(of_some) == ["bad", "part"]
+    for queue_id, column in of_some.items():
+        assert column.message_ids == columns[queue_id].message_ids
+        assert column.priorities == columns[queue_id].priorities
+
+
 def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
     rules, columns = standing_rules(), Columns()
     rules.change([QueueRule("bad", "true")])
@@ -321,6 +376,8 @@ def test_a_queue_in_quarantine_gets_nothing_not_even_what_is_pushed_to_it() -> N
     rules.judge(one, columns)
     assert columns["slow"].message_ids == [1, 2]
     assert rules.changed_after(7) == ["slow"]
+    [outcome] = rules.explain(Facts({}), ["slow"])
+    assert outcome.matched
 
 
 async def test_ten_thousand_filters_are_taken_in_step_by_step() -> None:
