@@ -29,7 +29,12 @@ import grpc.aio
 from slatemq._consume.claims import claim_once
 from slatemq._consume.delivered import Claimed, Origin, Received, claimed_of, received
 from slatemq._rpc.peers import ATTEMPT_S, BACKOFF_S_MAX, closed, errors_translated
-from slatemq._rpc.queue_locations import REFUSED_S, QueueLocations, without_partitions
+from slatemq._rpc.queue_locations import (
+    REFUSED_S,
+    QueueLocations,
+    is_absent,
+    without_partitions,
+)
 from slatemq.errors import (
     INGEST_DOWN,
     DeadlineExceeded,
@@ -51,7 +56,8 @@ async def claim_from_all(
 
     What does not answer is waited for as long as `call_s`, beyond the wait, unless others have
     some. Raises as a claim does; where brokers do not answer and the others have nothing,
-    Unavailable (INCOMPLETE).
+    Unavailable (INCOMPLETE). Of a queue without partition 0, FailedPrecondition
+    (PARTITIONS_MISSING) without a wait: its deletion is under way or broke off.
     """
     shards = await locations.located(request.queue_id, call_s=call_s)
     if len(shards) == 1:
@@ -61,9 +67,10 @@ async def claim_from_all(
     until_s = time.monotonic() + request.wait_ms / 1000
     try:
         await gathering.take_present()
-        if not gathering.messages and time.monotonic() < until_s:
+        if not gathering.is_settled and time.monotonic() < until_s:
             await gathering.wait(until_s)
-        await gathering.take_late(until_s + call_s)
+        if not gathering.is_settled:
+            await gathering.take_late(until_s + call_s)
     except BaseException:
         gathering.give_up()
         raise
@@ -88,6 +95,13 @@ class _Gathering:
     _asked: dict[int, int] = field(default_factory=dict, init=False)
     _found: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_over: bool = field(default=False, init=False)
+    _is_deleted: bool = field(default=False, init=False)
+    """Whether partition 0 does not exist, which is created first and deleted first."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no wait is needed: there are messages, or the queue is deleted."""
+        return bool(self.messages) or self._is_deleted
 
     @property
     def _silence_s(self) -> float:
@@ -184,9 +198,16 @@ class _Gathering:
             )
         except SlateMQError as error:
             self._problems[index] = error
+            self._note_absence(index, error)
         else:
             self._problems.pop(index, None)
             self._add(claimed)
+
+    def _note_absence(self, index: int, error: SlateMQError) -> None:
+        """Notes that a queue is being deleted: its other partitions get no more messages."""
+        if not index and is_absent(error, self._request.queue_id):
+            self._is_deleted = True
+            self._found.set()  # Their streams end.
 
     def _add(self, claimed: Claimed) -> None:
         if self._is_over:
@@ -244,6 +265,7 @@ class _Gathering:
                 elif not await self._locations.may_have_moved(
                     self._request.queue_id, self._asked.get(index), error, index
                 ):
+                    self._note_absence(index, error)
                     return
             else:
                 self._problems.pop(index, None)

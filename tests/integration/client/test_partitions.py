@@ -506,6 +506,38 @@ async def test_a_deletion_that_broke_off_is_visible_and_is_finished_by_a_repeat(
     assert (await create(made, "q")).missing_partitions == ()
 
 
+async def test_a_claim_of_a_queue_whose_deletion_broke_off_waits_for_no_messages(
+    made: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slatemq._admin.queue_calls import QueueCalls
+
+    streams: set[int] = set()
+    all_wait = asyncio.Event()
+    read = gathering._Gathering._read
+
+    async def noted(self: Any, index: int, left_s: float) -> None:
+        streams.add(index)
+        if len(streams) == BROKERS:
+            all_wait.set()
+        await read(self, index, left_s)
+
+    monkeypatch.setattr(gathering._Gathering, "_read", noted)
+    await create(made, "q")
+    waiting = asyncio.create_task(made.client.claim("q", wait=60))
+    async with asyncio.timeout(60):
+        await all_wait.wait()
+    monkeypatch.setattr(QueueCalls, "_delete_others", None)
+    with pytest.raises(TypeError):
+        await made.client.delete_queue("q")
+
+    # One began before, the other begins now: neither waits for its 60 s.
+    for claiming in (waiting, made.client.claim("q", wait=60)):
+        with pytest.raises(FailedPrecondition, match="has no partition 0") as refused:
+            async with asyncio.timeout(50):
+                await claiming
+        assert refused.value.reason == "PARTITIONS_MISSING"
+
+
 async def test_more_partitions_than_brokers_are_refused(made: Instance) -> None:
     with pytest.raises(InvalidArgument) as refused:
         await create(made, "q", partitions=BROKERS + 1)
