@@ -26,6 +26,7 @@ from libs.storage.objects.small_objects import Objects
 from libs.storage.objects.task_folders import task_folder
 from services.ingest.read.entries import ROWS_MIN, decoded
 from services.ingest.shard import Shard
+from slatemq._counts import counted
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from slatemq.v1.outbox_pb2 import GetOutboxRequest
@@ -127,7 +128,8 @@ class Drain(ShardDrain):
             ) from error
         for line in answer.lines:
             if line.ingest_shard == self.number and line.waiting_count:
-                return f"{line.waiting_count} pushes that wait at broker {broker_shard}"
+                waiting = counted(line.waiting_count, "push that waits", "pushes that wait")
+                return f"{waiting} at broker {broker_shard}"
         return ""
 
     async def _contents(self) -> list[str]:
@@ -163,14 +165,18 @@ class Drain(ShardDrain):
             return []
         more = "" if is_all else "more than "
         left = [
-            f"{more}{count} messages, which `slatemq janitor run retention` and "
-            "`slatemq janitor run unreferenced` remove once no queue needs them and the replay "
-            "window is over"
+            f"{more}{counted(count, 'message')}, which `slatemq janitor run retention` and "
+            f"`slatemq janitor run unreferenced` remove once no queue needs "
+            f"{'it' if count == 1 else 'them'} and the replay window is over"
         ]
         if for_ever:
-            left.append(
-                f"of these {more}{for_ever} messages with retention 0, which are kept for ever"
+            with_retention_0 = "with retention 0, which"
+            kept = counted(
+                for_ever,
+                f"message {with_retention_0} is kept",
+                f"messages {with_retention_0} are kept",
             )
+            left.append(f"of these {more}{kept} for ever")
         return left
 
     async def _write(self, change: Callable[[int], Sequence[RowChange]]) -> None:

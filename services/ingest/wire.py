@@ -16,6 +16,7 @@ from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.edit.replacing import Replacement
 from services.ingest.write.pushing import Push
+from slatemq._counts import counted
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import WRONG_SHARD, InvalidArgument
 from slatemq.v1.ingest_pb2 import (
@@ -146,7 +147,8 @@ class _Accepting:
         if len(keys) != count:
             raise InvalidArgument(
                 f"runs[{at}].dedupe_keys",
-                f"{len(keys)} keys for {count} payloads: give one for each, or none",
+                f"{counted(len(keys), 'key')} for {counted(count, 'payload')}: give one for each, "
+                "or none",
             )
         first = len(self.payloads)
         self._keyed_runs.append((first, at))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from slatemq._admin.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
+from slatemq._counts import counted
 from slatemq._secrets import KEY_HEADER
 from slatemq.cli.failures import sentence
 from slatemq.cli.output import note, payload_fields, say, write_items, write_json
@@ -250,7 +251,7 @@ def headers_text(message: StoredMessage | None) -> str:
 def shown(payload: bytes) -> str:
     text = one_line(payload[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     if len(payload) > SHOWN_BYTES:
-        return f"{text}… ({len(payload)} bytes; --json has all)"
+        return f"{text}… ({counted(len(payload), 'byte')}; --json has all)"
     return text
 
 

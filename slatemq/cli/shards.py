@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slatemq._admin.rates import lags_of
+from slatemq._counts import counted
 from slatemq.cli.output import note, progress, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, Number, confirm, flag, yes_option
 from slatemq.cli.session import Group, Session
@@ -288,7 +289,7 @@ async def _move_all(
 
         def report(at: QueueMove) -> None:
             name = _named(at.queue_id, at.partition)
-            update(description=f"{name}: {at.copied_rows_count} rows")
+            update(description=f"{name}: {counted(at.copied_rows_count, 'row')}")
 
         async def move_one(queue_id: str, partition: int | None) -> None:
             async with turns:

@@ -23,6 +23,7 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import DamagedObject, ForeignUri
 from libs.storage.objects.digests import DIGEST_CHARACTERS, digest_of, read_checked
 from libs.storage.objects.small_objects import check_digest
+from slatemq._counts import counted
 
 FOLDER: Final = "blobs"
 """The folder of all blobs; it has 256 folders."""
@@ -79,7 +80,9 @@ class Blobs:
             found_bytes += len(piece)
             digest.update(piece)
         if found_bytes != size_bytes:
-            raise DamagedObject(path, f"it has {found_bytes:,} bytes instead of {size_bytes:,}")
+            raise DamagedObject(
+                path, f"it has {counted(found_bytes, 'byte')} instead of {size_bytes:,}"
+            )
         check_digest(path, digest_in(path), digest.hexdigest())
 
     async def stored_ms(self, uri: str) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.broker.core.lease_table import LeaseTable
 from services.broker.delivery.waiters import WaiterLine
+from slatemq._counts import counted
 from slatemq.errors import ResourceExhausted
 
 if TYPE_CHECKING:
@@ -101,13 +102,16 @@ class InFlightLimit:
         """What an operator should know; empty while no queue waits. It names no principal."""
         notes = []
         if self._all.waiting:
+            count = self._leases.in_flight_count
+            in_flight = counted(count, "message is in flight", "messages are in flight")
             notes.append(
-                f"{self._leases.in_flight_count} messages are in flight, in_flight_max is "
-                f"{self._messages_max}: claims on {len(self._all.waiting)} queues wait for acks"
+                f"{in_flight}, in_flight_max is {self._messages_max}: claims on "
+                f"{counted(len(self._all.waiting), 'queue')} wait for acks"
             )
         if self.held_up_count:
             notes.append(
-                f"claims on {self.held_up_count} queues wait for acks of their own principals, "
+                f"claims on {counted(self.held_up_count, 'queue')} wait for acks of their own "
+                "principals, "
                 "which have as many messages in flight as one may"
             )
         return "; ".join(notes)
@@ -147,8 +151,8 @@ class InFlightLimit:
 
     def _half_note(self, principal: str) -> str:
         return (
-            f"{principal!r} has {self._leases.held_by(principal)} messages in flight, as many as "
-            f"one principal may of the broker's in_flight_max ({self._messages_max})"
+            f"{principal!r} has {counted(self._leases.held_by(principal), 'message')} in flight, "
+            f"as many as one principal may of the broker's in_flight_max ({self._messages_max})"
         )
 
     @property

@@ -34,6 +34,7 @@ from libs.storage.records.payloads import PayloadUri
 from services.broker.core.lists.outbox import PUT_ASIDE, REFUSED_MAX, Outbox
 from services.broker.outbox.targets import NumbersDiffer, OutboxTarget, RowRefused
 from services.broker.shard.owner import ShardOwner
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
 
@@ -201,7 +202,7 @@ class _Line:
         self._check(last_number)
         count = min(last_number + 1 - counter.offset - counter.first_waiting, sent_count)
         if count <= 0:
-            raise PeerFailed(f"took {sent_count} pushes, and has none of them")
+            raise PeerFailed(f"took {counted(sent_count, 'push', 'pushes')}, and has none of them")
         size_bytes = sum(map(len, values[:count]))
         await self._owner.run(lambda _: self._outbox.sent(ingest_shard, count, size_bytes))
         if counter.first_waiting + count > self._alone_number:
@@ -258,7 +259,8 @@ class _Line:
         """Takes the push out of the oldest row, so that those behind it go on."""
         first = self._outbox.counter(self._ingest_shard).first_waiting
         if len(self._outbox.refused) >= REFUSED_MAX:
-            raise _TooManyRefused(f"{REFUSED_MAX} pushes are set aside already: {reason}")
+            pushes = counted(REFUSED_MAX, "push is", "pushes are")
+            raise _TooManyRefused(f"{pushes} set aside already: {reason}")
         log.error(
             "push %d for ingest %d was refused permanently and is set aside: %s",
             first,

@@ -29,6 +29,7 @@ from services.broker.requests.limits import not_negative, within
 from services.broker.requests.queues import QUEUE_ID, checked_id, pages_of
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
+from slatemq._counts import counted
 from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 from slatemq.v1.ingest_pb2 import StoredRun
@@ -383,7 +384,8 @@ def _what_is_wrong(field: str, assignment: Assignment, first: int, last: int) ->
         column = getattr(assignment, name)
         if column and len(column) != len(ids):
             return InvalidArgument(
-                f"{field}.{name}", f"has {len(column)} values for {len(ids)} messages"
+                f"{field}.{name}",
+                f"has {counted(len(column), 'value')} for {counted(len(ids), 'message')}",
             )
         if column and (min(column) < 0 or (name == "priorities" and max(column) > MAX_PRIORITY)):
             return InvalidArgument(f"{field}.{name}", "holds a value out of range")

@@ -10,6 +10,7 @@ from libs.storage.layout.primitives import RowChange
 from libs.storage.objects.removed_shards import RemovedShards
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
 
 
@@ -42,18 +43,27 @@ class Drain(ShardDrain):
     async def _contents(self) -> list[str]:
         shard = self._owner.shard
         arrived_count = sum(one.has_arrived for one in shard.moves.departures.values())
+        waiting_count = sum(map(shard.outbox.waiting_count, shard.outbox.ingest_shards))
         counts = {
-            "queue" if len(shard.queues) == 1 else "queues": len(shard.queues),
-            "queues that are leaving": len(shard.moves.departures) - arrived_count,
-            "queues that have left, until each ingest is up and knows of it": arrived_count,
-            "queues that are arriving": len(shard.moves.arrivals),
-            "pushes that wait for an ingest": sum(
-                map(shard.outbox.waiting_count, shard.outbox.ingest_shards)
+            ("queue", "queues"): len(shard.queues),
+            ("queue that is leaving", "queues that are leaving"): (
+                len(shard.moves.departures) - arrived_count
             ),
-            "pushes that an ingest refused": len(shard.outbox.refused),
-            "request IDs of commands, remembered for ten minutes": shard.executed.count,
+            (
+                "queue that has left, until each ingest is up and knows of it",
+                "queues that have left, until each ingest is up and knows of it",
+            ): arrived_count,
+            ("queue that is arriving", "queues that are arriving"): len(shard.moves.arrivals),
+            ("push that waits for an ingest", "pushes that wait for an ingest"): waiting_count,
+            ("push that an ingest refused", "pushes that an ingest refused"): len(
+                shard.outbox.refused
+            ),
+            (
+                "request ID of a command, remembered for ten minutes",
+                "request IDs of commands, remembered for ten minutes",
+            ): shard.executed.count,
         }
-        return [f"{count} {what}" for what, count in counts.items() if count]
+        return [counted(count, one, many) for (one, many), count in counts.items() if count]
 
     async def _write(self, change: Callable[[int], Sequence[RowChange]]) -> None:
         shard = self._owner.shard

@@ -20,6 +20,7 @@ from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import seconds_to_wait, wait_within
 from services.ingest.write.request_ids import Answered, answered_of
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
 
@@ -173,7 +174,7 @@ class QueuedServicer(IngestServicer):
 def _failed(task_id: str, outcome: FailedTaskRecord) -> FailedPrecondition:
     return FailedPrecondition(
         "TASK_FAILED",
-        f"task {task_id} failed after {outcome.attempts} attempts: {outcome.error}",
+        f"task {task_id} failed after {counted(outcome.attempts, 'attempt')}: {outcome.error}",
         subject=task_id,
         metadata={"task_id": task_id},
     )

@@ -218,15 +218,20 @@ async def _verify(args: argparse.Namespace) -> None:
     if args.messages and not said:
         await _verify_messages(args, catalogue, backup, fields)
         return
-    _show(args, fields, "\n".join(said) or f"{verifying.checked_count:,} objects are as written")
+    _show(args, fields, "\n".join(said) or _as_written(verifying.checked_count))
     if said:
         count = len(verifying.missing) + len(verifying.rotten)
         what = "; ".join(f"{name}: {describe(paths)}" for name, paths in damaged.items() if paths)
         raise FailedPrecondition(
             "BACKUP_DAMAGED",
-            f"{count:,} of {verifying.checked_count:,} objects are not as they were written: "
+            f"{count:,} of {counted(verifying.checked_count, 'object')} "
+            f"{'is' if count == 1 else 'are'} not as written: "
             f"{what}. {_advice(backup, verifying)}",
         )
+
+
+def _as_written(count: int) -> str:
+    return counted(count, "object is as written", "objects are as written")
 
 
 async def _verify_messages(
@@ -239,8 +244,8 @@ async def _verify_messages(
     fields["messages_lacking_count"] = count
     said = [f"lacks its payload: message {one.message_id}, {one.path}" for one in named]
     if count > NAMED_MAX:
-        said.append(f"lack their payload: {count - NAMED_MAX:,} more messages")
-    whole = f"{fields['objects_checked']:,} objects are as written; no message lacks its payload"
+        said.append(f"lack their payload: {counted(count - NAMED_MAX, 'more message')}")
+    whole = f"{_as_written(fields['objects_checked'])}; no message lacks its payload"
     _show(args, fields, "\n".join(said) or whole)
     if count:
         raise FailedPrecondition(
@@ -301,9 +306,9 @@ async def _restore(args: argparse.Namespace) -> None:
     if args.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is not an instance yet"
     if restoring.rotten:
-        said += f"; without {len(restoring.rotten):,} objects whose copies have rotted"
+        said += f"; without {counted(len(restoring.rotten), 'object')} whose copies have rotted"
     if restoring.missing:
-        said += f"; without {len(restoring.missing):,} objects whose copies are gone"
+        said += f"; without {counted(len(restoring.missing), 'object')} whose copies are gone"
     _show(args, fields, said)
 
 

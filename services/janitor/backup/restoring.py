@@ -51,6 +51,7 @@ from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import KINDS, opened_restored
 from services.janitor.jobs.contract import Progress, Report
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
 from slatemq.models import now_ms as wall_ms
 
@@ -259,8 +260,8 @@ class Restoring:
         if lost := missing(copies, copier.there):
             raise FailedPrecondition(
                 "BACKUP_DAMAGED",
-                f"the backup {self.backup.backup_id} lacks {len(lost)} of {len(copies)} objects, "
-                f"such as {lost[0]}: restore another one",
+                f"the backup {self.backup.backup_id} lacks {len(lost)} of "
+                f"{counted(len(copies), 'object')}, such as {lost[0]}: restore another one",
             )
         if gone := missing(copies, await self._there(stored)):
             raise StoreUnavailable(

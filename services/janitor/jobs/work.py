@@ -19,6 +19,7 @@ from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, 
 from services.janitor.snapshots import SnapshotName, SnapshotSet
 from services.janitor.spark.failures import cause_of
 from services.janitor.spark.snapshots import table_of
+from slatemq._counts import counted
 from slatemq.errors import SlateMQError
 
 LOOK_S: Final = 0.25
@@ -195,8 +196,9 @@ class _Watch:
             tasks = self._tasks()
             waited_s = wait.seconds(tasks.wait, time.monotonic())
             if waited_s > UNTAKEN_S:
+                waiting = counted(tasks.known - tasks.done, "task has", "tasks have")
                 self._work.untaken = (
-                    f"{progress.phase}: {tasks.known - tasks.done} tasks have waited "
+                    f"{progress.phase}: {waiting} waited "
                     f"{waited_s:.0f} s for an executor: see why {self._context.master} gives none"
                 )
             now = replace(progress, tasks_done=tasks.done, tasks_count=tasks.known)

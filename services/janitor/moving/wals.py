@@ -32,6 +32,7 @@ from services.janitor.backup.queue_places import QueuePlaces
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import kind_of, opened_restored
 from services.janitor.snapshots import databases_of
+from slatemq._counts import counted
 from slatemq.errors import FailedPrecondition
 from slatemq.models import now_ms
 
@@ -138,7 +139,8 @@ class WalMove:
         async for _ in places.claim(QueueNames(self.target.objects)):
             pass
         self.say(
-            f"the names of {places.queues_count} queues are claimed for the shards that have them"
+            f"the names of {counted(places.queues_count, 'queue')} are claimed for the shards "
+            "that have them"
         )
 
     async def _refuse_used(self, new: WalStore) -> None:

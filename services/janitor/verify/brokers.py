@@ -39,6 +39,7 @@ from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Kind
 from services.janitor.verify.ingests import NamedObject
 from services.janitor.verify.walk import EVERYTHING, ReadRow, Walk, shown
+from slatemq._counts import counted
 
 LOST_REASONS: Final = frozenset({"payload gone", "payload damaged"})
 """Reasons of dead letters whose loss their broker has met and said."""
@@ -344,16 +345,19 @@ class BrokerCheck:
         for name, lane in lists.lanes.items():
             if lists.waiting[name] != lane.waiting_count:
                 kind = name[1].name.lower()
-                wrong = (
-                    f"it says {lane.waiting_count} messages of priority {name[0]} are {kind}, "
-                    f"and its buckets hold {lists.waiting[name]}"
+                priority = f"of priority {name[0]}"
+                said = counted(
+                    lane.waiting_count,
+                    f"message {priority} is {kind}",
+                    f"messages {priority} are {kind}",
                 )
+                wrong = f"it says {said}, and its buckets hold {lists.waiting[name]}"
                 self._add(Kind.COUNT, "queue state", key, wrong, queue_id=lists.queue)
         if lists.in_flight_count != state.in_flight_count:
-            wrong = (
-                f"it says {state.in_flight_count} messages are in flight, and its lease buckets "
-                f"hold {lists.in_flight_count}"
+            are_in_flight = counted(
+                state.in_flight_count, "message is in flight", "messages are in flight"
             )
+            wrong = f"it says {are_in_flight}, and its lease buckets hold {lists.in_flight_count}"
             self._add(Kind.COUNT, "queue state", key, wrong, queue_id=lists.queue)
 
     # --- What is done, failed or archived -----------------------------------
@@ -422,7 +426,8 @@ class BrokerCheck:
         said = self._count_list(kind, state)
         if count != said and self.walk.name not in self.walk.findings.unreadable:
             what = kind.name.lower()
-            wrong = f"it says {said} messages are {what}, and its rows hold {count}"
+            messages = counted(said, f"message is {what}", f"messages are {what}")
+            wrong = f"it says {messages}, and its rows hold {count}"
             self._add(Kind.COUNT, "queue state", f"queue {queue}", wrong, queue_id=queue)
 
     def _check_empty(self) -> None:
@@ -543,8 +548,9 @@ class BrokerCheck:
                 continue
             if (count, size_bytes) != (waiting, counter.waiting_bytes):
                 wrong = (
-                    f"it says {waiting} rows with {counter.waiting_bytes:,} bytes wait, and there "
-                    f"are {count} with {size_bytes:,}"
+                    f"it says that {counted(waiting, 'row')} with {counter.waiting_bytes:,} bytes "
+                    f"{'waits' if waiting == 1 else 'wait'}, and there "
+                    f"{'is' if count == 1 else 'are'} {count} with {size_bytes:,}"
                 )
                 self._add(Kind.COUNT, "outbox counter", f"ingest {ingest_shard}", wrong)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from libs.storage.records.event_records import EventCounterRecord, EventsRecord
 from services.janitor.verify.findings import Kind
 from services.janitor.verify.walk import Walk, shown
+from slatemq._counts import counted
 
 
 @dataclass
@@ -25,7 +26,7 @@ class EventNumbers:
             self._add(shown(key), f"its JSON cannot be read: {error}", Kind.ROW)
             count = events.events_count
         if count != events.events_count:
-            wrong = f"it has {count} events, and {events.events_count} by its head"
+            wrong = f"it has {counted(count, 'event')}, and {events.events_count} by its head"
             self._add(shown(key), wrong, Kind.ROW)
         if self._next and number != self._next:
             self._add(shown(key), f"the event before it has the number {self._next - 1}")

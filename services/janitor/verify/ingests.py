@@ -33,6 +33,7 @@ from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
 from services.janitor.verify.walk import ReadRow, Walk, shown
 from slatemq._admin.task_ids import task_id_of
+from slatemq._counts import counted
 
 _REST: Final = (
     KeyRange(key_head(RecordType.PAYLOAD)[:1], key_head(RecordType.PAYLOAD)),
@@ -383,7 +384,8 @@ class IngestCheck:
             if size_bytes is None:
                 missing.append(message.message_id)
             elif size_bytes != message.payload_bytes:
-                wrong = f"it has {size_bytes:,} bytes, and {message.payload_bytes:,} by the log"
+                size = counted(size_bytes, "byte")
+                wrong = f"it has {size}, and {message.payload_bytes:,} by the log"
                 self._add(
                     Kind.PAYLOAD,
                     "payload",

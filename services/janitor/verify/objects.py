@@ -31,6 +31,7 @@ from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import NamedObject
 from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq._counts import counted
 
 READS_AT_ONCE: Final = 8
 """Objects read at the same time, a MiB of each in memory."""
@@ -114,7 +115,9 @@ class ObjectCheck:
             if self.sizes_only:
                 found_bytes = await self.root.objects.size(path)
                 if found_bytes != named.size_bytes:
-                    detail = f"it has {found_bytes:,} bytes instead of {named.size_bytes:,}"
+                    detail = (
+                        f"it has {counted(found_bytes, 'byte')} instead of {named.size_bytes:,}"
+                    )
                     raise DamagedObject(path, detail)
             else:
                 await self._blobs.check(path, named.size_bytes)
@@ -174,7 +177,7 @@ class ObjectCheck:
                     if self.findings.unreadable:
                         return
                 if name not in self._named:
-                    wrong = f"no record names it; it has {info.size_bytes:,} bytes"
+                    wrong = f"no record names it; it has {counted(info.size_bytes, 'byte')}"
                     self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
 
     async def wrong_bodies(self, shard: int, tasks: Set[bytes]) -> dict[bytes, str]:

@@ -42,6 +42,7 @@ from services.janitor.verify.ingests import (
 from services.janitor.verify.objects import ObjectCheck
 from services.janitor.verify.walk import Walk
 from slatemq._admin.task_ids import task_id_of
+from slatemq._counts import counted
 
 REPORT_ROWS: Final = 5_000
 """Rows between two reports of progress."""
@@ -277,7 +278,7 @@ class Verification:
 
     def _report_rows(self, name: str, rows: int) -> None:
         if rows % REPORT_ROWS == 1:
-            self._report_reading(f"{name}: {rows:,} rows")
+            self._report_reading(f"{name}: {counted(rows, 'row')}")
 
     def _report_reading(self, what: str) -> None:
         if self.is_cancelled():
@@ -348,12 +349,13 @@ class Verification:
         ):
             if ids:
                 ids.sort()
+                are_needed = counted(len(ids), "message is needed", "messages are needed")
                 self.findings.add(
                     Kind.MESSAGE,
                     name,
                     needed.record,
                     f"queue {needed.queue}",
-                    f"{len(ids)} messages are needed and {where}: {named_ids(ids)}",
+                    f"{are_needed} and {where}: {named_ids(ids)}",
                     advice=advice,
                     queue_id=needed.queue,
                     message_ids=ids[:IDS_NAMED],
@@ -440,10 +442,11 @@ class Verification:
             broker, name = self._brokers.get(shard), f"broker/{shard}"
             if not progress or name in self.findings.unreadable or name in self._removed:
                 continue
+            pushes = counted(progress, "push", "pushes")
             if broker is None:
-                wrong = f"{progress} pushes came from it, and there is no database {name}"
+                wrong = f"{pushes} came from it, and there is no database {name}"
             elif ingest.shard not in broker.counters:
-                wrong = f"{progress} pushes came from it, and its outbox has no counter of them"
+                wrong = f"{pushes} came from it, and its outbox has no counter of them"
             else:
                 continue
             record, key = "outbox progress", f"broker {shard}"

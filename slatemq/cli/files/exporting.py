@@ -13,6 +13,7 @@ from uuid import uuid4
 import click
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq._counts import counted
 from slatemq.cli.entry_output import Opened, listing_options, note_encrypted, opened
 from slatemq.cli.failures import BadInput, sentence
 from slatemq.cli.files.queue_files import exported, head
@@ -106,7 +107,9 @@ def export(
             "exported_count": done.messages_count,
             "not_decrypted_count": done.not_decrypted_count,
         }
-        session.show(fields, f"exported: {done.messages_count} to {out}, {done.size_bytes} bytes")
+        session.show(
+            fields, f"exported: {done.messages_count} to {out}, {counted(done.size_bytes, 'byte')}"
+        )
     if done.problem is not None:
         raise done.problem
 

@@ -24,6 +24,7 @@ import click
 
 from slatemq import textqueue
 from slatemq._consume.commands import Push
+from slatemq._counts import counted
 from slatemq._grouping import groups_of
 from slatemq._secrets import KEY_HEADER
 from slatemq.cli.failures import BadInput
@@ -262,7 +263,8 @@ class Importer:
         except BaseException as error:
             if imported := self.counts["imported"]:
                 again = "repeat the command with the same input within 10 minutes to continue"
-                note(f"{imported} messages were imported before the error: {again}")
+                what = counted(imported, "message was imported", "messages were imported")
+                note(f"{what} before the error: {again}")
             is_refused = self._to is not None and isinstance(error, BadInput)
             this_run.stop(imported > 0 or (is_sent and not is_refused))
             raise
@@ -364,8 +366,9 @@ class Importer:
                 continue  # by an earlier run, or by hand
             except Rewritten as error:
                 raise BadInput(
-                    f"{self._file} was changed without its lock: {len(batch)} messages from line "
-                    f"{batch[0].entry.line} on were imported, but not all could be marked ({error})"
+                    f"{self._file} was changed without its lock: "
+                    f"{counted(len(batch), 'message was', 'messages were')} imported, from line "
+                    f"{batch[0].entry.line} on, but not all could be marked ({error})"
                 ) from None
         last = batch[-1].entry
         journal.through, journal.last, journal.digest = last.end, last.offset, last.digest
@@ -405,10 +408,12 @@ class Importer:
     def _doubt(self, journal: Journal, why: str) -> None:
         if self._unsure is None:
             assert journal.sending is not None, "there is a batch to doubt"
+            count = len(journal.sending.offsets)
+            sending = counted(count, "message was being sent", "messages were being sent")
+            have_arrived = "it has arrived" if count == 1 else "they have arrived"
             raise BadInput(
-                f"{len(journal.sending.offsets)} messages were being sent when the last import of "
-                f"{self._file} ended, {why}: check whether they have arrived, and use --unsure "
-                "skip (they have) or --unsure repeat (they have not)"
+                f"{sending} when the last import of {self._file} ended, {why}: check whether "
+                f"{have_arrived}, and use --unsure skip if so, --unsure repeat if not"
             )
 
     def _line(self, sending: Sending) -> int:

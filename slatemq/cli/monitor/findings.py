@@ -276,7 +276,9 @@ def _compaction(answers: Answers) -> Found:
     for one in owners:
         tables, tables_max = one.uncompacted_tables or 0, one.uncompacted_tables_max or 0
         if tables_max and tables >= TABLES_SHARE_MAX * tables_max:
-            what = f"{tables} tables of {_name(one)} wait to be compacted"
+            name = _name(one)
+            waiting = counted(tables, f"table of {name} waits", f"tables of {name} wait")
+            what = f"{waiting} to be compacted"
             advice = (
                 f"from {tables_max} on, writes wait: look for a slow store, or a process without "
                 "processor time; add shards where the load stays"
@@ -308,7 +310,9 @@ def _certificates(answers: Answers) -> Found:
     for name, each in owned:
         left_ms = each.expires_at_ms - answers.now_ms
         if left_ms < EXPIRY_MS_MIN:
-            when = f"expires in {left_ms // DAY_MS} days" if left_ms > 0 else "has expired"
+            when = (
+                f"expires in {counted(left_ms // DAY_MS, 'day')}" if left_ms > 0 else "has expired"
+            )
             what = f"{each.file} of {name} ({each.subject}) {when}"
             advice = "replace the file: services read it again within seconds"
             yield _level(left_ms < EXPIRY_MS_BAD), what, advice

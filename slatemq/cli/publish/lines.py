@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from slatemq._counts import counted
 from slatemq.cli.failures import BadInput
 from slatemq.cli.publish.plain_text import publish_problem
 from slatemq.models import OutgoingMessage
@@ -206,7 +207,8 @@ class LineReader:
             part = self.stream.readline(SKIP_BYTES)
             if not part:
                 raise TooFewLines(
-                    f"--skip {count} is beyond the end: there are only {self.position} lines"
+                    f"--skip {count} is beyond the end: the input has only "
+                    f"{counted(self.position, 'line')}"
                 )
             passed += len(part)
             while not part.endswith(b"\n") and (part := self.stream.readline(SKIP_BYTES)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._admin.task_ids import parse_task_id
+from slatemq._counts import counted
 from slatemq.cli.output import note, say, write_items, write_json
 from slatemq.cli.parameters import DURATION, Number, Parsed, format_time
 from slatemq.cli.publish.applied import check_failed
@@ -163,7 +164,7 @@ def _show_retried(session: Session, count: int) -> None:
     if session.json:
         write_json({"retried_count": count})
     else:
-        note("1 task is retried" if count == 1 else f"{count} tasks are retried")
+        note(counted(count, "task is retried", "tasks are retried"))
 
 
 def _print(session: Session, found: Task) -> None:

@@ -14,6 +14,7 @@ import click
 
 import slatemq
 from slatemq._admin.rates import QueueRates, Sample, rate_fields, rates_between, take_sample
+from slatemq._counts import counted
 from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import (
@@ -109,7 +110,11 @@ def explain(
     else:
         _show_explanations(found)
         matched = sum(one.matched for one in found)
-        note(f"{matched} of {len(found)} queues match" if matched else _none_matches(to, found))
+        note(_matches(matched, len(found)) if matched else _none_matches(to, found))
+
+
+def _matches(matched: int, count: int) -> str:
+    return f"{matched} of {counted(count, 'queue')} {'matches' if matched == 1 else 'match'}"
 
 
 def _draft(chosen: str | None, priority: str | None) -> QueueDraft | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._counts import counted
 from slatemq.cli.output import CUT_WIDTH, cut, printable, say, width_beside, write_json, write_table
 from slatemq.cli.parameters import QUEUE, START, WORDS, Number, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
@@ -281,4 +282,4 @@ def purge_states(session: Session, name: str, states: tuple[StateName, ...], yes
     confirm(yes, f"Remove all {what} messages of queue {name}?")
     count = session.call(lambda client: client.purge_queue(name, states))
     fields = {"queue_id": name, "purged_count": count}
-    session.show(fields, f"purged {count} {what} messages of queue {name}")
+    session.show(fields, f"purged {counted(count, f'{what} message')} of queue {name}")

@@ -15,6 +15,7 @@ from slatemq._admin.settling import (
     RedriveDeadLetter,
     ReplaceDeadLetter,
 )
+from slatemq._counts import counted
 from slatemq.cli.entry_output import one_line, opened
 from slatemq.cli.files.queue_files import encryption_problem, notes_of
 from slatemq.cli.output import note, write_json
@@ -278,7 +279,7 @@ def _diff(before: bytes, after: bytes) -> Iterator[str]:
     try:
         old, new = (text.decode().split("\n") for text in (before, after))
     except UnicodeDecodeError:
-        yield f"  payload: {len(before)} bytes before, {len(after)} bytes now"
+        yield f"  payload: {counted(len(before), 'byte')} before, {counted(len(after), 'byte')} now"
         return
     lines = [
         line
@@ -287,7 +288,7 @@ def _diff(before: bytes, after: bytes) -> Iterator[str]:
     ]
     yield from (f"  {line}" for line in lines[:DIFF_LINES_MAX])
     if len(lines) > DIFF_LINES_MAX:
-        yield f"  … {len(lines) - DIFF_LINES_MAX} more lines"
+        yield f"  … {counted(len(lines) - DIFF_LINES_MAX, 'more line')}"
 
 
 def _headers(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import click
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView, SearchProgress
 from slatemq._cancelling import end_all
+from slatemq._counts import counted
 from slatemq.cli.entry_output import (
     entry_fields,
     listing_options,
@@ -137,8 +138,8 @@ async def _search(
 
         def report(found: SearchProgress) -> None:
             update(
-                description=f"searched {found.queues_searched_count} of {found.queues_count} "
-                f"queues, {found.rows_read_count} rows"
+                description=f"searched {found.queues_searched_count} of "
+                f"{counted(found.queues_count, 'queue')}, {counted(found.rows_read_count, 'row')}"
             )
 
         async for found in client.find_message(int(which), queues, on_progress=report):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._counts import counted
 from slatemq.cli.entry_output import note_encrypted, shown
 from slatemq.cli.output import payload_fields, say, write_items, write_json
 from slatemq.cli.parameters import WORDS, Number, confirm, format_time, yes_option
@@ -113,7 +114,7 @@ def retry(session: Session, push_ids: tuple[str, ...]) -> None:
 @yes_option
 def discard(session: Session, push_ids: tuple[str, ...], yes: bool) -> None:
     """Remove refused pushes permanently."""
-    confirm(yes, f"Remove {len(push_ids)} pushes permanently?")
+    confirm(yes, f"Remove {counted(len(push_ids), 'push', 'pushes')} permanently?")
     _each(session, push_ids, "discarded", lambda client: client.discard_refused_push)
 
 

@@ -266,7 +266,7 @@ def test_a_skip_beyond_the_end_promises_nothing(cli: Cli, queue: str) -> None:
     result = cli.run("publish", "--jsonl", "-", "--to", queue, "--skip", "9", stdin=b"a\nb\n")
 
     assert result.code == 2
-    assert "--skip 9 is beyond the end: there are only 2 lines" in result.err
+    assert "--skip 9 is beyond the end: the input has only 2 lines" in result.err
     assert result.out == b""
 
 

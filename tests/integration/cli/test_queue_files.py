@@ -267,7 +267,7 @@ def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
     failed = cli.run("import", "-", "--to", queue, stdin=good + b"-bad\n\\encoding=rot13\n")
     assert failed.code == 2
     assert "stdin:1202: the variable encoding" in failed.err
-    assert "1000 messages were imported before the error" in failed.err
+    assert "1,000 messages were imported before the error" in failed.err
 
     # When it is repaired, and given again
     (done,) = cli.ok("import", "-", "--to", queue, "--json", stdin=good).objects

@@ -162,10 +162,10 @@ async def test_a_shard_with_messages_is_not_removed_until_they_are(tmp_path: Pat
         client_of(other, tmp_path) as client,
     ):
         (sent,) = await ingest.publish(PublishRun(payloads=[b"x"], retention_s=1))
-        said = "it is not being drained (`slatemq shard drain`), and it has 1 messages"
+        said = "it is not being drained (`slatemq shard drain`), and it has 1 message"
         assert said in await refusal(client)
         await client.drain_shard("ingest", 1)
-        assert "cannot be removed yet: it has 1 messages" in await refusal(client)
+        assert "cannot be removed yet: it has 1 message" in await refusal(client)
         assert await ingest.payloads(sent) == [b"x"]
 
         received_ms = (await ingest.log())[0].received_at_ms
@@ -194,7 +194,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
         await client.create_queue("q")
         await client.execute([slatemq.Push("q", b"x")])
         await client.drain_shard("ingest", 1)
-        assert "yet: it has 1 pushes that wait at broker 0" in await refusal(client)
+        assert "yet: it has 1 push that waits at broker 0" in await refusal(client)
 
         # It is refused, and nothing has changed: what the broker sends is taken
         request = PushRequest(
@@ -203,7 +203,7 @@ async def test_pushes_that_wait_at_a_broker_keep_a_shard_and_later_ones_are_refu
             messages=[PushedMessage(payload=b"x", queue_id="q", created_at_ms=1, retention_s=1)],
         )
         assert (await ingest.stub.Push(request)).last_number == 1
-        assert "1 messages" in await refusal(client)
+        assert "1 message" in await refusal(client)
 
         # When the broker is down, it cannot be known
         broker.signals.first.set()

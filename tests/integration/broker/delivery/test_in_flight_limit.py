@@ -152,7 +152,7 @@ async def test_an_operator_learns_that_claims_wait(caplog: pytest.LogCaptureFixt
         said = "8 messages are in flight, in_flight_max is 8: claims on 2 queues wait for acks"
         assert await note() == said
         assert [one.message for one in caplog.records if "in_flight_max" in one.message] == [
-            "8 messages are in flight, in_flight_max is 8: claims on 1 queues wait for acks; "
+            "8 messages are in flight, in_flight_max is 8: claims on 1 queue wait for acks; "
             "raise it, or ack sooner"
         ]
         await rig.ack(*(one.lease_token for one in held))
@@ -183,7 +183,7 @@ async def test_an_operator_learns_it_while_the_store_hangs(monkeypatch: pytest.M
         async with slatemq.connect(rig.running.address) as client:
             for settings in (True, False):
                 status = await client.status(settings=settings, queues=False)
-                assert "claims on 1 queues wait for acks" in status.services[0].detail
+                assert "claims on 1 queue wait for acks" in status.services[0].detail
                 assert bool(status.settings_problem) == settings
         free.set()
         await rig.ack(held.lease_token)

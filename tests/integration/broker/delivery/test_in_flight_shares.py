@@ -27,7 +27,7 @@ from tests.integration.broker.rpc.test_principal_limits import (
 from tests.integration.waiting import eventually
 
 HELD_UP: Final = (
-    "claims on 1 queues wait for acks of their own principals, which have as many messages in "
+    "claims on 1 queue wait for acks of their own principals, which have as many messages in "
     "flight as one may"
 )
 
@@ -151,7 +151,7 @@ async def test_a_limit_of_the_policy_is_less_than_half(
         assert made.callers.usage.refused == {("in_flight", "shop"): 1}
         waiting = [made.shop.claim(name) for name in ("q", "other")]
         await held_up(made, 2)
-        assert made.rig.delivery.in_flight.note == HELD_UP.replace(" 1 ", " 2 ")
+        assert made.rig.delivery.in_flight.note == HELD_UP.replace("1 queue", "2 queues")
         assert len(await claimed(made.ops.claim(count=20))) == 5
 
         # A higher one holds from the next call on, also for those that wait

@@ -213,7 +213,7 @@ async def test_a_queue_that_has_arrived_is_only_there_while_an_ingest_is_down(
             assert (await refusal(queue_on(source)))[1] == "WRONG_SHARD"
             left, _ = (await client.shards("broker")).shards
             assert left.remaining == (
-                "1 queues that have left, until each ingest is up and knows of it",
+                "1 queue that has left, until each ingest is up and knows of it",
             )
         async with (
             running(tmp_path, shard=0, clock=source.clock) as source,

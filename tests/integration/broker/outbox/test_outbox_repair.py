@@ -217,7 +217,7 @@ async def test_where_too_many_are_set_aside_the_outbox_halts_until_there_is_room
         await rig.create()
         await execute(rig, push(payload=LARGE), push(payload=LARGE), push(payload=b"1"))
         async with serving(tmp_path.as_uri(), **BELOW_LARGE) as ingest:
-            assert "1 pushes are set aside already" in await halted(rig)
+            assert "1 push is set aside already" in await halted(rig)
             assert await stored(ingest) == []
         async with serving(tmp_path.as_uri()) as ingest:
             await eventually(lambda: waiting(rig) == 0)

@@ -91,13 +91,13 @@ async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None
             assert refused.value.reason == "SHARD_NOT_DRAINED"
             return refused.value.message
 
-        left = "1 queue, 1 pushes that wait for an ingest"
+        left = "1 queue, 1 push that waits for an ingest"
         assert f"not being drained (`slatemq shard drain`), and it has {left}" in await problem()
         await client.drain_shard("broker", 1)
         assert f"yet: it has {left}" in await problem()
         await client.delete_queue("q")
-        assert "yet: it has 1 pushes that wait for an ingest" in await problem()
-        assert "request IDs of commands" in await problem()
+        assert "yet: it has 1 push that waits for an ingest" in await problem()
+        assert "1 request ID of a command" in await problem()
         with pytest.raises(NotFound):
             await client.remove_shard("broker", 7)
 
