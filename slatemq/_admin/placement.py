@@ -129,7 +129,7 @@ async def least_loaded_of_all(peers: Peers, count: int) -> tuple[int, ...]:
 async def _load(peers: Peers, shard: int) -> GetShardLoadResponse | SlateMQError:
     """The load of a shard, or why it is not known."""
     try:
-        with errors_translated():
+        with errors_translated(peers.process("broker", shard)):
             stub = QueueServiceStub(await peers.broker(shard))
             call = stub.GetShardLoad(GetShardLoadRequest(), timeout=ANSWER_S)
             return await peers.unless_closed(call)

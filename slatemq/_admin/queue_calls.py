@@ -136,7 +136,7 @@ class QueueCalls(Calls):
             if chosen is None:
                 chosen = await self._shard_for(with_queue, shard)
             try:
-                with errors_translated():
+                with errors_translated(self._peers.process("broker", chosen)):
                     stub = QueueServiceStub(await self._peers.broker(chosen))
                     tries += 1
                     response = await stub.CreateQueue(request, timeout=timeout)

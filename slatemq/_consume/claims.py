@@ -139,7 +139,7 @@ class _Claim:
                 self._request, timeout=None if timeout == inf else timeout, metadata=metadata
             )
         except grpc.RpcError as error:
-            problem = translated(error)
+            problem = translated(error, self._locations.peers.process("broker", shard))
             if problem.reason not in NOT_REACHED and not _is_answered(error):
                 self.lost = problem
             raise problem from None

@@ -14,6 +14,7 @@ from uuid import uuid4
 from slatemq._checks import check_text, iterable, moved, wrong
 from slatemq._consume.handles import shard_of
 from slatemq._requests import message_of
+from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.models import (
@@ -198,7 +199,8 @@ async def execute(
             on = await locations.shard_of(first.queue_id)
         assert on is not None, "what has no lease is a push"
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(on))
-        response = await stub.Execute(request, timeout=timeout)
+        with errors_translated(locations.peers.process("broker", on)):
+            response = await stub.Execute(request, timeout=timeout)
         return [CommandResult(result.lease_deadline_ms) for result in response.results]
 
     return await locations.peers.call(attempt)

@@ -467,13 +467,14 @@ class _Stream(PartitionFetcher):
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
         self._answered_at_s = None
         proof = self._peers.proof
-        channel = await self._peers.broker(await self.locate(self._consumer))
+        shard = await self.locate(self._consumer)
+        channel = await self._peers.broker(shard)
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume(metadata=self._locations.naming(self.queue_id, self.index))
         writing = asyncio.create_task(self._write_all(call))
         self.is_streaming = True
         try:
-            await self._receive_all(call)
+            await self._receive_all(call, shard)
         except Unauthenticated as error:
             raise self._peers.renewed(error, proof) from None
         finally:
@@ -482,7 +483,7 @@ class _Stream(PartitionFetcher):
             await end_all([writing])
             call.cancel()
 
-    async def _receive_all(self, call: Any) -> None:
+    async def _receive_all(self, call: Any, shard: int) -> None:
         try:
             while (answer := await call.read()) is not grpc.aio.EOF:
                 self._consumer._consumer_id = answer.consumer_id
@@ -492,7 +493,7 @@ class _Stream(PartitionFetcher):
                 self._answered_at_s = self._answered_at_s or time.monotonic()
                 self._receive(claimed_of(answer))
         except grpc.RpcError as error:
-            raise translated(error) from None
+            raise translated(error, self._peers.process("broker", shard)) from None
         except asyncio.CancelledError:
             if is_cancelled():
                 raise

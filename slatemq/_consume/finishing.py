@@ -17,7 +17,7 @@ from google.rpc.status_pb2 import Status
 
 from slatemq._consume.commands import Fail, execute
 from slatemq._consume.handles import places_by_shard, shard_of
-from slatemq._rpc.peers import closed
+from slatemq._rpc.peers import closed, errors_translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq._rpc.rpc_status import from_status
 from slatemq.errors import NotFound, SlateMQError
@@ -366,7 +366,8 @@ class Finisher:
 
         async def attempt(timeout: float) -> list[R | SlateMQError]:
             channel = await self._peers.broker(shard)
-            return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
+            with errors_translated(self._peers.process("broker", shard)):
+                return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
 
         try:
             await self._check_known(shard)

@@ -254,8 +254,7 @@ class _Gathering:
             peers = self._locations.peers
             proof = peers.proof
             try:
-                with errors_translated():
-                    await self._read(index, left_s)
+                await self._read(index, left_s)
             except SlateMQError as refused:
                 error = self._problems[index] = peers.renewed(refused, proof)
                 if isinstance(error, Unavailable | DeadlineExceeded | ResourceExhausted):
@@ -283,13 +282,14 @@ class _Gathering:
         )
         stopping: asyncio.Task[None] | None = None
         try:
-            await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
-            stopping = asyncio.create_task(self._stop(call, left_s))
-            awaited: Sequence[int] = ()
-            while (answer := await call.read()) is not grpc.aio.EOF:
-                claimed = claimed_of(answer)
-                self._add(claimed)
-                awaited = claimed.awaited_shards
+            with errors_translated(self._locations.peers.process("broker", shard)):
+                await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
+                stopping = asyncio.create_task(self._stop(call, left_s))
+                awaited: Sequence[int] = ()
+                while (answer := await call.read()) is not grpc.aio.EOF:
+                    claimed = claimed_of(answer)
+                    self._add(claimed)
+                    awaited = claimed.awaited_shards
             if awaited:
                 raise Unavailable(f"messages wait for ingest {awaited[0]}", reason=INGEST_DOWN)
         finally:

@@ -167,7 +167,7 @@ class Sender:
             liveness = self.shards.liveness(at) if may_leave else None
             began_s = time.monotonic()
             try:
-                answer = await _publish(channel, encoded, timeout, connect_s(bound_s), liveness)
+                answer = await self._try(channel, at, encoded, timeout, bound_s, liveness)
             except SlateMQError as error:
                 failed(at, error, began_s)
                 raise
@@ -196,6 +196,33 @@ class Sender:
                 if shard is None or error.reason == "CLIENT_CLOSED":
                     raise
                 raise _waited_for(shard, error) from None
+
+    async def _try(
+        self,
+        channel: grpc.aio.Channel,
+        shard: int,
+        encoded: bytes,
+        timeout_s: float,
+        call_s: float,
+        liveness: Liveness | None,
+    ) -> ingest_pb2.PublishResponse:
+        """One try, which sends nothing before there is a connection, or a sign of life if asked to.
+
+        Raises as `connected` and `Liveness.prove`.
+        """
+        process = self._peers.process("ingest", shard)
+        until = time.monotonic() + timeout_s
+        connecting_s = min(timeout_s, connect_s(call_s))
+        publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
+        with errors_translated(process):
+            if liveness is None:
+                await connected(channel, connecting_s, process)
+            else:
+                await liveness.prove(channel, connecting_s, process)
+            answer: ingest_pb2.PublishResponse = await publish(
+                encoded, timeout=max(until - time.monotonic(), 0.001)
+            )
+        return answer
 
     async def split(self, request: Request[T], error: InvalidArgument) -> list[Request[T]]:
         """What to send in place of a request that was refused over keys of other shards.
@@ -241,30 +268,6 @@ class Sender:
 
     def _new_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"
-
-
-async def _publish(
-    channel: grpc.aio.Channel,
-    encoded: bytes,
-    timeout_s: float,
-    connecting_s: float,
-    liveness: Liveness | None,
-) -> ingest_pb2.PublishResponse:
-    """One try, which sends nothing before there is a connection, or a sign of life if asked to.
-
-    Raises as `connected` and `Liveness.prove`.
-    """
-    until = time.monotonic() + timeout_s
-    publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
-    with errors_translated():
-        if liveness is None:
-            await connected(channel, min(timeout_s, connecting_s))
-        else:
-            await liveness.prove(channel, min(timeout_s, connecting_s))
-        answer: ingest_pb2.PublishResponse = await publish(
-            encoded, timeout=max(until - time.monotonic(), 0.001)
-        )
-    return answer
 
 
 def _waited_for(shard: int, error: Unavailable | DeadlineExceeded) -> SlateMQError:

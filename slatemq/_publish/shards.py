@@ -50,12 +50,12 @@ class Liveness:
     def answered(self) -> None:
         self._answered_s = time.monotonic()
 
-    async def prove(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+    async def prove(self, channel: grpc.aio.Channel, timeout_s: float, process: str) -> None:
         """Waits for a connection, and for the answer to a probe unless one came just now.
 
-        Raises Unavailable (NOT_CONNECTED) where none comes in time.
+        Raises Unavailable (NOT_CONNECTED) where none comes in time, which names the process.
         """
-        await connected(channel, timeout_s)
+        await connected(channel, timeout_s, process)
         if self.is_fresh:
             return
         waited_s = min(timeout_s, PROBE_S)
@@ -66,7 +66,7 @@ class Liveness:
             call: Any = error
             if call.code() in _NO_ANSWER:
                 raise Unavailable(
-                    f"the server did not answer a probe within {waited_s:.1f} s",
+                    f"{process} did not answer a probe within {waited_s:.1f} s",
                     reason=NOT_CONNECTED,
                 ) from None
         self.answered()

@@ -174,6 +174,10 @@ class PublishStream:
         self.reading = asyncio.create_task(self._read())
 
     @property
+    def _process(self) -> str:
+        return self._peers.process("ingest", self.shard)
+
+    @property
     def in_flight_count(self) -> int:
         """The number of requests without an answer."""
         return len(self._unanswered)
@@ -249,7 +253,7 @@ class PublishStream:
     async def _prove(self, left_s: float) -> None:
         """Waits for a sign of life; without one the stream ends."""
         try:
-            await self._liveness.prove(self._channel, connect_s(left_s))
+            await self._liveness.prove(self._channel, connect_s(left_s), self._process)
         except Unavailable as error:
             self._break(error)
 
@@ -262,7 +266,7 @@ class PublishStream:
                     self._answered(answer)
             self._end(None if self._is_over else error)
         except grpc.RpcError as broken:
-            error = self._peers.renewed(translated(broken), self._proof)
+            error = self._peers.renewed(translated(broken, self._process), self._proof)
             self._end(error)
         except asyncio.CancelledError:
             self._end(error)
@@ -303,7 +307,7 @@ class PublishStream:
         """Ends a stream that did not connect: its requests may go elsewhere."""
         if self._is_connected or not self._unanswered:
             return
-        self._break(not_connected(waited_s))
+        self._break(not_connected(waited_s, self._process))
 
     def _break(self, error: SlateMQError) -> None:
         """Ends the stream now: requests that were not written may go elsewhere."""

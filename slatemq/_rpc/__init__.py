@@ -4,6 +4,7 @@ In reading order; a file imports only files above it:
 
 `forks`           Forked processes: gRPC does not survive a fork while it runs, so a client says so
                   at once
+`connection_faults` Connections that fail, in plain words: gRPC's own are kept for the debug log
 `rpc_status`      Errors on the wire: `slatemq.errors` to google.rpc.Status and back, in one table
 `stored_runs`     Stored messages, out of the runs in which an ingest returns them
 `wire_format`     Protobuf's wire format written by hand, for the messages that pass by the

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from functools import partial
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -18,7 +16,7 @@ import grpc.aio
 from slatemq._cancelling import is_cancelled
 from slatemq._rpc.connecting import Connecting, Proof
 from slatemq._rpc.forks import check_can_connect, inherited_client
-from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, fault_of, from_rpc_error
 from slatemq._rpc.topology_cache import TopologyCache
 from slatemq.errors import (
     DeadlineExceeded,
@@ -270,6 +268,13 @@ class Peers:
         janitors = (await self.topology()).janitors
         return self._of("janitor", janitors, random.choice(sorted(janitors)) if janitors else 0)
 
+    def process(self, service: str, shard: int) -> str:
+        """A process as errors name it: `broker 0 at 127.0.0.1:4567`, with the address if known."""
+        known = self._topology.known
+        addresses: Mapping[int, str] = {} if known is None else getattr(known, f"{service}s")
+        address = addresses.get(shard)
+        return f"{service} {shard} at {address}" if address else f"{service} {shard}"
+
     def _of(self, service: str, addresses: Any, shard: int) -> grpc.aio.Channel:
         if shard not in addresses:
             self.forget()
@@ -311,13 +316,25 @@ class Peers:
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this broker; the rest as in `call`."""
-        return await self.ask(partial(self.broker, shard), method, request, **options)
+
+        async def attempt(timeout: float) -> R:
+            channel = await self.broker(shard)
+            with errors_translated(self.process("broker", shard)):
+                return await method(channel)(request, timeout=timeout)
+
+        return await self.call(attempt, **options)
 
     async def ask_ingest(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this ingest; the rest as in `call`."""
-        return await self.ask(partial(self.ingest, shard), method, request, **options)
+
+        async def attempt(timeout: float) -> R:
+            channel = await self.ingest(shard)
+            with errors_translated(self.process("ingest", shard)):
+                return await method(channel)(request, timeout=timeout)
+
+        return await self.call(attempt, **options)
 
     async def call(
         self,
@@ -443,10 +460,10 @@ def connect_s(call_s: float) -> float:
     return min(CONNECT_S, call_s / 3)
 
 
-async def connected(channel: grpc.aio.Channel, timeout_s: float) -> None:
+async def connected(channel: grpc.aio.Channel, timeout_s: float, process: str) -> None:
     """Waits until a call on this channel does not have to wait for its connection, or fails.
 
-    Raises Unavailable (NOT_CONNECTED) after `timeout_s`.
+    Raises Unavailable (NOT_CONNECTED) after `timeout_s`, which names the process.
     """
     state = channel.get_state(try_to_connect=True)
     if state in _DECIDED:
@@ -457,7 +474,7 @@ async def connected(channel: grpc.aio.Channel, timeout_s: float) -> None:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
-        raise not_connected(timeout_s) from None
+        raise not_connected(timeout_s, process) from None
 
 
 _DECIDED = frozenset(
@@ -469,9 +486,12 @@ _DECIDED = frozenset(
 )
 
 
-def not_connected(waited_s: float) -> Unavailable:
-    """What a call gets that was not sent: nothing answered at its address."""
-    return Unavailable(f"no connection came about in {waited_s:.1f} s", reason=NOT_CONNECTED)
+def not_connected(waited_s: float, process: str) -> Unavailable:
+    """What a call gets that was not sent: nothing answered at the address of its process."""
+    return Unavailable(
+        f"{process} cannot be reached: no connection came about in {waited_s:.1f} s",
+        reason=NOT_CONNECTED,
+    )
 
 
 def closed() -> Unavailable:
@@ -480,16 +500,16 @@ def closed() -> Unavailable:
 
 
 @contextmanager
-def errors_translated() -> Iterator[None]:
-    """Within it a failed call raises an error of slatemq.errors."""
+def errors_translated(process: str = "") -> Iterator[None]:
+    """Within it a failed call raises an error of slatemq.errors, which names the process."""
     try:
         yield
     except grpc.RpcError as error:
-        raise translated(error) from None
+        raise translated(error, process) from None
 
 
-def translated(error: grpc.RpcError) -> SlateMQError:
-    """The error of a failed call.
+def translated(error: grpc.RpcError, process: str = "") -> SlateMQError:
+    """The error of a failed call to a process, such as `broker 0 at 127.0.0.1:4567`.
 
     Where gRPC itself says INTERNAL, the connection broke under the call (a stream that ends while
     something is written gets that); a fault of the server comes with details. NOT_CONNECTED: no
@@ -502,17 +522,14 @@ def translated(error: grpc.RpcError) -> SlateMQError:
         return Unavailable(problem.message, reason=WRONG_SERVICE, metadata=problem.metadata)
     if any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
         return problem
-    if _NO_PING_ANSWER in (call.details() or ""):
-        return Unavailable("the server answers no ping", reason=PEER_SILENT)
+    fault = fault_of(error)
+    message = problem.message if fault is None else fault.message(process)
+    if fault is not None and fault.is_silent:
+        return Unavailable(message, reason=PEER_SILENT)
     if call.code() is grpc.StatusCode.INTERNAL:
-        return Unavailable(problem.message, reason="CONNECTION_BROKEN")
-    if call.code() is grpc.StatusCode.UNAVAILABLE and _NEVER_SENT.match(call.details() or ""):
-        return Unavailable(problem.message, reason=NOT_CONNECTED)
+        return Unavailable(message, reason="CONNECTION_BROKEN")
+    if fault is not None and fault.is_unsent:
+        return Unavailable(message, reason=NOT_CONNECTED)
+    if fault is not None and isinstance(problem, Unavailable):
+        return Unavailable(message, reason=problem.reason)
     return problem
-
-
-_NO_PING_ANSWER = "ping timeout"
-"""What the details hold of a call that gRPC ended since its ping had no answer."""
-
-_NEVER_SENT = re.compile("failed to connect to all addresses|DNS resolution failed")
-"""How gRPC begins the details of a call that had no connection to go out on."""

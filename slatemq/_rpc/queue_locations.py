@@ -10,6 +10,8 @@ from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
+import grpc
+
 from slatemq._rpc.peers import (
     ATTEMPT_S,
     BACKOFF_S,
@@ -18,6 +20,7 @@ from slatemq._rpc.peers import (
     Method,
     Peers,
     errors_translated,
+    translated,
 )
 from slatemq._rpc.topology_cache import STAGGER_S, first_answer
 from slatemq.errors import (
@@ -149,7 +152,7 @@ class QueueLocations:
         async def look(broker: int) -> tuple[int, ...] | NotFound:
             stub = QueueServiceStub(await self.peers.broker(broker))
             try:
-                with errors_translated():
+                with errors_translated(self.peers.process("broker", broker)):
                     call = stub.LocateQueue(request, timeout=ATTEMPT_S)
                     return tuple((await self.peers.unless_closed(call)).broker_shards)
             except NotFound as error:
@@ -240,7 +243,10 @@ class QueueLocations:
             nonlocal asked
             asked = None
             asked = await self.shard_of(queue_id, partition)
-            return await attempt(asked, timeout)
+            try:
+                return await attempt(asked, timeout)
+            except grpc.RpcError as error:
+                raise translated(error, self.peers.process("broker", asked)) from None
 
         for hop in range(HOPS_MAX):
             try:

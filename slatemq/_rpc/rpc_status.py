@@ -36,6 +36,7 @@ from google.rpc.status_pb2 import Status
 
 from slatemq import errors
 from slatemq._cancelling import is_cancelled
+from slatemq._rpc.connection_faults import ConnectionFault, connection_fault
 
 ERROR_DOMAIN = "slatemq"
 
@@ -68,6 +69,11 @@ _KINDS: dict[int, type[errors.SlateMQError]] = {
     **{code: kind for kind, code in _CODES.items()},
     code_pb2.CANCELLED: errors.Unavailable,
 }
+
+_OF_CONNECTIONS = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+)
+"""The codes that gRPC itself gives calls whose connection failed."""
 
 _M = TypeVar("_M", bound=Message)
 
@@ -123,7 +129,18 @@ def from_rpc_error(error: grpc.RpcError) -> errors.SlateMQError:
                 break
             if status.code == code:
                 return from_status(status)
-    return from_status(Status(code=code, message=call.details() or call.code().name))
+    fault = fault_of(error)
+    message = call.details() if fault is None else fault.message()
+    return from_status(Status(code=code, message=message or call.code().name))
+
+
+def fault_of(error: grpc.RpcError) -> ConnectionFault | None:
+    """Why a call failed for its connection; None where it failed for another reason."""
+    call = cast("_FailedCall", error)
+    is_answered = any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ())
+    if is_answered or call.code() not in _OF_CONNECTIONS:
+        return None
+    return connection_fault(call.details() or "")
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 
 from slatemq._cancelling import end_all, is_cancelled
-from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.connection_faults import HUNG_UP
+from slatemq._rpc.rpc_status import fault_of, from_rpc_error
 from slatemq.errors import DeadlineExceeded, InvalidArgument, SlateMQError, Unavailable
 from slatemq.models import Topology
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
@@ -172,7 +173,7 @@ class TopologyCache:
             request = topology_pb2.GetTopologyRequest(is_doubted=is_doubted)
             answer = await stub.GetTopology(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _other_server(address, error) or from_rpc_error(error) from None
+            raise _other_server(address, error) or _unreached(error) from None
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
@@ -236,11 +237,17 @@ def _other_server(address: str, error: grpc.RpcError) -> InvalidArgument | None:
     return InvalidArgument("endpoint", f"{address} is not SlateMQ: {what}", reason=NOT_SLATEMQ)
 
 
+def _unreached(error: grpc.RpcError) -> SlateMQError:
+    """Why an address did not answer, without the address."""
+    problem, fault = from_rpc_error(error), fault_of(error)
+    if fault is not None:
+        return Unavailable(fault.why, reason=problem.reason)
+    return problem
+
+
 def _closing(problem: SlateMQError) -> str:
     """A word on a server that hangs up: one of SlateMQ's does while it ends, others always do."""
-    if not any(sign in problem.message for sign in ("Socket closed", "Connection reset by peer")):
-        return ""
-    return "; what listens there closes the connection, so perhaps it is not SlateMQ"
+    return ", so perhaps it is not SlateMQ" if problem.message == HUNG_UP else ""
 
 
 def _unreachable(problems: dict[str, SlateMQError]) -> SlateMQError:

@@ -56,8 +56,8 @@ _SETTING = re.compile(r"settings\.(?P<name>\w+)")
 _BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
 
 
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
-"""What gRPC says of a server whose certificate is not trusted, or has other names."""
+_UNTRUSTED = ("its certificate is not trusted", "its certificate has other names")
+"""What the client says of a server with such a certificate."""
 
 
 class BadInput(Exception):
@@ -138,6 +138,8 @@ def advice(error: SlateMQError) -> str:
             return ""  # The error says whether waiting helps, and what else does.
         case ResourceExhausted():
             return "retry in a moment, or send less in one call"
+        case Unavailable(reason="NOT_CONNECTED"):
+            return "start the process, or retry once it is up; `slatemq status` shows all of them"
         case Unavailable(reason="BACKEND_DOWN"):
             return "retry; `slatemq events status` shows whether the event backend answers"
         case Unavailable():

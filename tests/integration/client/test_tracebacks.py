@@ -91,4 +91,4 @@ async def test_an_address_where_nothing_listens_is_one_traceback() -> None:
 
     printed = "".join(traceback.format_exception(raised.value))
     assert printed.count("Traceback") == 1, printed
-    assert "Connection refused" in printed
+    assert "connection refused: no process listens there" in printed
