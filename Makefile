@@ -59,14 +59,17 @@ up: $(STACK) ## Run the whole stack on this machine, data in ./data
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/python -m pytest -m 'not compose and not proof' -n 6 $(BY_FILE)
 
-# What takes as long as all else together: whole stacks, commands, queue files between processes,
-# what is observed of a stack, and the janitor with its Spark.
-SLOW := tests/acceptance $(addprefix tests/integration/,stack cli observability janitor textqueue)
+# What takes as long as all else together: whole stacks, commands, the console in a browser, queue
+# files between processes, what is observed of a stack, the janitor with its Spark, and gigabytes
+# that are sent to a process for the sake of its memory.
+SLOW := tests/acceptance $(addprefix tests/integration/,stack cli console observability janitor \
+  textqueue broker/delivery/test_memory.py ingest/test_memory.py \
+  serving/test_large_requests_at_once.py)
 
 test: setup ## Run all tests but the slow ones, proofs in their short form; one after the other with ARGS='-n 0'
 	$(PYTEST) tests $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
-test-slow: setup ## Run the slow tests: whole stacks and their metrics, commands, queue files, the janitor with Spark
+test-slow: setup ## Run the slow tests: whole stacks and their metrics, commands, the console, queue files, Spark
 	$(PYTEST) $(SLOW) $(ARGS)
 
 # All that these two leave out, and what tries a number of examples once more with all of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from tests.acceptance.local_stack import LocalStack
 from tests.integration.events.tasks.queued_ingest import enqueue, new_task_id
 from tests.integration.router.test_quarantine import SLOW
 from tests.integration.stack.secured import Secured
+
+LOOK_SECONDS = 0.02
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
@@ -217,7 +220,7 @@ class Console:
         """One of these that has failed permanently."""
         task_id = self.poison_task(0)
         while task_id not in self.failures():
-            pass
+            time.sleep(LOOK_SECONDS)
         self.first_failures = self.failures()
         return task_id
 
@@ -228,7 +231,7 @@ class Console:
     def entry(self, queue: str, state: Any) -> Entry:
         """The first message of a queue in this state, once there is one."""
         while not (found := self.client.entry_page(queue, state).entries):
-            pass
+            time.sleep(LOOK_SECONDS)
         return found[0]
 
     def _hear(self, kind: str, text: str) -> None:

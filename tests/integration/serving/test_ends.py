@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
+from tests.forms import proof
 from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -64,16 +65,22 @@ async def code_of(process: asyncio.subprocess.Process, log: asyncio.StreamReader
         return await process.wait()
 
 
+ROUTER = ("router", "--root=memory:///")
+CONSOLE = ("console", "--endpoint=127.0.0.1:1")
+
+TIMEOUT = ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")
+COMPRESSION = ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")
+BATCH_SIZE = ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000")
+
+
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("service", "place", "variable", "value"),
     [
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000"),
+        (*ROUTER, *TIMEOUT),
+        (*CONSOLE, *COMPRESSION),
+        (*ROUTER, *BATCH_SIZE),
+        *(proof(*CONSOLE, *TIMEOUT), proof(*ROUTER, *COMPRESSION), proof(*CONSOLE, *BATCH_SIZE)),
     ],
-)
-@pytest.mark.parametrize(
-    ("service", "place"), [("router", "--root=memory:///"), ("console", "--endpoint=127.0.0.1:1")]
 )
 def test_a_wrong_variable_of_opentelemetry_is_named_as_a_wrong_setting(
     silent: str, service: str, place: str, variable: str, value: str

@@ -13,6 +13,7 @@ from redis import exceptions
 from libs.events.deliveries import end_task
 from libs.events.redis.connection import open_client
 from libs.events.redis.streams import Group
+from tests.forms import examples
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import running
 
@@ -93,6 +94,7 @@ async def test_a_consumer_that_stood_still_takes_nothing_back_from_another(clien
     assert [one.entry_id for one in await group.reclaim()] == [taken]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("is_leaving", [True, False])
 async def test_no_entry_goes_with_a_consumer_that_gets_it_as_it_is_removed(
     client: Any, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
@@ -110,7 +112,7 @@ async def test_no_entry_goes_with_a_consumer_that_gets_it_as_it_is_removed(
     # When entries come to it, then it still has each when it has finished it
     removing = asyncio.create_task(remove())
     try:
-        for number in range(100):
+        for number in range(examples(100)):
             await client.xadd("s", {"number": number})
             (delivery,) = await group.read()
             assert await client.xack("s", "group", delivery.entry_id) == 1
