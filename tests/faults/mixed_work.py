@@ -24,9 +24,8 @@ from typing import Any, Final
 import slatemq
 from slatemq.errors import SlateMQError
 from tests.faults.recorded import AGAIN_S, REFUSED, RecordedClient, key_of, recorded_client
-from tests.judge.facts import Facts
-from tests.judge.histories import OK, read
-from tests.judge.rules import Judge
+from tests.judge.histories import OK
+from tests.judge.parts import judge
 
 log = logging.getLogger(__name__)
 
@@ -406,10 +405,11 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def judged(file: Path) -> list[str]:
     """The faults of a history, by the judge; says how much it judged."""
-    operations = read([file])
-    facts = Facts(operations)
-    deliveries = sum(map(len, facts.deliveries.values()))
-    print(f"judged {file}: {len(operations)} operations, {deliveries} deliveries", flush=True)
-    if not any(one.f == "publish" and one.outcome == OK for one in operations) or not deliveries:
+    verdict = judge([file])
+    deliveries = verdict.deliveries_count
+    print(
+        f"judged {file}: {verdict.operations_count} operations, {deliveries} deliveries", flush=True
+    )
+    if not verdict.counts["publish", OK] or not deliveries:
         return [f"{file} has no publish that was answered, or no delivery: nothing was judged"]
-    return [str(fault) for fault in Judge(facts).faults()]
+    return [str(fault) for fault in verdict.faults]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
 from tests.judge.edn import export
 from tests.judge.facts import Facts
 from tests.judge.histories import Malformed, read
-from tests.judge.rules import Judge
+from tests.judge.parts import judge
 
 SHOWN = 20
 
@@ -26,25 +25,27 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="HISTORY.jsonl")
-    parser.add_argument("--edn", type=Path, metavar="FOLDER", help="also write it for Jepsen")
+    parser.add_argument(
+        "--edn",
+        type=Path,
+        metavar="FOLDER",
+        help="also write it for Jepsen, with the whole history in memory",
+    )
     given = parser.parse_args()
     try:
-        operations = read(given.files)
+        verdict = judge(given.files)
     except Malformed as error:
         print(error, file=sys.stderr)
         return 2
-    facts = Facts(operations)
-    counts = Counter((one.f, one.outcome) for one in operations)
-    for (f, outcome), count in sorted(counts.items()):
+    for (f, outcome), count in sorted(verdict.counts.items()):
         print(f"{f:14} {outcome:5} {count}")
     if given.edn:
-        export(facts, given.edn)
+        export(Facts(read(given.files)), given.edn)
         print(f"for Jepsen: {given.edn}")
-    faults = Judge(facts).faults()
-    for fault in faults[:SHOWN]:
+    for fault in verdict.faults[:SHOWN]:
         print(f"  {fault}")
-    print(f"{sum(map(len, facts.deliveries.values()))} deliveries, {len(faults)} faults")
-    return 1 if faults else 0
+    print(f"{verdict.deliveries_count} deliveries, {len(verdict.faults)} faults")
+    return 1 if verdict.faults else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Copy = tuple[str, int]
 """A message in one queue: the queue, and the message's ID."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Sent:
     """A message that a client published, pushed or transferred.
 
@@ -37,7 +37,7 @@ class Sent:
     digest: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Delivery:
     """One claimed message.
 
@@ -62,7 +62,7 @@ class Delivery:
     digest: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Use:
     """What a consumer did with one lease.
 
@@ -87,7 +87,7 @@ class Use:
         return self.kind in ("ack", "complete", "transfer")
 
 
-@dataclass
+@dataclass(slots=True)
 class Filter:
     """A filter of a queue, from a moment between `began` and `ended` on."""
 
@@ -96,7 +96,7 @@ class Filter:
     ended: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Dead:
     """A dead letter that was left at the end, and what its broker says of its last attempt."""
 
@@ -105,7 +105,7 @@ class Dead:
     reason: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Queue:
     """What clients did to a queue."""
 
@@ -125,13 +125,21 @@ class Queue:
     dead: dict[int, Dead] = field(default_factory=dict)
 
 
+class Uses(dict[str, tuple[Use, ...]]):
+    """What consumers did, by token. Most tokens have one use, and a tuple takes the least room."""
+
+    def __missing__(self, token: str) -> tuple[Use, ...]:
+        return ()
+
+
 class Facts:
-    """What a history says.
+    """What a history says. It keeps no operation but those that rules look at as a whole.
 
     Attributes:
         sent: By key. A key has more than one where it was pushed or transferred on.
+        ids: By key, each once.
         deliveries: By copy, in the order of their leases by the broker's clock.
-        uses: By lease token.
+        uses: By lease token; of one that was never used there is none.
         ahead_ms: How far the clock of a service was ahead of real time at most.
         troubles: In which what is stored could not be read, or not in time, in order.
     """
@@ -139,15 +147,16 @@ class Facts:
     def __init__(self, operations: Iterable[Operation]) -> None:
         self.sent: dict[str, list[Sent]] = defaultdict(list)
         self.deliveries: dict[Copy, list[Delivery]] = defaultdict(list)
-        self.uses: dict[str, list[Use]] = defaultdict(list)
+        self.uses = Uses()
         self.queues: dict[str, Queue] = {}
         self.executions: list[Operation] = []
-        self.ids: dict[str, set[int]] = defaultdict(set)
+        self.ids: dict[str, tuple[int, ...]] = {}
         self.tokens: dict[str, Delivery] = {}
         self.repeated_tokens: list[str] = []
         self.ahead_ms = 0.0
         self.troubles: list[Operation] = []
         self._paused: dict[str, int] = {}
+        self._headers: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
         for one in operations:
             getattr(self, f"_{one.f.replace('-', '_')}")(one)
         for name, began in self._paused.items():  # And never resumed.
@@ -165,10 +174,10 @@ class Facts:
     def _publish(self, one: Operation) -> None:
         messages = one.value["messages"]
         for message in messages:
-            self.sent[message["key"]].append(_sent_of(message, one))
+            self._send(message, one)
         if one.outcome == OK and "ids" in one.result:
             for message, message_id in zip(messages, one.result["ids"], strict=True):
-                self.ids[message["key"]].add(message_id)
+                self._note_id(message["key"], message_id)
 
     def _claim(self, one: Operation) -> None:
         name = one.value["queue"]
@@ -177,6 +186,7 @@ class Facts:
         messages = one.result.get("messages", ()) if one.outcome == OK else ()
         for message in messages:
             lease_ms = message.get("lease_ms", one.value["lease_ms"])
+            headers = message.get("headers")
             delivery = Delivery(
                 name,
                 message["key"],
@@ -188,14 +198,40 @@ class Facts:
                 one.began,
                 one.ended,
                 len(messages) < one.value.get("max", 1),
-                message.get("headers"),
+                None if headers is None else self._shared(headers),
                 message.get("digest", ""),
             )
             self.deliveries[name, delivery.message_id].append(delivery)
-            self.ids[delivery.key].add(delivery.message_id)
+            self._note_id(delivery.key, delivery.message_id)
             if delivery.token in self.tokens:
                 self.repeated_tokens.append(delivery.token)
             self.tokens[delivery.token] = delivery
+
+    def _send(
+        self, message: Mapping[str, Any], one: Operation, together: Operation | None = None
+    ) -> None:
+        sent = Sent(
+            message["key"],
+            self._shared(message.get("headers", {})),
+            one.began,
+            one.ended,
+            one.outcome,
+            message.get("queue", ""),
+            message.get("delay_ms", 0),
+            message.get("retention_ms", 0),
+            together,
+            message.get("digest", ""),
+        )
+        self.sent[sent.key].append(sent)
+
+    def _note_id(self, key: str, message_id: int) -> None:
+        known = self.ids.get(key, ())
+        if message_id not in known:
+            self.ids[key] = (*known, message_id)
+
+    def _shared(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The same headers, kept once however many messages have them."""
+        return self._headers.setdefault(tuple(headers.items()), headers)
 
     # --- Leases -------------------------------------------------------------
 
@@ -221,27 +257,28 @@ class Facts:
                 outcome = FAIL
             ended = NEVER if outcome == INFO else one.ended
             deadline = deadlines[place] if results else 0
-            self.uses[token].append(Use(kind, one.began, ended, outcome, delay_ms, deadline))
+            use = Use(kind, one.began, ended, outcome, delay_ms, deadline)
+            self.uses[token] = (*self.uses[token], use)
 
     def _execute(self, one: Operation) -> None:
         self.executions.append(one)
         for command in one.value["commands"]:
             match command["do"]:
                 case "push":
-                    self.sent[command["key"]].append(_sent_of(command, one, together=one))
+                    self._send(command, one, together=one)
                 case "transfer":
                     self._use(one, command)
                     delivery = self.tokens.get(command["token"])
                     if delivery is not None:
                         moved = {"key": delivery.key, "queue": command["queue"]}
-                        self.sent[delivery.key].append(_sent_of(moved, one, together=one))
+                        self._send(moved, one, together=one)
                 case _:
                     self._use(one, command)
 
     def _use(self, one: Operation, command: Mapping[str, Any]) -> None:
         delay = command.get("delay_ms", 0)
         use = Use(command["do"], one.began, one.ended, one.outcome, delay, 0, one)
-        self.uses[command["token"]].append(use)
+        self.uses[command["token"]] = (*self.uses[command["token"]], use)
 
     # --- Queues -------------------------------------------------------------
 
@@ -303,18 +340,3 @@ class Facts:
 
     def _clock(self, one: Operation) -> None:
         self.ahead_ms = max(self.ahead_ms, one.value["ahead_ms"])
-
-
-def _sent_of(message: Mapping[str, Any], one: Operation, together: Operation | None = None) -> Sent:
-    return Sent(
-        message["key"],
-        message.get("headers", {}),
-        one.began,
-        one.ended,
-        one.outcome,
-        message.get("queue", ""),
-        message.get("delay_ms", 0),
-        message.get("retention_ms", 0),
-        together,
-        message.get("digest", ""),
-    )

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import celpy
 from celpy import celtypes
 from celpy.evaluation import CELEvalError
 
+KNOWN_MAX: Final = 100_000
+"""Pairs of a filter and headers whose outcome is kept: some 50 MB where all headers differ."""
+
 _ENVIRONMENT = celpy.Environment()
 
 
-class Filters:
-    """Judges headers by expressions; each pair of them once."""
+def takes(expression: str, headers: Mapping[str, str]) -> bool:
+    """Whether a filter takes a message with these headers."""
+    return _takes(expression, frozenset(headers.items()))
 
-    def __init__(self) -> None:
-        self._programs: dict[str, Any] = {}
-        self._known: dict[tuple[str, frozenset[tuple[str, str]]], bool] = {}
 
-    def takes(self, expression: str, headers: Mapping[str, str]) -> bool:
-        """Whether a filter takes a message with these headers."""
-        key = expression, frozenset(headers.items())
-        if key not in self._known:
-            self._known[key] = self._evaluated(expression, headers)
-        return self._known[key]
+@functools.lru_cache(KNOWN_MAX)
+def _takes(expression: str, headers: frozenset[tuple[str, str]]) -> bool:
+    values = celtypes.MapType({celtypes.StringType(k): celtypes.StringType(v) for k, v in headers})
+    try:
+        return bool(_program(expression).evaluate({"headers": values}))
+    except CELEvalError:
+        return False
 
-    def _evaluated(self, expression: str, headers: Mapping[str, str]) -> bool:
-        if expression not in self._programs:
-            parsed = _ENVIRONMENT.compile(expression)
-            self._programs[expression] = _ENVIRONMENT.program(parsed)
-        values = celtypes.MapType(
-            {celtypes.StringType(k): celtypes.StringType(v) for k, v in headers.items()}
-        )
-        try:
-            return bool(self._programs[expression].evaluate({"headers": values}))
-        except CELEvalError:
-            return False
+
+@functools.cache
+def _program(expression: str) -> Any:
+    return _ENVIRONMENT.program(_ENVIRONMENT.compile(expression))

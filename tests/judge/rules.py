@@ -7,15 +7,16 @@ could be otherwise: what is not known to have happened may have, at any time sin
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tests.judge.facts import Copy, Dead, Delivery, Facts, Filter, Queue, Sent
-from tests.judge.filters import Filters
+from tests.judge.filters import takes
 from tests.judge.histories import FAIL, INFO, NEVER, OK, Operation
+from tests.judge.whole import LOG_BITS, SPANNING, Late, Spanning, Whole, place_in_log
 
 NS: Final = 1_000_000
 """Nanoseconds of a millisecond."""
@@ -25,9 +26,6 @@ UNKNOWN_NS: Final = 60_000 * NS
 
 OVERDUE_NS: Final = 30_000 * NS
 """How long what is due may be passed over; by no clock is it longer than a few seconds."""
-
-LOG_BITS: Final = 48
-"""Of a message ID, those that count within the log of one ingest; docs/reference/encodings.md."""
 
 UNREADABLE: Final = ("payload gone", "payload damaged")
 """Reasons of dead letters that are lost: docs/how-to/dead-letters.md."""
@@ -47,21 +45,33 @@ class Fault:
 
 
 class Judge:
-    """The rules over one history."""
+    """The rules over the messages of a history, or over a part of them.
 
-    def __init__(self, facts: Facts) -> None:
+    A part has all operations on its messages and on all queues, and all messages that an ID, a
+    token or commands connect with them.
+    """
+
+    def __init__(self, facts: Facts, whole: Whole | None = None) -> None:
+        """`whole`: what facts of a part do not say; None: these are all."""
         self.facts = facts
-        self._filters = Filters()
+        self._whole = Whole.of(facts) if whole is None else whole
+        self._queues = dict(facts.queues)
         self._filters_of: dict[str, FiltersInTime] = {}
+        self._redrives_of: dict[str, RedrivesInTime] = {}
         self._early_ns = facts.ahead_ms * NS
-        self._known_ids = {one for ids in facts.ids.values() for one in ids}
 
     def faults(self) -> list[Fault]:
-        """All faults, rule by rule."""
+        """All faults of these messages, rule by rule."""
         found = []
         for name, rule in RULES.items():
             found += [Fault(name, text) for text in rule(self)]
         return found
+
+    def add_to(self, spanning: Spanning) -> None:
+        """Add what is judged only when all messages are known."""
+        spanning.queues = self._queues
+        self._note_order(spanning)
+        self._note_redrives(spanning)
 
     # --- Total queue --------------------------------------------------------
 
@@ -70,7 +80,6 @@ class Judge:
         settled = self._settled()
         for queue in self.facts.queues.values():
             if not queue.drained_at:
-                yield f"{queue.name} was never drained, so what it lost is not known"
                 continue
             for key, each in self.facts.sent.items():
                 for sent in each:
@@ -81,7 +90,7 @@ class Judge:
         """Whether a message comes to a queue for certain, and stays until it is done or dead."""
         if sent.outcome != OK or sent.retention_ms or sent.ended > queue.drained_at:
             return False
-        if not self.facts.ids.get(key) and queue.dead.keys() - self._known_ids:
+        if not self.facts.ids.get(key) and queue.name in self._whole.unknown_dead:
             return False  # It may be one of these.
         return self.belongs(queue, sent) == YES
 
@@ -177,7 +186,7 @@ class Judge:
         if queue.name not in self._filters_of:
             self._filters_of[queue.name] = FiltersInTime(queue.filters)
         filters = self._filters_of[queue.name].judging(sent.began)
-        taken = {self._filters.takes(one, sent.headers) for one in filters}
+        taken = {takes(one, sent.headers) for one in filters}
         if taken == {False}:
             return NO
         return YES if taken == {True} and queue.ended < sent.began else MAYBE
@@ -326,8 +335,8 @@ class Judge:
                 if begun and one.ended < resumed[name][begun]:
                     yield f"{name} delivered {message_id} while it was paused"
 
-    def overdue(self) -> Iterator[str]:
-        """What is due is not passed over for long by claims that take what came later.
+    def _note_order(self, spanning: Spanning) -> None:
+        """What came when it had long been due, and what came instead.
 
         A process that is down keeps messages from coming, and those behind them, too. So a message
         counts as overdue only where claims with room gave others of its log that were published
@@ -335,19 +344,21 @@ class Judge:
         While the store is in trouble, what is in memory comes, and what must be read waits: that is
         due when the trouble is over.
         """
-        by_log: dict[tuple[str, int], list[tuple[int, Delivery]]] = defaultdict(list)
         for (name, message_id), each in self.facts.deliveries.items():
-            if self._keeps_its_order(self.facts.queue(name)):
-                by_log[name, message_id >> LOG_BITS].append((message_id, each[0]))
-        for (name, message_id), each in self.facts.deliveries.items():
-            later = by_log.get((name, message_id >> LOG_BITS), ())
-            due = self._due(each[0])
+            if not self._keeps_its_order(self.facts.queue(name)):
+                continue
+            log, first = (name, message_id >> LOG_BITS), each[0]
+            if first.has_room:
+                sent = min((one.began for one in self.facts.sent.get(first.key, ())), default=NEVER)
+                spanning.taken[log].add(message_id, first.ended, sent)
             for wanted, one in self._waits(each):
                 due = self._after_troubles(wanted)
                 limit = due + OVERDUE_NS + int(self._early_ns)
-                if one.began > limit and self._is_passed_over(message_id, one, limit, later):
+                if one.began > limit:
                     late_ms = (one.began - due) / NS
-                    yield f"{name} delivered {one.key} {late_ms:g} ms after it was due"
+                    text = f"{name} delivered {one.key} {late_ms:g} ms after it was due"
+                    late = Late(place_in_log(message_id), limit, one.began, text)
+                    spanning.late[log].append(late)
 
     def _waits(self, each: Sequence[Delivery]) -> Iterator[tuple[int, Delivery]]:
         """From when on a message was due, and the delivery that it waited for."""
@@ -380,18 +391,6 @@ class Judge:
             if trouble.began < due + OVERDUE_NS and trouble.ended > due:
                 due = trouble.ended
         return due
-
-    def _is_passed_over(
-        self, message_id: int, one: Delivery, limit: int, later: Sequence[tuple[int, Delivery]]
-    ) -> bool:
-        """Whether others came in its place that were published after this limit."""
-        return any(
-            other > message_id
-            and taken.has_room
-            and taken.ended < one.began
-            and all(sent.began > limit for sent in self.facts.sent.get(taken.key, ()))
-            for other, taken in later
-        )
 
     # --- Commands together --------------------------------------------------
 
@@ -439,7 +438,7 @@ class Judge:
         """Whether a message may have left a queue although no consumer finished it."""
         return bool(
             queue.purges
-            or queue.dead.keys() - self._known_ids  # It may be one of them.
+            or queue.name in self._whole.unknown_dead  # It may be one of them.
             or any(one.retention_ms for one in self.facts.sent.get(key, ()))
         )
 
@@ -460,7 +459,8 @@ class Judge:
         return {each[0].key for each in self.facts.deliveries.values()}
 
     def _all_drained(self) -> bool:
-        return all(queue.drained_at for queue in self.facts.queues.values())
+        names = self._queues.keys() | self._whole.delivering
+        return all(self.facts.queue(name).drained_at for name in names)
 
     def tasks(self) -> Iterator[str]:
         """What a message becomes by commands, it becomes once, however often it is worked on."""
@@ -481,52 +481,45 @@ class Judge:
     # --- Redrives -----------------------------------------------------------
 
     def redrives(self) -> Iterator[str]:
-        """A redrive moves each dead letter once, and only dead letters."""
-        moved: dict[str, int] = defaultdict(int)
+        """Only dead letters begin again, by a redrive of their queue."""
         for copy in self.facts.deliveries:
             generations = self.generations(copy)
-            moved[copy[0]] += len(generations) - 1
             for earlier, later in itertools.pairwise(generations):
                 if not self._may_be_dead(self.facts.queue(copy[0]), earlier, later[0].ended):
                     yield f"{copy} begins again after attempt {earlier[-1].attempt}, not dead"
             if len(generations) > 1 and not self.facts.queue(copy[0]).redrives:
                 yield f"{copy} came again as attempt 1, and {copy[0]} was never redriven"
-        for queue in self.facts.queues.values():
-            counts = [one.result.get("moved_count") for one in queue.redrives]
-            stated = sum(count for count in counts if count is not None)
-            text = f"{queue.name}: {stated} were redriven, {moved[queue.name]} began again"
-            if moved[queue.name] > stated and None not in counts:
-                yield text
-            if queue.drained_at and stated - moved[queue.name] > self._unseen_at_most(queue):
-                yield text
 
-    def _unseen_at_most(self, queue: Queue) -> int:
-        """How many messages may have begun again unseen: each came to a claim of no known outcome.
-
-        One that may have been released is not known to have begun again, either.
-        """
-        if queue.moves or queue.purges:
-            return NEVER
-        released = sum(
-            any(use.kind == "release" and use.outcome == INFO for use in self.facts.uses[one.token])
-            for (name, _), each in self.facts.deliveries.items()
-            if name == queue.name
-            for one in each
-        )
-        return released + sum(int(one.value.get("max", 1)) for one in queue.unknown_claims)
+    def _note_redrives(self, spanning: Spanning) -> None:
+        """How many messages began again, and how many may have without being seen."""
+        for copy, each in self.facts.deliveries.items():
+            queue = self.facts.queue(copy[0])
+            if not queue.redrives:
+                continue
+            again = len(self.generations(copy)) - 1
+            if again:
+                spanning.again[queue.name] += again
+            spanning.released[queue.name] += sum(
+                any(use.kind == "release" and use.outcome == INFO for use in uses)
+                for uses in (self.facts.uses[one.token] for one in each)
+            )
 
     def generations(self, copy: Copy) -> list[list[Delivery]]:
         """The deliveries of a copy, divided by the redrives of its queue."""
-        redrives = list(self.facts.queue(copy[0]).redrives)
+        each = self.facts.deliveries[copy]
+        if len(each) == 1:
+            return [each]
+        if copy[0] not in self._redrives_of:
+            self._redrives_of[copy[0]] = RedrivesInTime(self.facts.queue(copy[0]).redrives)
+        redrives, begin = self._redrives_of[copy[0]], 0
         generations: list[list[Delivery]] = [[]]
-        for one in self.facts.deliveries[copy]:
+        for one in each:
             last = generations[-1][-1] if generations[-1] else None
             begins = last is not None and one.attempt <= last.attempt
             if begins and last is not None and not self.may_be_released(last, one):
-                beside = (r.began < one.ended and r.ended > last.began for r in redrives)
-                moved = next((place for place, is_one in enumerate(beside) if is_one), None)
+                moved = redrives.first_between(last.began, one.ended, begin)
                 if moved is not None:
-                    redrives = redrives[moved + 1 :]
+                    begin = moved + 1
                     generations.append([])
             generations[-1].append(one)
         return generations
@@ -544,6 +537,25 @@ class Judge:
 def _unknown_claims(queue: Queue, since: int, until: int) -> int:
     """How many claims of unknown outcome may have taken effect in this time."""
     return sum(since - UNKNOWN_NS < one.began < until for one in queue.unknown_claims)
+
+
+class RedrivesInTime:
+    """The redrives of a queue, in the order of their beginnings."""
+
+    def __init__(self, redrives: Sequence[Operation]) -> None:
+        self._redrives = redrives
+        # Of those up to each: when the last one ended.
+        self._ended = list(itertools.accumulate((one.ended for one in redrives), max))
+
+    def first_between(self, since: int, until: int, begin: int) -> int | None:
+        """The place of the first one, from `begin` on, that may have been in this time."""
+        for place in range(max(begin, bisect_right(self._ended, since)), len(self._redrives)):
+            one = self._redrives[place]
+            if one.began >= until:
+                return None
+            if one.ended > since:
+                return place
+        return None
 
 
 class FiltersInTime:
@@ -578,8 +590,10 @@ RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {
     "after-ack": Judge.after_ack,
     "early": Judge.early,
     "late": Judge.late,
-    "overdue": Judge.overdue,
     "commands": Judge.commands,
     "tasks": Judge.tasks,
     "redrives": Judge.redrives,
 }
+
+NAMES: Final = tuple(RULES | SPANNING)
+"""Of all rules, in the order in which faults are listed."""
