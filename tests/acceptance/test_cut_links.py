@@ -26,5 +26,5 @@ async def test_troubles_of_links_lose_nothing_and_repeat_nothing(
     assert set(met) <= KINDS
     assert sum(met.values()) > 0
     assert all(met.get(kind, 0) >= least for kind in KINDS), met
-    assert work.answered
+    assert work.answered_count
     assert judged(tmp_path / HISTORY) == []

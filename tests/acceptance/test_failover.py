@@ -28,7 +28,7 @@ async def test_a_standby_takes_over_and_nothing_is_lost_or_stored_twice(tmp_path
     assert sum(map(len, found.gaps_s.values())) == 4
     assert len(found.gaps_s["ingest", KILLED]) + len(found.gaps_s["broker", KILLED]) == 2
     assert found.replaced() == []
-    assert found.work.answered
+    assert found.work.answered_count
     assert judged(tmp_path / HISTORY) == []
 
 

@@ -20,5 +20,5 @@ async def test_a_full_disk_ends_owners_loudly_and_loses_nothing_that_was_answere
     work = await run_full_disk(tmp_path, rounds, seed=1, settled_s=settled_s)
 
     # Then the shard has opened again, and every answered message came, stored once
-    assert work.answered
+    assert work.answered_count
     assert judged(tmp_path / HISTORY) == []

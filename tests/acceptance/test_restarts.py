@@ -65,5 +65,5 @@ async def test_nothing_is_lost_or_repeated_when_all_members_suffer(
     work, done = await run_restarts(tmp_path, rounds, seed=1, kinds=[kind])
 
     assert done == {kind: rounds}
-    assert work.answered
+    assert work.answered_count
     assert judged(tmp_path / HISTORY) == []

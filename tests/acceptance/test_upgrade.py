@@ -20,7 +20,7 @@ async def test_a_rolling_upgrade_under_load_loses_nothing(tmp_path: Path) -> Non
     except NoUpgrade as reason:
         pytest.skip(str(reason))
 
-    assert work.answered
+    assert work.answered_count
     assert judged(tmp_path / HISTORY) == []
 
 

@@ -243,7 +243,7 @@ class Probes:
             await self._client.publish([{"key": key, "headers": PROBE, "delay_ms": 0}])
         except SlateMQError:
             return ""
-        self._work.answered[key] = PROBE
+        self._work.note_answered(key, PROBE)
         return key
 
     async def _acked(self, key: str) -> bool:

@@ -80,8 +80,8 @@ class Work:
     Attributes:
         rate: Messages that each producer publishes in a second, about.
         brokers_count: Broker shards of the instance.
-        answered: Keys of publishes that were answered.
-        finished: By queue, the keys whose ack was answered, or whose outcome is unknown.
+        answered_count: Messages of publishes that were answered.
+        finished_count: Acks that were answered, or whose outcome is unknown.
         changes_count: Changes of queues beside it.
         latencies_ms: Of each first delivery without a delay, from its publish.
     """
@@ -91,9 +91,8 @@ class Work:
     rate: float = 30.0
     producers_count: int = 2
     brokers_count: int = 1
-    answered: dict[str, dict[str, str]] = field(default_factory=dict)
-    pushed: dict[str, str] = field(default_factory=dict)
-    finished: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    answered_count: int = 0
+    finished_count: int = 0
     latencies_ms: list[float] = field(default_factory=list)
     changes_count: int = 0
     moved_at: float = field(default_factory=time.monotonic)
@@ -102,15 +101,11 @@ class Work:
     _is_draining: bool = False
     _due_at: dict[str, float] = field(default_factory=dict)
     _unsure: dict[str, str] = field(default_factory=dict)
+    _missing: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _early: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By queue, what was finished before clients knew that it would come."""
+
     _keys: itertools.count[int] = field(default_factory=itertools.count)
-
-    @property
-    def answered_count(self) -> int:
-        return len(self.answered)
-
-    @property
-    def finished_count(self) -> int:
-        return sum(map(len, self.finished.values()))
 
     async def begin(self) -> None:
         """Create the queues; those of commands on one shard."""
@@ -164,7 +159,7 @@ class Work:
             for one in messages:
                 if one["retention_ms"]:
                     continue
-                self.answered[one["key"]] = one["headers"]
+                self.note_answered(one["key"], one["headers"])
                 if not one["delay_ms"]:
                     self._due_at[one["key"]] = began
             self.moved_at = time.monotonic()
@@ -235,13 +230,7 @@ class Work:
             results = [error] * len(messages)
         for one, problem in zip(messages, results, strict=True):
             if problem is None or not isinstance(problem, REFUSED):
-                self._finish(queue, key_of(one.payload))
-
-    def _finish(self, queue: str, key: str) -> None:
-        self.finished[queue].add(key)
-        if key in self._unsure:
-            self.finished[ORDERS].add(self._unsure[key])
-        self.moved_at = time.monotonic()
+                self.note_finished(queue, key_of(one.payload))
 
     def _note_latency(self, messages: Sequence[slatemq.Received]) -> None:
         now = time.monotonic()
@@ -272,11 +261,13 @@ class Work:
         except SlateMQError as error:
             log.debug("whether orders were shipped is not known: %s", error)
             # They come again, or what was pushed for them comes.
-            self._unsure.update({pushed: pushed.partition("/")[0] for _, pushed in pushes})
+            for _, pushed in pushes:
+                self.note_unsure(pushed.partition("/")[0], pushed)
             return
-        self.pushed.update({pushed: queue for queue, pushed in pushes})
+        for queue, pushed in pushes:
+            self.note_pushed(queue, pushed)
         for key in keys:
-            self._finish(ORDERS, key)
+            self.note_finished(ORDERS, key)
 
     async def _operate(self) -> None:
         """Redrive the dead letters now and then."""
@@ -330,14 +321,47 @@ class Work:
 
     # --- The end ------------------------------------------------------------
 
+    def note_answered(self, key: str, headers: dict[str, str]) -> None:
+        """A message comes to all queues that take it, for certain."""
+        self.answered_count += 1
+        for queue, takes in _TAKES.items():
+            if takes(headers):
+                self._expect(queue, key)
+
+    def note_finished(self, queue: str, key: str) -> None:
+        """A message is finished in a queue, as far as clients know."""
+        self.finished_count += 1
+        self._finish(queue, key)
+        if key in self._unsure:
+            self._finish(ORDERS, self._unsure[key])
+        self.moved_at = time.monotonic()
+
+    def note_pushed(self, queue: str, key: str) -> None:
+        self._expect(queue, key)
+
+    def note_unsure(self, order: str, pushed: str) -> None:
+        """What may have been pushed for an order, which is finished where it comes."""
+        self._unsure[pushed] = order
+
+    def kept_count(self) -> int:
+        """How many keys are kept of messages, by queue."""
+        return sum(len(keys) for each in (self._missing, self._early) for keys in each.values())
+
     def missing(self) -> int:
         """How many entries are not finished that will be, as far as clients know."""
-        missing = sum(len(self._expected(queue) - self.finished[queue]) for queue in FILTERS)
-        return missing + sum(key not in self.finished[SHIPPED] for key in self.pushed)
+        return sum(map(len, self._missing.values()))
 
-    def _expected(self, queue: str) -> set[str]:
-        takes = _TAKES[queue]
-        return {key for key, headers in self.answered.items() if takes(headers)}
+    def _expect(self, queue: str, key: str) -> None:
+        if key in self._early[queue]:
+            self._early[queue].discard(key)
+        else:
+            self._missing[queue].add(key)
+
+    def _finish(self, queue: str, key: str) -> None:
+        if key in self._missing[queue]:
+            self._missing[queue].discard(key)
+        elif queue != EDITED:  # Of which nothing is expected.
+            self._early[queue].add(key)
 
     async def drain(self, settled_s: float) -> None:
         """Wait until all is finished, or nothing moves; what would come again comes in the end."""
