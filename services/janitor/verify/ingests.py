@@ -17,13 +17,20 @@ from itertools import pairwise
 from typing import Any, Final
 
 from libs.storage.layout.ids import MAX_MESSAGE_ID, SeqBlock, message_id, sequence_of, shard_of
-from libs.storage.layout.keys import LAST_NUMBER, RecordType, key_head, log_range, payload_range
+from libs.storage.layout.keys import (
+    LAST_NUMBER,
+    RecordType,
+    key_head,
+    log_range,
+    payload_key,
+    payload_range,
+)
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.catalogue import KINDS
 from libs.storage.records.event_records import EventCounterRecord
 from libs.storage.records.log_bounds import GAPS_MAX, LogBoundsRecord, LogGap
 from libs.storage.records.metadata import MessageMetadata
-from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
+from libs.storage.records.payload_packs import PACK_MESSAGES, pack_key, pack_of, pack_range
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.states import RequestIdRecord
 from libs.storage.records.task_records import AppliedTask, WaitingTask
@@ -291,6 +298,10 @@ class IngestCheck:
                 found = self._sizes(await packed.up_to(last_id))
                 for named in self._record_sizes(await payloads.up_to(last_id), messages, found):
                     yield named
+                if self.walk.name in self._findings.unreadable:
+                    alone = await self._read_alone(entry.parsed, messages, found)
+                    for named in self._record_sizes(alone, messages, found):
+                        yield named
                 self._compare(entry.parsed, messages, found)
             for pack in await packed.up_to(LAST_NUMBER):
                 self._name_unlogged("payload pack", [pack.parsed + place for place in pack.value])
@@ -349,6 +360,28 @@ class IngestCheck:
             for place, payload in pack.value.items():
                 found[pack.parsed + place] = len(payload)
         return found
+
+    async def _read_alone(
+        self, sequence: int, messages: list[MessageMetadata], found: dict[int, int]
+    ) -> list[ReadRow]:
+        """The payload records of the messages that are not found, by their keys, as far as allowed.
+
+        Their packs are added to what is found. An ingest reads by key, too: what lies beside damage
+        in a range that cannot be read is not lost.
+        """
+        packs: set[int] = set()
+        records: list[ReadRow] = []
+        for one in (message.message_id for message in messages):
+            first = pack_of(sequence, one)
+            if one in found or not self.walk.may_read_alone:
+                continue
+            if first not in packs:
+                packs.add(first)
+                pack = await self.walk.row_at(pack_key(first))
+                found |= self._sizes([] if pack is None else [pack])
+            if one not in found and (row := await self.walk.row_at(payload_key(one))) is not None:
+                records.append(row)
+        return records
 
     def _record_sizes(
         self, rows: list[ReadRow], messages: list[MessageMetadata], found: dict[int, int]
