@@ -62,7 +62,7 @@ def run_job(
 
     JOB is retention, unreferenced, done, dead-letters, report, restore, backup,
     verify or repair; for the last two, `slatemq verify` and `slatemq repair` show
-    more. --id selects messages of restore.
+    more. --id selects the messages to restore.
 
     Examples:
       slatemq janitor run retention --dry-run

@@ -36,7 +36,7 @@ DEFAULT_TIMEOUT = timedelta(seconds=30)
 CREDENTIALS = {
     "profile": (
         "NAME",
-        "The profile to use of ~/.config/slatemq/profiles.toml.  "
+        "The profile of ~/.config/slatemq/profiles.toml to use.  "
         "[env var: SLATEMQ_PROFILE; default: default]",
     ),
     "tls": ("", "Connect with TLS; so do --ca, --cert and --server-name.  [env var: SLATEMQ_TLS]"),
@@ -53,8 +53,8 @@ CREDENTIALS = {
     ),
     "server_name": (
         "NAME",
-        "The name that certificates of services have, if not that of the "
-        "address.  [env var: SLATEMQ_SERVER_NAME]",
+        "The name in the services' certificates, if it is not that of the address.  "
+        "[env var: SLATEMQ_SERVER_NAME]",
     ),
     "encryption_keys": (
         "FILE",
@@ -193,9 +193,8 @@ SESSION_OPTIONS: tuple[click.Option, ...] = (
         type=DURATION,
         expose_value=False,
         callback=_keep,
-        help="How long to retry while services are down; the endpoint itself: 3s at most, or 6s "
-        "where it takes connections and says nothing.  "
-        "[default: 30s]",
+        help="How long to retry while services are down; the endpoint itself for 3s at most, or "
+        "6s where it accepts connections and does not answer.  [default: 30s]",
     ),
 )
 

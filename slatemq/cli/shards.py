@@ -57,11 +57,12 @@ def ls(session: Session) -> None:
       slatemq shard ls
       slatemq shard ls --json | jq 'select(.state == "draining") | .note'
 
-    The state is serving, draining (a broker takes no new queues, an ingest no publishes), drained
-    (it has nothing any more, and can be removed), or down. Messages are those in all
-    lists of a broker's queues; bytes are those of the database. Lag is the number of stored
-    messages that are not yet routed: of an ingest, to all brokers; of a broker, from all ingests;
-    unknown (null) where an ingest or the routers are down. Takes the verb operate.
+    The state is serving, draining (a broker takes no new queues, an ingest no
+    publishes), drained (it is empty, and can be removed), or down. Messages are
+    those in all lists of a broker's queues; bytes are those of the database. Lag
+    is the number of stored messages that are not yet routed: for an ingest, to all
+    brokers; for a broker, from all ingests; unknown (null) where an ingest or the
+    routers are down. The caller needs the verb operate.
     """
     listed, removed = session.call(_listed)
     if session.json:
@@ -127,8 +128,9 @@ def add(session: Session) -> None:
     Example:
       slatemq shard add
 
-    Nothing has to be written: a shard is there once its process has started, and new queues, or
-    publishes, go to it. The numbers of removed shards are not used again.
+    Nothing else is needed: a shard exists once its process has started, and new
+    queues, or publishes, go to it. The numbers of removed shards are not used
+    again.
     """
     numbers = session.call(_next_numbers)
     if session.json:
@@ -164,10 +166,11 @@ def drain(session: Session, number: int, ingest: bool, cancel: bool, move: bool)
       slatemq shard drain 2 --cancel
       slatemq shard drain 1 --ingest
 
-    Its queues are served as before, until they are deleted or moved. Repeat the command to see what
-    is left. With --move, each queue goes to a shard with little to do, and waits meanwhile, as for
-    `slatemq shard move`; a partition goes to a shard without any of its queue. After Ctrl-C the
-    moves that have begun go on.
+    Its queues are served as before, until they are deleted or moved. Repeat the
+    command to see what is left. With --move, each queue goes to a shard with
+    little to do, and waits meanwhile, as with `slatemq shard move`; a partition
+    goes to a shard without any of its queue. After Ctrl-C the moves that have
+    begun go on.
     """
     if cancel and move:
         raise click.UsageError("--cancel contradicts --move: leave one out")
@@ -232,12 +235,14 @@ def move(
       slatemq shard move orders refunds --to 2 --json
       slatemq shard move clicks --partition 2 --to 5
 
-    A shard has one partition of a queue, so the other shard must have none of it.
+    A shard has at most one partition of a queue, so the other shard must have none
+    of it.
 
-    While a queue moves, publishes are stored as ever, and all else about it waits, mostly for less
-    than a second. Leases end: their messages are delivered again, and the attempt is not counted.
-    Nothing is lost or doubled, whichever process is killed meanwhile. After Ctrl-C the moves that
-    have begun go on; repeat the command to wait for them. Takes the verb operate.
+    While a queue moves, publishes are stored as ever, and all other calls about it
+    wait, mostly for less than a second. Leases end: their messages are delivered
+    again, and the attempt is not counted. Nothing is lost or doubled, whichever
+    process is killed meanwhile. After Ctrl-C the moves that have begun go on;
+    repeat the command to wait for them. The caller needs the verb operate.
     """
     places = [(queue_id, partition) for queue_id in dict.fromkeys(queues)]
     is_one = len(places) == 1
@@ -325,20 +330,21 @@ def _named(queue_id: str, partition: int | None) -> str:
 
 @shard.command("remove")
 @_SHARD
-@flag("--ingest", help="The ingest shard SHARD.")
+@flag("--ingest", help="Remove the ingest shard SHARD.")
 @yes_option
 def remove(session: Session, number: int, ingest: bool, yes: bool) -> None:
-    """Remove the drained broker shard SHARD, or with --ingest the ingest shard, for ever.
+    """Remove the drained broker shard SHARD, or with --ingest the ingest shard, permanently.
 
     Examples:
       slatemq shard remove 2 --yes
       slatemq shard remove 1 --ingest --yes
 
-    Its process ends with exit code 0, and its database is deleted; stop what would start it again.
-    Refused while it has queues, messages, pushes or events, with what is left. No process starts
-    with the number of a removed shard.
+    Its process ends with exit code 0, and its database is deleted; stop what would
+    start it again. While it has queues, messages, pushes or events, the command is
+    refused, and says what is left. No process starts with the number of a removed
+    shard.
     """
     service = _service_of(ingest)
-    confirm(yes, f"Remove {service} shard {number} for ever?")
+    confirm(yes, f"Remove {service} shard {number} permanently?")
     session.call(lambda client: client.remove_shard(service, number))
     session.show({f"{service}_shard": number, "removed": True}, f"removed {service} shard {number}")

@@ -35,11 +35,11 @@ def verify(session: Session, sizes_only: bool) -> None:
 
     The janitor takes snapshots of all shards, reads every row and payload object,
     and compares them: counts and lists, logs and queues, cursors, outboxes, names.
-    It does not need Spark, and the instance keeps working meanwhile. Each line names
-    the shard, the record, its key, what is wrong, and what to do.
+    It does not need Spark, and the instance keeps working meanwhile. Each line
+    names the shard, the record, its key, what is wrong, and what to do.
 
     Exit code 1: something is wrong, or the run did not complete. Leftovers, which
-    only take space, exit with 0. For a stopped instance there is
+    only take space, exit with 0. For a stopped instance use
     `python -m services.janitor verify`.
     """
     run = session.call(lambda client: client.run_job("verify", sizes_only=sizes_only))
@@ -56,11 +56,12 @@ def repair(session: Session, sizes_only: bool, dry_run: bool) -> None:
       slatemq repair --dry-run
       slatemq repair
 
-    Removes what it can be sure of: payload objects older than a day that nothing
-    names, and claims of names whose broker has no such queue. Where a shard is lost
-    or cannot be read whole, it removes nothing: that shard may need it. It never
-    guesses what a damaged record held: faults stay, and are named with what to do. A
-    message whose payload is lost becomes a dead letter when it is claimed.
+    Removes what is certainly not needed: payload objects older than a day that
+    nothing names, and claims of names whose broker has no such queue. Where a
+    shard is lost or cannot be read completely, it removes nothing: that shard may
+    need it. It never guesses what a damaged record held: faults stay, and are
+    named with what to do. A message whose payload is lost becomes a dead letter
+    when it is claimed.
 
     Exit code 1: a fault is left, or the run did not complete.
     """

@@ -96,14 +96,14 @@ ATTRIBUTE = click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the token into this new file, for its user alone, instead of printing it.",
+    help="Write the token to this new file, which only its user can read; do not print it.",
 )
 @click.option(
     "--add-to",
     "tokens",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add the entry to this file of tokens, which is made if need be, instead of printing it.",
+    help="Add the entry to this file of tokens, created if needed, instead of printing it.",
 )
 def token(
     session: Session,
@@ -115,9 +115,9 @@ def token(
 ) -> None:
     """Make a token for PRINCIPAL, and the entry for the services' file of tokens.
 
-    The token is given out once and kept nowhere else: give it to the program that calls, in
-    SLATEMQ_TOKEN or a file. The entry has its hash alone, and belongs in the list `tokens` of the
-    file that the services read (--access-tokens). They take it within seconds.
+    The token is shown once and stored nowhere else: give it to the program that calls, in
+    SLATEMQ_TOKEN or a file. The entry has only its hash, and belongs in the list `tokens` of the
+    file that the services read (--access-tokens). They accept it within seconds.
 
     Examples:
       slatemq access token shop --add-to tokens.yaml --out shop.token
@@ -199,7 +199,7 @@ def _listed(value: _Value) -> list[str]:
     "--policy",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Judge by this file instead of asking a service: before it is rolled out.",
+    help="Judge by this file, such as one to be rolled out, instead of asking a service.",
 )
 def check(
     session: Session,
@@ -213,11 +213,12 @@ def check(
     """Explain whether the policy permits PRINCIPAL to do VERB on QUEUE, and why.
 
     VERB is publish, consume, inspect, edit, administer or operate. Without QUEUE, it is about all
-    queues; a message published without a queue takes a rule for all of them. `operate` takes none.
+    queues; a message published without a queue needs a rule for all of them. `operate` takes none.
 
-    Shows the rule that decides, or all rules that come near: of the same verb, for other queues or
-    with a condition that is false. A service answers for the policy that it has loaded, and takes
-    the verb operate for that. With --policy nothing is asked; this takes the packages of services.
+    Shows the rule that decides, or all rules that come close: those of the same verb for other
+    queues, or with a condition that is false. A service answers by the policy that it has loaded,
+    for which the caller needs the verb operate. With --policy no service is asked; this needs the
+    packages of the services.
 
     Exits with 0 if it is permitted, and with 1 if not.
 
@@ -270,9 +271,9 @@ def _show(found: AccessCheck, verb: str) -> None:
 @access.command("init", cls=LocalCommand)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @hosts_option
-@flag("--show", help="Make nothing: print the variables of a DIR that was made before.")
+@flag("--show", help="Make nothing: print the variables of a DIR that exists.")
 def init(session: Session, folder: Path, hosts: tuple[str, ...], show: bool) -> None:
-    """Make DIR with all that a stack on this machine needs to run with TLS and a policy.
+    """Make DIR with everything that a stack on this machine needs for TLS and a policy.
 
     DIR gets the certificates of `slatemq certs dev`, a token of a principal `operator` that may do
     everything, the file of tokens for the services, and a policy to begin with. The variables that

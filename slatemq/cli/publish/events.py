@@ -220,8 +220,9 @@ def status(session: Session, check: bool) -> None:
       slatemq events status --check
 
     The lag is the number of durable events that the backend does not have yet;
-    its age is that of the oldest of them. The cursor of an ingest is a message
-    ID, of a broker the number of its events, of a janitor of its looks at runs.
+    its age is that of the oldest of them. The cursor is a message ID for an
+    ingest, the number of an event for a broker, and for a janitor the number of
+    its last look at the runs.
     docs/how-to/write-through.md says what happens while a backend is down.
     """
     found = session.call(lambda client: client.events_status())

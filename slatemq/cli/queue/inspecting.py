@@ -144,7 +144,7 @@ def _none_matches(to: str | None, found: Sequence[Explanation]) -> str:
     "--rates",
     "measured",
     type=DURATION,
-    help="Also show what comes into each queue and leaves it, measured this long, such as 2s.",
+    help="Also show the rates at which messages enter and leave each queue, measured this long.",
 )
 def status(session: Session, check: bool, measured: timedelta | None) -> None:
     """Show every service and shard, the lag of routing, and the depth of the queues.

@@ -67,7 +67,7 @@ def queue() -> None:
     "--partitions",
     type=Number(min=1),
     metavar="N",
-    help="Spread it over this many broker shards, for more than one shard can do.",
+    help="Spread it over this many broker shards, for more load than one can take.",
 )
 @click.option(
     "--ordering-header",
@@ -108,9 +108,9 @@ def create(
     two brokers for their load (queues, messages, processor time), and creates the
     queue on the one with less.
 
-    With --partitions it lives on several shards, and keeps order within each. Repeat the
-    command if it breaks off. The number of partitions cannot change: create another
-    queue, and move what is left.
+    With --partitions it lives on several shards, and keeps order within each.
+    Repeat the command if it breaks off. The number of partitions cannot change:
+    create another queue, and move what is left.
 
     Filters and priorities are CEL. They see `headers` (a map of strings),
     `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
@@ -141,7 +141,7 @@ def create(
 
 
 @queue.command("ls", epilog="Examples:\n  slatemq queue ls\n  slatemq queue ls --prefix eu-")
-@click.option("--prefix", type=WORDS, default="", help="Only queues whose names begin with it.")
+@click.option("--prefix", type=WORDS, default="", help="Only queues whose names begin with TEXT.")
 def ls(session: Session, prefix: str) -> None:
     """List the queues with the counts of their messages."""
     write_listing(session, lambda client: client.list_queues(prefix), queue_fields, _show_queues)
@@ -186,7 +186,8 @@ def update(
       slatemq queue update orders --reset priority --reset lease
       slatemq queue update orders --lease 1m --etag 7       (the etag of queue show)
 
-    A new filter or priority applies to what is routed later; messages in the queue stay.
+    A new filter or priority applies to what is routed later; messages in the
+    queue stay.
     """
     changes = {key: value for key, value in settings.items() if value is not None}
     for word in reset:
@@ -243,7 +244,7 @@ _steering(
     "pause",
     "paused",
     "pause_queue",
-    "Stop delivering messages of a queue. It still takes messages in; leases can be finished.",
+    "Stop delivering messages of a queue. It still takes messages in; claimed ones can be acked.",
 )
 _steering("resume", "resumed", "resume_queue", "Deliver messages of a paused queue again.")
 _steering(

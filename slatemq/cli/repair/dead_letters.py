@@ -68,7 +68,7 @@ def failed() -> None:
 
 @failed.command("ls")
 @queue_argument
-@flag("--archived", help="List those whose content was moved to the archive, by the time of that.")
+@flag("--archived", help="List those whose content is in the archive, by the time of the move.")
 @listing_options("failed")
 def ls(
     session: Session, queue: str, archived: bool, limit: int | None, headers: bool, **bounds: Any

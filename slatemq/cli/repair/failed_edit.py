@@ -71,7 +71,7 @@ Each dead letter is an entry that begins with !. Change that character:
   -   to send it again; if you edit its text or headers, a new message replaces
       it in one commit
   =   to drop it; it is listed as done
-  !   to leave it, as with deleting it or commenting it out with #
+  !   to leave it; so does deleting it, or commenting it out with #
 A comment without an ID is kept as a note on the dead letter below it, and is
 exported with it again. The lines that begin with \\ describe the message:
 leave id, handle, etag and content as they are.
@@ -105,7 +105,11 @@ class NoEditor(BadInput):
 @command("edit", epilog=EPILOG)
 @queue_argument
 @click.option(
-    "--file", "file", type=click.Path(), metavar="F.tq", help="Use this export, edited already."
+    "--file",
+    "file",
+    type=click.Path(),
+    metavar="F.tq",
+    help="Use this edited export.",
 )
 @flag("--archived", help="Edit those whose content is in the archive.")
 @flag("--yes", help="Do not ask for confirmation.")

@@ -247,7 +247,7 @@ def edit(
 
     Examples:
       slatemq message edit HANDLE '{"id": 7, "checked": true}'
-      slatemq message edit HANDLE --file fixed.json --etag 5f0e    (of message show)
+      slatemq message edit HANDLE --file fixed.json --etag 5f0e    (the etag of message show)
       slatemq message edit HANDLE --header type=order --header checked=yes
       slatemq message edit 500 --in orders 'better'    searches for it
 
@@ -329,7 +329,7 @@ def done() -> None:
 def list_done(
     session: Session, queue: str, limit: int | None, headers: bool, **bounds: Any
 ) -> None:
-    """List the done messages of QUEUE by time, as long as its done retention keeps them.
+    """List the done messages of QUEUE by time, for as long as its done retention keeps them.
 
     Example:
       slatemq done ls orders --newest --limit 10

@@ -119,8 +119,8 @@ def discard(session: Session, push_ids: tuple[str, ...], yes: bool) -> None:
 
 
 @outbox.command("resume")
-@click.option("--broker", type=Number(0, 16_383), required=True, help="Its shard.")
-@click.option("--ingest", type=Number(0, 16_383), required=True, help="Its shard.")
+@click.option("--broker", type=Number(0, 16_383), required=True, help="The broker shard.")
+@click.option("--ingest", type=Number(0, 16_383), required=True, help="The ingest shard.")
 @yes_option
 def resume(session: Session, broker: int, ingest: int, yes: bool) -> None:
     """Let a halted outbox continue from the number that its ingest has.

@@ -210,6 +210,10 @@ def test_options_of_all_commands_may_stand_before_and_after(
         assert json.loads(capsys.readouterr().err)["error"]["reason"] == "UNREACHABLE"
 
 
+EXPLAINED_COLUMNS = 82
+"""A terminal of 80 columns, and the indent that click adds."""
+
+
 def every_command() -> list[tuple[str, ...]]:
     context = click.Context(slatemq)
     found: list[tuple[str, ...]] = [()]
@@ -235,6 +239,9 @@ def test_every_command_teaches_itself(
     assert "--json" in said or group
     assert "slatemq " + " ".join(words) in said
     assert all(len(line) <= 100 for line in said.splitlines())
+    # Examples may be longer than what explains them.
+    explained = [line for line in said.splitlines() if not line.startswith("    ")]
+    assert max(map(len, explained)) <= EXPLAINED_COLUMNS, max(explained, key=len)
 
 
 @pytest.mark.parametrize(
