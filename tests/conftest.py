@@ -4,6 +4,7 @@ Hypothesis tries few examples, with `make proofs` and HYPOTHESIS_PROFILE=full ma
 `--hypothesis-profile=thorough` it runs state machines for hours, over millions of steps.
 """
 
+import hashlib
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from slatedb.uniffi import DbBuilder
 
 from libs.serving import server
 from libs.serving.process.memory import calm_collector, keep_for_good
+from slatemq._tokens import COST
 from tests import ready_process
 from tests.forms import examples
 from tests.side_by_side import ByFile, has_spark, load_share
@@ -64,6 +66,8 @@ def pytest_collection_finish() -> None:
 
 WITH_METRICS = DbBuilder.with_metrics_recorder
 
+CHEAP_COST = 16
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _unwatched_openings() -> Iterator[None]:
@@ -86,6 +90,22 @@ def watched_openings(_unwatched_openings: None) -> Iterator[None]:
     """Openings that count their requests, as in a service."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DbBuilder, "with_metrics_recorder", WITH_METRICS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def cheap_hashes() -> Iterator[None]:
+    """Hashes of tokens that take a thousandth of the 50 ms that each does otherwise.
+
+    For files whose tokens are made and proved in this process alone.
+    """
+    scrypt = hashlib.scrypt
+
+    def cheap(password: bytes, *, n: int, **others: Any) -> bytes:
+        return scrypt(password, n=CHEAP_COST if n == COST else n, **others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashlib, "scrypt", cheap)
         yield
 
 

@@ -27,6 +27,8 @@ from tests.configs import config_of
 from tests.integration.ingest.server import message
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 PUBLISH = "/slatemq.v1.IngestService/Publish"
 
 NOTE: Final = "x" * 60_000

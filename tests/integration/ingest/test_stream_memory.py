@@ -18,6 +18,8 @@ from tests.integration.ingest.server import message
 from tests.integration.ingest.test_publish_limits import limited, limited_by
 from tests.integration.ingest.test_streams import Stream, server
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 
 async def test_a_stream_whose_answers_are_not_read_holds_no_share_of_the_request_memory(
     monkeypatch: pytest.MonkeyPatch,

@@ -19,6 +19,8 @@ from tests.integration.ingest.test_publish_limits import limited
 from tests.integration.serving.test_large_requests import ingest
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 MEBIBYTE = 1 << 20
 
 MESSAGES = 40

@@ -32,6 +32,8 @@ from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualSeconds
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 POLICY = """
 roles: {owner: [{verbs: [administer], queues: [orders]}]}
 bindings: [{principals: [shop], roles: [owner]}]

@@ -34,6 +34,8 @@ from slatemq.errors import PermissionDenied, Unauthenticated
 from slatemq.v1 import access_check_pb2, access_check_pb2_grpc
 from tests.integration.serving.echo_service import METHODS, EchoService
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 CLIENT, OTHER_SERVICE, OTHER_CLIENT = "client", "other-service", "other-client"
 REVOKED: Final = "CERTIFICATE_REVOKED"
 

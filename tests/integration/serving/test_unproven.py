@@ -29,6 +29,8 @@ from libs.serving.telemetry import Telemetry
 from slatemq._tokens import NewToken, new_token
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 SERVICE = "/slatemq.v1.IngestService/"
 FORMS = {"Publish": "stream_unary", "PublishStream": "stream_stream"}
 """Each as a stream of bytes: so a call can begin without its request."""

@@ -21,6 +21,8 @@ from slatemq._tokens import hash_token, new_token
 from slatemq.errors import InvalidArgument, Unauthenticated
 from tests.unit.access.access_files import Files, bearer
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:

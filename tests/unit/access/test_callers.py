@@ -45,6 +45,8 @@ from slatemq.v1 import (
     topology_pb2,
 )
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 POLICY = """
 roles:
   worker:

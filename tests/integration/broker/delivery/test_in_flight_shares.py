@@ -26,6 +26,8 @@ from tests.integration.broker.rpc.test_principal_limits import (
 )
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 HELD_UP: Final = (
     "claims on 1 queue wait for acks of their own principals, which have as many messages in "
     "flight as one may"

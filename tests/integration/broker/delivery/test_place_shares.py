@@ -18,6 +18,8 @@ from tests.claimed_runs import messages_of
 from tests.integration.broker.rpc.test_principal_limits import TOKENS, Limited, limited
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 SAID: Final = {
     "waiting_claims_max": "'shop' has 3 claims and streams open",
     "concurrent_calls_max": "'shop' has 3 calls in flight",

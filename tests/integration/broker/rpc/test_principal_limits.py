@@ -37,6 +37,8 @@ from tests.integration.broker.entry_calls import fail
 from tests.integration.broker.rig import Ingest, Rig, running
 from tests.integration.waiting import WAIT_SECONDS, eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 ALL: Final = ["publish", "consume", "inspect", "edit", "administer", "operate"]
 NAMES: Final = ("shop", "ops")
 CHEAP, COSTLY = "headers.a == 'x'", "headers.exists(k, k == 'x')"

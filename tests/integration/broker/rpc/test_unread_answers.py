@@ -19,6 +19,8 @@ from tests.integration.broker.rig import Ingest
 from tests.integration.broker.rpc.test_principal_limits import TOKENS, Limited, limited, refused
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("cheap_hashes")
+
 UNREAD: Final = (
     # A connection of its own, since what is not read fills the window of its connection; and a
     # small window, as gRPC would take megabytes that no one reads.
