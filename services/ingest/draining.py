@@ -170,13 +170,10 @@ class Drain(ShardDrain):
             f"{'it' if count == 1 else 'them'} and the replay window is over"
         ]
         if for_ever:
-            with_retention_0 = "with retention 0, which"
-            kept = counted(
-                for_ever,
-                f"message {with_retention_0} is kept",
-                f"messages {with_retention_0} are kept",
+            are_kept = "is" if for_ever == 1 else "are"
+            left.append(
+                f"of these {more}{for_ever:,} with retention 0, which {are_kept} kept for ever"
             )
-            left.append(f"of these {more}{kept} for ever")
         return left
 
     async def _write(self, change: Callable[[int], Sequence[RowChange]]) -> None:
