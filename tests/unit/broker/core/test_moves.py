@@ -95,6 +95,33 @@ def test_a_caller_that_asked_too_early_may_ask_again_until_ten_seconds_after_the
     assert moves.has_arrived("others", START_MS + LISTED_MS)
 
 
+def test_arrivals_of_long_ago_take_no_memory() -> None:
+    moves = Moves()
+    for number in range(100):
+        moves.arrive(f"queue {number}", START_MS + number * LISTED_MS)
+
+    assert list(moves._arrived_ms) == ["queue 99"]
+
+
+def test_who_looks_at_the_queues_learns_which_ones_leave_meanwhile() -> None:
+    # Given
+    moves = Moves()
+    for name in ("before", "between", "within", "after"):
+        moves.leave(queue(name), LEAVING)
+
+    # When
+    moves.arrived_elsewhere("before", START_MS)
+    with moves.noting_left() as whole:
+        moves.arrived_elsewhere("between", START_MS)
+        with moves.noting_left() as part:
+            moves.arrived_elsewhere("within", START_MS)
+        moves.arrived_elsewhere("after", START_MS + 2 * LISTED_MS)
+
+    # Then
+    assert set(whole) == {"between", "within", "after"}
+    assert set(part) == {"within"}
+
+
 def test_a_restarted_shard_knows_the_queues_that_move() -> None:
     moves, orders, others = Moves(), queue(), queue("others")
     moves.leave(orders, LEAVING)
