@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 
 from libs.storage.layout.own_keys import redrive_key
+from libs.storage.records.queues import FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, decode_redrive
-from services.broker.core.redrives import PRINCIPAL_RUNNING_MAX, RUNNING_MAX, Redrives
+from services.broker.core.redrives import (
+    PRINCIPAL_RUNNING_MAX,
+    RUNNING_MAX,
+    Redrives,
+    RedriveStep,
+    is_its_queue,
+    moved,
+)
 from slatemq.errors import ResourceExhausted
+from tests.unit.broker.core.shards import Rig
 
 RUNNING, DONE, CANCELLED = RedriveState.RUNNING, RedriveState.DONE, RedriveState.CANCELLED
 HOUR_MS = 3_600_000
@@ -162,7 +171,55 @@ def test_a_redrive_within_a_row_keeps_its_position_as_others_empty_places(
     assert not redrives.has_changes
     redrives.note_removed("orders", {4: {1, 4, 5}})
 
-    moved = redrives.get(number)
-    assert moved is not None
-    assert moved.next_place == place
+    now = redrives.get(number)
+    assert now is not None
+    assert now.next_place == place
     assert redrives.has_changes == (place != fields["next_place"])
+
+
+def test_every_redrive_of_a_row_learns_of_its_emptied_places() -> None:
+    redrives = Redrives()
+    by = redrives.start(record(next_place=5))
+    others = [redrives.start(record(next_place=5)) for _ in range(2)]
+
+    redrives.note_removed("orders", {4: {1, 4}}, by=by)
+
+    places = {number: one.next_place for number, one in redrives}
+    assert places == {by: 5, others[0]: 3, others[1]: 3}
+
+
+def test_a_redrive_goes_through_a_row_in_steps_and_looks_at_each_message_once() -> None:
+    # Given
+    orders = Rig().create("orders")
+    messages = [FailedMessage(number, 5, 3) for number in range(1, 9)]
+    orders.failed.count = len(messages)
+    entered: list[int] = []
+
+    def enter(message: Any) -> bool:
+        entered.append(message.message_id)
+        return bool(message.message_id % 2)
+
+    # When it takes the odd ones of three messages at a time
+    now = record(total_count=len(messages))
+    steps = []
+    while now.next_order == 4:
+        through = min(now.next_place + 3, len(messages))
+        step = RedriveStep(4, messages, through, range(now.next_place, through))
+        now, taken, rows = moved(orders, now, step, enter, 9)
+        assert len(rows) == bool(taken)
+        messages = [one for place, one in enumerate(messages) if place not in taken]
+        steps.append((now.next_order, now.next_place, now.examined_count, now.redriven_count))
+
+    # Then
+    assert entered == list(range(1, 9))
+    assert steps == [(4, 1, 3, 2), (4, 3, 6, 3), (5, 0, 8, 4)]
+    assert [one.message_id for one in messages] == [2, 4, 6, 8]
+
+
+def test_a_queue_of_the_same_name_is_not_the_one_that_was_redriven() -> None:
+    orders = Rig().create("orders")
+    revision = orders.created_revision
+
+    assert is_its_queue(orders, record(queue_revision=revision))
+    assert not is_its_queue(orders, record(queue_revision=revision + 1))
+    assert not is_its_queue(None, record(queue_revision=revision))
