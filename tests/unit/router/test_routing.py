@@ -101,6 +101,21 @@ def test_when_a_message_becomes_visible(
     assert (columns["q"].visible_at_ms or [0]) == [expected]  # Empty where there is no time.
 
 
+def test_a_message_with_a_time_keeps_its_place_behind_ones_without() -> None:
+    rules, columns = standing_rules(), Columns()
+    rules.change([QueueRule("q", "true")])
+    times = [0, 0, 9_000, 0]
+
+    rules.judge(
+        entry(*(logged(message_id=at, visible_at_ms=time) for at, time in enumerate(times, 1))),
+        columns,
+    )
+
+    assert columns["q"].message_ids == [1, 2, 3, 4]
+    assert columns["q"].visible_at_ms == times
+    assert len(columns["q"].priorities) == len(times)
+
+
 def test_a_pushed_message_reaches_its_queue_alone_whatever_the_filters_say() -> None:
     rules, columns = standing_rules(), Columns()
     rules.change(
@@ -280,8 +295,10 @@ def test_the_rules_of_some_queues_judge_as_all_do() -> None:
             QueueRule("part", "true", partition=Partition(1, 3)),
             QueueRule("bad", "1 +", fallback_priority=7),
             QueueRule("other", "true"),
-        ]
+        ],
+        revision=5,
     )
+    rules.revision = 5
     one = entry(
         *(logged(message_id=at) for at in range(1, 21)),
         logged(message_id=21, direct_queue_id="bad"),
@@ -291,6 +308,7 @@ def test_the_rules_of_some_queues_judge_as_all_do() -> None:
     some = rules.only(["part", "bad"])
 
     # Then
+    assert some.revision == 5
     columns, of_some = Columns(), Columns()
     rules.judge(one, columns)
     some.judge(one, of_some)
