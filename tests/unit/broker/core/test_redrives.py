@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from libs.storage.layout.own_keys import redrive_key
-from libs.storage.records.queues import FailedMessage
+from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, decode_redrive
 from services.broker.core.redrives import (
     PRINCIPAL_RUNNING_MAX,
@@ -193,10 +193,10 @@ def test_a_redrive_goes_through_a_row_in_steps_and_looks_at_each_message_once() 
     orders = Rig().create("orders")
     messages = [FailedMessage(number, 5, 3) for number in range(1, 9)]
     orders.failed.count = len(messages)
-    entered: list[int] = []
+    entered: list[AvailableMessage] = []
 
-    def enter(message: Any) -> bool:
-        entered.append(message.message_id)
+    def enter(message: AvailableMessage) -> bool:
+        entered.append(message)
         return bool(message.message_id % 2)
 
     # When it takes the odd ones of three messages at a time
@@ -211,7 +211,7 @@ def test_a_redrive_goes_through_a_row_in_steps_and_looks_at_each_message_once() 
         steps.append((now.next_order, now.next_place, now.examined_count, now.redriven_count))
 
     # Then
-    assert entered == list(range(1, 9))
+    assert entered == [AvailableMessage(number, 0, 0, 0, 0) for number in range(1, 9)]
     assert steps == [(4, 1, 3, 2), (4, 3, 6, 3), (5, 0, 8, 4)]
     assert [one.message_id for one in messages] == [2, 4, 6, 8]
 
