@@ -22,7 +22,7 @@ from slatemq.errors import InvalidArgument
         ("a: 1\nb: [x, {y: !!int SECRET}]", "is not what its form or tag says (line 2, column 12)"),
         ("a: 2026-13-01", "is not what its form or tag says (line 1, column 4)"),
         ("a: 1\nb: SECRET\x01", "a character that does not print (line 2, column 10)"),
-        ("[" * 1_000, "it is nested too deep"),
+        ("[" * 3_000, "it is nested too deep"),
     ],
 )
 def test_an_error_says_what_is_wrong_and_where_and_quotes_nothing(text: str, said: str) -> None:
