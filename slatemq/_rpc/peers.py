@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -306,33 +307,36 @@ class Peers:
         **options: Unpack[CallOptions],
     ) -> R:
         """Calls a method on this channel, which each try asks for; the rest as in `call`."""
-
-        async def attempt(timeout: float) -> R:
-            return await method(await channel())(request, timeout=timeout)
-
-        return await self.call(attempt, **options)
+        return await self._ask(lambda: "", channel, method, request, **options)
 
     async def ask_broker(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this broker; the rest as in `call`."""
-
-        async def attempt(timeout: float) -> R:
-            channel = await self.broker(shard)
-            with errors_translated(self.process("broker", shard)):
-                return await method(channel)(request, timeout=timeout)
-
-        return await self.call(attempt, **options)
+        process = partial(self.process, "broker", shard)
+        return await self._ask(process, partial(self.broker, shard), method, request, **options)
 
     async def ask_ingest(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this ingest; the rest as in `call`."""
+        process = partial(self.process, "ingest", shard)
+        return await self._ask(process, partial(self.ingest, shard), method, request, **options)
+
+    async def _ask(
+        self,
+        process: Callable[[], str],
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        method: Method[Q, R],
+        request: Q,
+        **options: Unpack[CallOptions],
+    ) -> R:
+        """`process`: how errors name it, once its channel is known; empty: by its address."""
 
         async def attempt(timeout: float) -> R:
-            channel = await self.ingest(shard)
-            with errors_translated(self.process("ingest", shard)):
-                return await method(channel)(request, timeout=timeout)
+            opened = await channel()
+            with errors_translated(process()):
+                return await method(opened)(request, timeout=timeout)
 
         return await self.call(attempt, **options)
 
