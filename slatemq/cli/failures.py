@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 from typing import Any
 
+from slatemq._rpc.connection_faults import OTHER_NAMES, UNTRUSTED
 from slatemq.cli.parameters import format_duration
 from slatemq.errors import (
     Aborted,
@@ -56,10 +57,6 @@ _SETTING = re.compile(r"settings\.(?P<name>\w+)")
 _BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
 
 
-_UNTRUSTED = ("its certificate is not trusted", "its certificate has other names")
-"""What the client says of a server with such a certificate."""
-
-
 class BadInput(Exception):
     """Input that cannot be used; the message says where and why."""
 
@@ -81,7 +78,7 @@ def exit_code(error: SlateMQError) -> int:
 
 
 def _where_it_may_be(error: SlateMQError) -> str:
-    if any(sign in error.message for sign in _UNTRUSTED):
+    if any(sign in error.message for sign in (UNTRUSTED, OTHER_NAMES)):
         return "is --ca the file of its authority, and --server-name a name in its certificate?"
     return (
         "is SlateMQ running there? Name any of its services with --endpoint host:port or "
