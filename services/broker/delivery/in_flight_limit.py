@@ -111,8 +111,7 @@ class InFlightLimit:
         if self.held_up_count:
             notes.append(
                 f"claims on {counted(self.held_up_count, 'queue')} wait for acks of their own "
-                "principals, "
-                "which have as many messages in flight as one may"
+                "principals, which have as many messages in flight as one may"
             )
         return "; ".join(notes)
 

@@ -86,7 +86,7 @@ STEP_BYTES: Final = 32 << 10
 """Messages of more bytes are encoded while their commit is written, in steps."""
 
 TOGETHER_BYTES: Final = 256 << 10
-"""Publishes of a commit with so many bytes are kept in memory as one run: a run costs each read as
+"""The publishes of a commit up to this size are kept in memory as one run: a run costs each read as
 much as some dozen of its messages."""
 
 STEP_PUBLISHES: Final = 16
@@ -112,10 +112,7 @@ class _Commit:
     then: list[Callable[[], None]] = field(default_factory=list)
     answers: list[tuple[str, Answered]] = field(default_factory=list)
     dedupe_keys: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum([accepted.size_bytes for _, accepted in self.payloads])
+    size_bytes: int = 0
 
     def cached_runs(self) -> Iterator[tuple[CachedRun, int]]:
         """Its messages for the cache, with the bytes of each run."""
@@ -470,14 +467,14 @@ class Publisher:
 
     def _put_messages(self, batch: Batch, commit: _Commit) -> None:
         first_id, columns, inline = commit.payloads[0][0], commit.columns, commit.inline
-        size_bytes = commit.size_bytes
+        commit.size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
         self._gaps.put(batch, first_id)
         rows = message_rows(first_id, columns, inline, commit.received_at_ms, commit.entries)
         commit.inline = []
-        if size_bytes > TOGETHER_BYTES:
+        if commit.size_bytes > TOGETHER_BYTES:
             commit.columns = Columns()
-        if size_bytes > STEP_BYTES:
-            batch.put_later(rows, size_bytes)
+        if commit.size_bytes > STEP_BYTES:
+            batch.put_later(rows, commit.size_bytes)
         else:
             batch.put_all(list(rows))
 
