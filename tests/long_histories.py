@@ -40,7 +40,7 @@ FILTERS: Final = {
 
 
 def long_history(messages_count: int) -> Iterator[dict[str, Any]]:
-    """The lines, of at least so many messages."""
+    """The lines, of at least this many messages."""
     clients = _Clients()
     yield from clients.begin()
     for turn in range(-(-messages_count // BATCH)):

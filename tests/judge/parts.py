@@ -54,7 +54,7 @@ class Verdict:
 
 
 def judge(files: Sequence[Path], part_bytes: int = PART_BYTES) -> Verdict:
-    """Judge the history that these files are, in parts of about so many bytes.
+    """Judge the history that these files are, in parts of about this many bytes.
 
     A temporary folder takes as many bytes as the history meanwhile. Raises Malformed.
     """

@@ -25,7 +25,7 @@ some reads that fail for seconds. Then it is the next queue, or the next kind of
 
 READS_ALONE_MAX: Final = 10_000
 """Rows of a database that are read by their keys, since they lie beside what cannot be read: an S3
-store takes minutes for so many."""
+store takes minutes for this many."""
 
 _NUMBER_BYTES: Final = 8
 _TYPE_BYTES: Final = 2
