@@ -23,12 +23,6 @@ from tests.integration.client.peers import Directory, Ingest, Instance, refuse
 
 
 @pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
-@pytest.fixture
 def refusing() -> Iterator[str]:
     """An address that refuses connections, and keeps doing so."""
     with socket.socket() as taken:

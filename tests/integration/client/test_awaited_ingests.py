@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,12 +222,6 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
 
 
 # --- The client ---------------------------------------------------------------
-
-
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running_instance:
-        yield running_instance
 
 
 @pytest.mark.parametrize("kind", ["consume", "consume_batches"])

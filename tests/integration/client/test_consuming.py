@@ -24,12 +24,6 @@ from tests.integration.waiting import eventually
 
 
 @pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
-@pytest.fixture
 async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
     async with slatemq.connect(instance.endpoint) as connected:
         yield connected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,6 @@ RAW = re.compile(r"ipv[46]:|last error|all addresses|UNKNOWN|UNAVAILABLE|Socket|
 LEASE = "0-9d934e94a7438e3a"
 
 Call = Callable[[slatemq.Client], Awaitable[Any]]
-
-
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
 
 
 async def only_result(results: Awaitable[list[SlateMQError | Any]]) -> None:

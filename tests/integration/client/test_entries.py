@@ -146,12 +146,6 @@ class Entries(
         return entry_pb2.ListRedrivesResponse(redrives=list(self.redrives.values()))
 
 
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
 async def serve(instance: Instance, *brokers: Entries) -> None:
     for shard, entries in enumerate(brokers):
         # Every queue is on the last one.

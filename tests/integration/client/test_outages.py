@@ -25,12 +25,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
-@pytest.fixture
 async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
     async with slatemq.connect(instance.endpoint) as connected:
         yield connected

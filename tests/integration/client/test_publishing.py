@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
@@ -24,12 +23,6 @@ from tests.integration.client.peers import Ingest, Instance
 from tests.ports import free_ports
 
 DOWN = Unavailable("the connection broke", retry_after_ms=1)
-
-
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
 
 
 async def test_answers_lost_after_storing_double_nothing(instance: Instance) -> None:

@@ -30,12 +30,6 @@ Work = Callable[[slatemq.Client], Awaitable[None]]
 
 
 @pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as made:
-        yield made
-
-
-@pytest.fixture
 async def client(
     instance: Instance, spans: InMemorySpanExporter, measures: InMemoryMetricReader
 ) -> AsyncIterator[slatemq.Client]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,12 +10,6 @@ from slatemq import BatchSettings
 from slatemq._publish import streams as publish_streams
 from slatemq.errors import DeadlineExceeded, ResourceExhausted
 from tests.integration.client.peers import Ingest, Instance
-
-
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
 
 
 async def test_single_messages_go_over_one_stream(instance: Instance) -> None:

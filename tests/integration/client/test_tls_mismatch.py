@@ -21,12 +21,6 @@ from tests.integration.client.peers import Instance
 from tests.integration.client.test_addresses import served
 
 
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls") / "certs"

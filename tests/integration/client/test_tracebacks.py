@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -13,12 +13,6 @@ import slatemq
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.models import OutgoingMessage
 from tests.integration.client.peers import Instance
-
-
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
 
 
 async def _consume(client: slatemq.Client) -> object:

@@ -57,12 +57,6 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-async def instance() -> AsyncIterator[Instance]:
-    async with Instance() as running:
-        yield running
-
-
 async def start(instance: Instance, mode: str) -> asyncio.subprocess.Process:
     """A worker that has begun with two messages, and has two more fetched ahead."""
     instance.broker.available.extend([(payload, 0) for payload in PAYLOADS])
