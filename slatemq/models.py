@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -185,6 +185,17 @@ class Topology:
     def open_ingests(self) -> list[int]:
         """The ingest shards that take publishes, in ascending order."""
         return sorted(self.ingests.keys() - self.draining_ingests)
+
+    def processes(self) -> Iterator[tuple[str, int, str]]:
+        """The service, shard and address of each process."""
+        for service, addresses in (
+            ("ingest", self.ingests),
+            ("router", self.routers),
+            ("broker", self.brokers),
+            ("janitor", self.janitors),
+        ):
+            for shard, address in sorted(addresses.items()):
+                yield service, shard, address
 
 
 def seconds(span: Duration, field: str = "") -> float:

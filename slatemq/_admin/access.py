@@ -62,9 +62,7 @@ class AccessCalls(Calls):
             except InvalidArgument as error:
                 raise moved(error, f"attributes[{name!r}]") from None
             request.attributes[name].CopyFrom(listed)
-        topology = await self._peers.topology()
-        processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
-        address = next(address for shards in processes for address in shards.values())
+        address = await self._peers.any_address()
 
         async def process() -> grpc.aio.Channel:
             return self._peers.at(address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -15,7 +14,6 @@ from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.queue_models import Queue
 from slatemq._checks import check_flag, check_kind
 from slatemq._requests import fields_of, message_of
-from slatemq._rpc.peers import PEER_UNKNOWN
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import (
@@ -24,7 +22,6 @@ from slatemq.errors import (
     InvalidArgument,
     PermissionDenied,
     SlateMQError,
-    Unavailable,
 )
 from slatemq.models import RouteStatus, ServiceStatus, Topology
 from slatemq.v1 import instance_pb2
@@ -230,33 +227,14 @@ class InstanceCalls(Calls):
     async def _processes(self) -> list[tuple[str, int, str]]:
         """The service, shard and address of every process, by a topology that is asked now."""
         self._peers.forget()
-        topology = await self._peers.topology()
-        return [
-            (service, shard, address)
-            for service, addresses in (
-                ("ingest", topology.ingests),
-                ("router", topology.routers),
-                ("broker", topology.brokers),
-                ("janitor", topology.janitors),
-            )
-            for shard, address in sorted(addresses.items())
-        ]
+        return list((await self._peers.topology()).processes())
 
     async def _any_process(self) -> grpc.aio.Channel:
-        topology = await self._peers.topology()
-        return self._any_of(topology.ingests, topology.brokers, topology.routers, topology.janitors)
+        return self._peers.at(await self._peers.any_address())
 
     async def _any_with_events(self) -> grpc.aio.Channel:
         """A process that changes the instance: routers do not, as they could not report it."""
-        topology = await self._peers.topology()
-        return self._any_of(topology.ingests, topology.brokers, topology.janitors)
-
-    def _any_of(self, *processes: Mapping[int, str]) -> grpc.aio.Channel:
-        addresses = [address for shards in processes for address in shards.values()]
-        if not addresses:  # the root was emptied or replaced: owners announce themselves again
-            self._peers.forget()
-            raise Unavailable("no process has announced itself", reason=PEER_UNKNOWN)
-        return self._peers.at(random.choice(addresses))
+        return self._peers.at(await self._peers.any_address(without="router"))
 
     async def _process(
         self, service: str, shard: int, address: str, *, settings: bool

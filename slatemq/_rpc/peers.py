@@ -269,12 +269,31 @@ class Peers:
         janitors = (await self.topology()).janitors
         return self._of("janitor", janitors, random.choice(sorted(janitors)) if janitors else 0)
 
+    async def any_address(self, without: str = "") -> str:
+        """Where any process is, but those of this service; raises Unavailable where none is."""
+        processes = (await self.topology()).processes()
+        addresses = [address for service, _, address in processes if service != without]
+        if not addresses:  # The root was emptied or replaced: owners announce themselves again.
+            self.forget()
+            raise Unavailable("no process has announced itself", reason=PEER_UNKNOWN)
+        return random.choice(addresses)
+
     def process(self, service: str, shard: int) -> str:
         """A process as errors name it: `broker 0 at 127.0.0.1:4567`, with the address if known."""
         known = self._topology.known
         addresses: Mapping[int, str] = {} if known is None else getattr(known, f"{service}s")
         address = addresses.get(shard)
         return f"{service} {shard} at {address}" if address else f"{service} {shard}"
+
+    def _process_of(self, channel: grpc.aio.Channel) -> str:
+        """The process that a channel leads to, as errors name it; empty = the channel is closed."""
+        of_channel = (at for at, opened in self._channels.items() if opened is channel)
+        address = next(of_channel, "")
+        known = self._topology.known
+        for service, shard, at in () if known is None else known.processes():
+            if at == address:
+                return f"{service} {shard} at {address}"
+        return address and f"the process at {address}"
 
     def _of(self, service: str, addresses: Any, shard: int) -> grpc.aio.Channel:
         if shard not in addresses:
@@ -307,38 +326,27 @@ class Peers:
         **options: Unpack[CallOptions],
     ) -> R:
         """Calls a method on this channel, which each try asks for; the rest as in `call`."""
-        return await self._ask(lambda: "", channel, method, request, **options)
+
+        async def attempt(timeout: float) -> R:
+            opened = await channel()
+            try:
+                return await method(opened)(request, timeout=timeout)
+            except grpc.RpcError as error:
+                raise translated(error, self._process_of(opened)) from None
+
+        return await self.call(attempt, **options)
 
     async def ask_broker(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this broker; the rest as in `call`."""
-        process = partial(self.process, "broker", shard)
-        return await self._ask(process, partial(self.broker, shard), method, request, **options)
+        return await self.ask(partial(self.broker, shard), method, request, **options)
 
     async def ask_ingest(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         """Calls a method of this ingest; the rest as in `call`."""
-        process = partial(self.process, "ingest", shard)
-        return await self._ask(process, partial(self.ingest, shard), method, request, **options)
-
-    async def _ask(
-        self,
-        process: Callable[[], str],
-        channel: Callable[[], Awaitable[grpc.aio.Channel]],
-        method: Method[Q, R],
-        request: Q,
-        **options: Unpack[CallOptions],
-    ) -> R:
-        """`process`: how errors name it, once its channel is known; empty: by its address."""
-
-        async def attempt(timeout: float) -> R:
-            opened = await channel()
-            with errors_translated(process()):
-                return await method(opened)(request, timeout=timeout)
-
-        return await self.call(attempt, **options)
+        return await self.ask(partial(self.ingest, shard), method, request, **options)
 
     async def call(
         self,
@@ -526,6 +534,8 @@ def translated(error: grpc.RpcError, process: str = "") -> SlateMQError:
         return Unavailable(problem.message, reason=WRONG_SERVICE, metadata=problem.metadata)
     if any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
         return problem
+    if process and isinstance(problem, DeadlineExceeded):
+        return DeadlineExceeded(f"{process} did not answer in time")
     fault = fault_of(error)
     message = problem.message if fault is None else fault.message(process)
     if fault is not None and fault.is_silent:

@@ -141,8 +141,7 @@ class TopologyCache:
     async def _ask(self, is_doubted: bool) -> Topology:
         addresses = list(self._endpoints)
         if (known := self._known) is not None:
-            for peers in (known.ingests, known.brokers, known.routers, known.janitors):
-                addresses += peers.values()
+            addresses += [address for _, _, address in known.processes()]
         addresses = list(dict.fromkeys(addresses))
         timeout_s = LOOK_UP_S if len(addresses) > 1 else CONNECT_S
         answer, problems = await first_answer(

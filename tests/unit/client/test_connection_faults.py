@@ -103,6 +103,12 @@ def test_a_server_without_an_answer_to_pings_is_silent() -> None:
     assert (error.message, error.reason) == (f"{BROKER} answers no ping", "PEER_SILENT")
 
 
+def test_a_call_without_an_answer_names_its_process() -> None:
+    late = failed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert translated(late, BROKER).message == f"{BROKER} did not answer in time"
+    assert translated(late).message == "no answer came in time"
+
+
 def test_a_stream_that_ends_while_something_is_written_is_of_a_broken_connection() -> None:
     error = translated(failed("Received RST_STREAM with error code 2", grpc.StatusCode.INTERNAL))
     assert error.reason == "CONNECTION_BROKEN"
