@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.janitor.jobs.contract import JobOptions
-from services.janitor.jobs.run import run_job
+from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.instances import instance
 from tests.kubernetes.fake_api import Api, Object, api
 from tests.kubernetes.manifests import Manifest, containers, named, rendered
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.proof]
 the executor's command."""
 
 DRIVER = "slatemq-janitor-7d4b9c6f5-x0"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
@@ -38,34 +40,41 @@ def lay_configuration(folder: Path, manifests: list[Manifest]) -> None:
 
 
 async def test_a_job_runs_on_executors_that_are_pods_of_the_janitors_image(
-    tmp_path: Path, manifests: list[Manifest], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, manifests: list[Manifest]
 ) -> None:
     # Given what the janitor's pod has, and an API that runs the executors' pods as processes
     (pod,) = pods_of(manifests, named(manifests, "Deployment", "slatemq-janitor"))
     (conf := tmp_path / "spark").mkdir()
     (work := tmp_path / "work").mkdir()
     lay_configuration(conf, manifests)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(conf))
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", pod.environ["PYSPARK_SUBMIT_ARGS"])
-    monkeypatch.setenv("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    environ = {
+        "SPARK_CONF_DIR": str(conf),
+        "PYSPARK_SUBMIT_ARGS": pod.environ["PYSPARK_SUBMIT_ARGS"],
+        "TRACEPARENT": TRACEPARENT,
+    }
     async with instance(tmp_path) as made:
         await made.client.create_queue("orders", filter='headers.queue == "orders"')
         published = await made.publish("orders", 30, retention_s=1)
         await made.routed()
         with api(work, {}) as kubernetes:
             kubernetes.add("pods", driver_pod())
-            options = JobOptions(
-                master=f"k8s://{kubernetes.url}",
-                grace_s=0,
-                now_ms=4_000_000_000_000,
-                dry_run=True,
-                spark={"spark.driver.bindAddress": "127.0.0.1", **free_ports()},
-            )
             # When a job runs
-            result = await asyncio.to_thread(run_job, "retention", made.url, options)
+            driver = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.integration.janitor.spark.kubernetes_driver"),
+                *(made.url, kubernetes.url, "retention"),
+                cwd=ROOT,
+                env={**os.environ, **environ},
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                out, _ = await driver.communicate()
+            finally:
+                if driver.returncode is None:
+                    driver.kill()
 
     # Then the executors did it, as the pods that the manifests say
-    assert result.counts["entries_removed"] == len(published)
+    assert driver.returncode == 0
+    assert json.loads(out.splitlines()[-1])["entries_removed"] == len(published)
     assert len(kubernetes.pods) == 2
     for one in kubernetes.pods:
         check_pod(one, manifests)
@@ -76,12 +85,6 @@ def driver_pod() -> Object:
     """The janitor's pod, as far as the driver looks at it: it owns those of the executors."""
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     return {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": DRIVER}, "status": ready}
-
-
-def free_ports() -> dict[str, str]:
-    """In place of those of the manifests: two executors share one machine here."""
-    names = ("spark.driver.port", "spark.driver.blockManager.port", "spark.blockManager.port")
-    return dict.fromkeys(names, "0")
 
 
 def check_pod(pod: Object, manifests: list[Manifest]) -> None:
@@ -108,7 +111,7 @@ def check_pod(pod: Object, manifests: list[Manifest]) -> None:
     assert "memory" in container["resources"]["limits"]
     assert {"/tls", "/tmp"} <= {one["mountPath"] for one in container["volumeMounts"]}
     environ = {one["name"]: one.get("value") for one in container["env"]}
-    assert environ["TRACEPARENT"] == os.environ["TRACEPARENT"]
+    assert environ["TRACEPARENT"] == TRACEPARENT
 
 
 def clean(value: Any) -> Any:

@@ -117,8 +117,11 @@ def spark_session(
 
     A local master listens on the loopback only, where no other program gets an answer, and its
     driver, whose heap is `memory`, does the work as well. `settings` are Spark's own, in place of
-    ours. Raises Unavailable, also when no master answers, which Spark notices after a minute.
+    ours. Raises Unavailable, also when no master answers, which Spark notices after a minute, and
+    RuntimeError where this process has a session: Spark would hand that one out, with its master.
     """
+    if _has_session():
+        raise RuntimeError("this process has a Spark session already: a job needs one of its own")
     os.environ.update(java_environment(os.environ))
     # Executors on this machine must find what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -145,6 +148,15 @@ def spark_session(
             stack.enter_context(shipped_code(spark))
         register(spark)
         yield spark
+
+
+def _has_session() -> bool:
+    """Whether any thread of this process has made one that is not stopped."""
+    try:
+        SparkSession.active()
+    except PySparkException:
+        return False
+    return True
 
 
 def variables_of_workers(environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from services.janitor.jobs.moments import at_ms
 from services.janitor.spark import scans
+from services.janitor.spark.session import spark_session
 from services.janitor.spark.snapshots import open_tables
 from services.janitor.spark.source import register
 from services.janitor.spark.tables import TABLES
@@ -318,3 +319,15 @@ async def test_a_snapshot_that_is_gone_is_reported_and_so_is_a_wrong_option(
             load(spark, {**options, "columns": "message_id, id"}, "messages")
 
     await in_thread(ask)
+
+
+async def test_a_process_with_a_session_gets_no_other_master_by_mistake(
+    spark: SparkSession,
+) -> None:
+    def begin() -> None:
+        with spark_session("spark://127.0.0.1:1"):
+            pass
+
+    with pytest.raises(RuntimeError, match="has a Spark session already"):
+        await in_thread(begin)
+    assert spark.range(3).count() == 3  # And it goes on.
