@@ -74,7 +74,9 @@ class Publisher:
         """The messages by shard; the owner of each is its place among all."""
         settings = self._settings
         requests: dict[int | None, Request[int]] = {}
-        for place, message in enumerate(messages):
+        each, place = iter(messages), 0
+        message = next(each, None)
+        while message is not None:
             key = message.dedupe_key
             try:
                 shard = await self._sender.shards.of_key(key) if key else None
@@ -93,6 +95,14 @@ class Publisher:
                 request = requests[shard] = Request(shard, Runs(), [])
                 request.runs.add(message, where)
             request.owners.append(place)
+            place += 1
+            if key or not request.runs.is_repeating:
+                message = next(each, None)
+                continue
+            left_count = settings.messages_max - len(request.owners)
+            count, message = request.runs.add_alike(each, left_count, bytes_max)
+            request.owners += range(place, place + count)
+            place += count
         for request in requests.values():
             yield request
 

@@ -90,6 +90,52 @@ def test_neighbours_that_are_alike_are_one_run(messages: list[OutgoingMessage]) 
     assert len(decoded(gathered(messages)).runs) == runs_count
 
 
+def requests_of(
+    messages: list[OutgoingMessage], count_max: int, bytes_max: int, *, at_once: bool
+) -> list[tuple[bytes, int, int]]:
+    """The bytes, size and length of each request that takes so many of the messages."""
+    requests = list[Runs]()
+    each = iter(messages)
+    message = next(each, None)
+    while message is not None:
+        if (
+            not requests
+            or len(requests[-1]) >= count_max
+            or not requests[-1].add(message, "", bytes_max)
+        ):
+            requests.append(Runs())
+            requests[-1].add(message, "")
+        runs = requests[-1]
+        if at_once:
+            _, message = runs.add_alike(each, count_max - len(runs), bytes_max)
+        else:
+            message = next(each, None)
+    return [(runs.encoded(), runs.size_bytes, len(runs)) for runs in requests]
+
+
+@given(in_runs(), st.integers(1, 9), st.integers(1, 1000))
+def test_alike_messages_are_added_at_once_as_one_by_one(
+    messages: list[OutgoingMessage], count_max: int, bytes_max: int
+) -> None:
+    at_once = requests_of(messages, count_max, bytes_max, at_once=True)
+    assert at_once == requests_of(messages, count_max, bytes_max, at_once=False)
+
+
+@pytest.mark.parametrize("short_bytes", [-1, 0, 1])
+def test_long_headers_are_repeated_as_often_at_once_as_one_by_one(short_bytes: int) -> None:
+    long = OutgoingMessage(b"x", {"long": "x" * (REPEATED_BYTES_MAX // 8 - short_bytes - 12)})
+    messages = [long] * 20
+    at_once = requests_of(messages, 100, 1 << 30, at_once=True)
+    assert at_once == requests_of(messages, 100, 1 << 30, at_once=False)
+
+
+def test_what_is_no_message_is_not_added_with_those_before_it() -> None:
+    runs = gathered([OutgoingMessage(b"x")])
+    odd = OutgoingMessage("text")  # type: ignore[arg-type]
+    assert runs.add_alike(iter([OutgoingMessage(b"y"), odd]), 9, 1000) == (1, odd)
+    assert len(runs) == 2
+
+
 @given(in_runs(), st.data())
 def test_some_of_the_messages_are_those_that_were_chosen(
     messages: list[OutgoingMessage], data: st.DataObject
