@@ -19,7 +19,7 @@ from services.broker.core.batches.execute import (
     Transfer,
     execute,
 )
-from services.broker.core.commands import Needs
+from services.broker.core.commands import Finish, Nack, Needs
 from services.broker.core.leases import Lease
 from services.broker.core.lists import executed
 from services.broker.core.lists.executed import WINDOW_MINUTES
@@ -138,6 +138,29 @@ async def test_a_lease_stands_in_one_command_only() -> None:
     assert refused.value.field == "commands[1].complete.lease_token"
     assert refused.value.metadata["command"] == "1"
     assert not rig.shard.has_changes
+
+
+@pytest.mark.parametrize(
+    ("make", "acked", "nacked"),
+    [
+        (Complete, Finish.OK, Finish.ENDED),
+        (Fail, Finish.ENDED, Finish.OK),
+        (Release, Finish.ENDED, Finish.OK),
+        (lambda token: Transfer(token, "next"), Finish.OK, Finish.ENDED),
+    ],
+)
+async def test_a_lease_that_a_command_ended_is_known_by_how_it_ended_also_after_a_restart(
+    make: Callable[[int], Command], acked: Finish, nacked: Finish
+) -> None:
+    rig, [lease] = await rig_with(1, "next")
+
+    await run(rig, make(lease.token))
+
+    for _ in range(2):
+        assert rig.shard.leases.ack([lease.token], rig.now_ms) == [acked]
+        assert await rig.nack(Nack(lease.token)) == [nacked]
+        assert stored(rig).held == {}
+        await rig.restart()
 
 
 async def test_a_message_past_its_retention_is_not_transferred_back_to_life() -> None:
@@ -303,6 +326,15 @@ async def test_a_repeat_is_ok_and_does_nothing_over_restarts_for_ten_minutes() -
     assert ends[1] == lease.deadline_ms
     assert not rig.shard.outbox.has_changes
     assert rig.shard.outbox.counter(INGEST).last_number == 1
+
+
+async def test_a_repeat_says_that_a_lease_which_it_extended_has_ended() -> None:
+    rig, leases = await rig_with(2)
+    commands = (Extend(leases[0].token), Extend(leases[1].token))
+    first = await run(rig, *commands, request_id="r")
+    rig.shard.leases.ack([leases[0].token], rig.now_ms)
+
+    assert await run(rig, *commands, request_id="r") == [0, first[1]]
 
 
 async def test_the_same_request_id_with_other_commands_is_refused() -> None:

@@ -214,3 +214,12 @@ async def test_a_log_that_is_gone_is_forgotten_with_its_cursor_and_its_part_of_r
         assert routing_cursor_key(1) not in rig.store.rows
         assert replay_key("one") not in rig.store.rows
         await rig.restart()
+
+
+def test_an_open_range_is_not_closed_while_its_log_is_not_routed_up_to_it() -> None:
+    replays = Replays({"q": [ReplayRange(0, 0, 4, 9), ReplayRange(1, 0, 1, OPEN_END)]})
+
+    assert not replays.can_close("q", {0: 9})
+    assert not replays.can_close("q", {0: 9, 1: 0})
+    assert replays.can_close("q", {1: 1})
+    assert replays.can_close("others", {})
