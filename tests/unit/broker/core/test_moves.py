@@ -7,6 +7,8 @@ import pytest
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import move_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
+from services.broker.core.config_log import ConfigChange
 from services.broker.core.lifecycle import new_state
 from services.broker.core.moves import LISTED_MS, Moves
 from services.broker.core.queue import Queue
@@ -14,6 +16,7 @@ from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import BEING_MOVED
 from slatemq.errors import NotFound, Unavailable
 from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.stored import stored_queue
 
 LEAVING = MoveRecord(MoveStage.LEAVING, 7, shard=2, revision=3)
 COPYING = MoveRecord(MoveStage.COPYING, 7, shard=1)
@@ -213,3 +216,55 @@ def test_a_queue_that_comes_is_in_quarantine_and_keeps_the_reason_that_it_had(
     assert orders.settings.quarantined_at_ms == (since_ms or START_MS)
     assert orders.settings.revision == rig.shard.revision == 10
     assert rig.shard.moves.has_arrived("orders", START_MS)
+
+
+async def test_a_queue_that_comes_is_served_and_stored() -> None:
+    rig = Rig()
+    settings = QueueSettings("true", owner="me", filter_cost=3, revision=9)
+
+    came = rig.shard.admit_moved("orders", settings, new_state(None, 1), (), START_MS)
+
+    assert rig.queue() is came
+    assert rig.shard.owned.totals("me") == (1, 3)
+    assert rig.shard.take_config_changes() == [ConfigChange("orders", 10, came.settings, 10)]
+    rig.commit()
+    state = stored_queue(rig.store.rows, "orders")
+    assert state is not None
+    assert state.state.created_revision == 10
+    await rig.restart()
+    assert rig.queue().settings == came.settings
+    assert rig.shard.revision == 10
+
+
+def test_a_queue_that_comes_leaves_logs_that_its_former_shard_did_not_know_to_its_replay() -> None:
+    rig = Rig()
+    rig.shard.cursors.update({0: 5, 1: 7, 2: 9})
+    ranges = (ReplayRange(0, 4, 4, OPEN_END), ReplayRange(1, 0, 3, 6))
+
+    rig.shard.admit_moved("orders", QueueSettings("true"), new_state(None, 1), ranges, START_MS)
+
+    assert rig.shard.replays.of("orders") == (
+        ReplayRange(0, 4, 4, OPEN_END),
+        ReplayRange(1, 0, 0, OPEN_END),
+        ReplayRange(1, 0, 3, 6),
+        ReplayRange(2, 0, 0, OPEN_END),
+    )
+
+
+def test_a_queue_that_came_is_routed_live_once_routing_is_as_far_as_it_was_elsewhere() -> None:
+    rig = Rig()
+    rig.shard.cursors[0] = 3
+    ranges = (ReplayRange(0, 4, 4, OPEN_END),)
+    admitted = QueueSettings("true"), new_state(None, 1), ranges, START_MS
+    came = rig.shard.admit_moved("orders", *admitted)
+
+    assert not rig.shard.settle(came)
+    assert came.settings.quarantine == BEING_MOVED
+    rig.shard.cursors[0] = 6
+    assert rig.shard.settle(came)
+    assert (came.settings.quarantine, came.live_revision) == ("", rig.shard.revision)
+    assert rig.shard.replays.of("orders") == (ReplayRange(0, 4, 4, 6),)
+
+    rig.shard.quarantine(came, "slow", START_MS)
+    assert rig.shard.settle(came)
+    assert came.settings.quarantine == "slow"

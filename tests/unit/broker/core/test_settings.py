@@ -1,9 +1,11 @@
-"""The stored form of a queue's settings."""
+"""The settings of a queue: their stored form, and what follows from them."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
+
+import pytest
 
 from libs.storage.layout.partitions import Partition
 from services.broker.core.settings import Backoff, BackoffKind, QueueSettings
@@ -37,3 +39,27 @@ def test_every_setting_is_read_as_it_was_stored() -> None:
     )
 
     assert QueueSettings.from_record(changed.record()) == changed
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "accepts"),
+    [
+        (None, Partition(1, 3, "tenant"), True),
+        (Partition(0, 1, "tenant"), None, True),
+        (Partition(1, 3), None, True),
+        (Partition(1, 3, "tenant"), None, False),
+        (Partition(1, 3, "tenant"), Partition(1, 3, "user"), False),
+        (Partition(1, 3, "tenant"), Partition(1, 3, "tenant"), True),
+    ],
+)
+def test_a_message_moves_in_unless_its_header_might_belong_to_another_partition(
+    target: Partition | None, source: Partition | None, accepts: bool
+) -> None:
+    own, others = (QueueSettings("true", partition=one) for one in (target, source))
+
+    assert own.accepts(others) is accepts
+
+
+def test_a_queue_without_partitions_has_none() -> None:
+    assert QueueSettings("true").partitions_count == 0
+    assert QueueSettings("true", partition=Partition(1, 3)).partitions_count == 3

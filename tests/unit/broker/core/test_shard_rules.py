@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from libs.storage.layout.keys import (
@@ -17,7 +19,9 @@ from libs.storage.layout.own_keys import (
 )
 from libs.storage.records.queues import FailedAttempt
 from services.broker.core import lifecycle as queue_lifecycle
+from services.broker.core.changes import ShardEvents
 from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Range
 from services.broker.core.waiting import available
@@ -61,6 +65,39 @@ def test_a_queue_that_nothing_happens_to_is_not_written() -> None:
 
     assert written
     assert not any(b"idle" in key for key in written)
+
+
+def test_queues_are_written_early_also_beside_one_that_was_deleted_meanwhile() -> None:
+    rig = Rig()
+    gone, orders = rig.create("gone"), rig.create("orders")
+    rig.shard.delete_queue(gone)
+
+    rig.shard.drain_early([gone, orders], rig.now_ms)
+
+    assert not rig.shard.notes.to_commit
+    rig.commit()
+    assert stored_queue(rig.store.rows, "orders") is not None
+    assert stored_queue(rig.store.rows, "gone") is None
+
+
+async def test_dead_letters_are_reported_before_they_are_written() -> None:
+    class Unseen(ShardEvents):
+        def __init__(self) -> None:
+            self.ids: list[int] = []
+
+        def collect(self, queues: Iterable[Queue]) -> None:
+            for queue in queues:
+                self.ids += [one.message_id for one in queue.failed.take_unseen()]
+
+    rig = Rig()
+    rig.shard.events = events = Unseen()
+    rig.create()
+    await rig.route([1, 2])
+    for lease in await rig.claim(2):
+        rig.shard.leases.fail([lease], "no", rig.now_ms)
+        rig.commit()
+
+    assert events.ids == [1, 2]
 
 
 def test_a_shard_that_is_being_removed_gives_the_reason_that_an_ingest_gives() -> None:

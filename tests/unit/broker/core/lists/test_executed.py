@@ -18,13 +18,13 @@ def mark(name: str) -> bytes:
 
 
 def commit(ids: Executed, rows: dict[bytes, bytes], now_ms: int) -> None:
-    assert ids.has_changes
-    for key, value in ids.drain(now_ms):
+    had_changes, changed = ids.has_changes, list(ids.drain(now_ms))
+    assert (had_changes, ids.has_changes) == (True, False)
+    for key, value in changed:
         if value is None:
             del rows[key]
         else:
             rows[key] = value
-    assert not ids.has_changes
 
 
 def stored(rows: dict[bytes, bytes], places: list[tuple[int, int]]) -> list[Stored]:

@@ -223,3 +223,10 @@ def test_an_open_range_is_not_closed_while_its_log_is_not_routed_up_to_it() -> N
     assert not replays.can_close("q", {0: 9, 1: 0})
     assert replays.can_close("q", {1: 1})
     assert replays.can_close("others", {})
+
+
+def test_an_open_range_of_a_log_that_is_not_routed_here_ends_empty() -> None:
+    replays = Replays({"q": [ReplayRange(1, 5, 9, OPEN_END)]})
+    replays.close("q", {0: 30})
+
+    assert replays.of("q") == (ReplayRange(1, 0, 0, 0),)
