@@ -137,7 +137,6 @@ class Lane:
         lane.tail = last_lane_order(kind, record.tail_order)
         lane._head_order = head
         lane._head_offset = record.head_offset
-        lane._removed_until = head
         lane.known_until = head - 1 if record.waiting_count else COMPLETE
         return lane
 

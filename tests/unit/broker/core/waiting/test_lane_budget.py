@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from services.broker.core.shard import Purge
 from services.broker.core.waiting import lane_budget
+from services.broker.core.waiting.lane import BUCKET_BYTES, MESSAGE_BYTES
 from services.broker.core.waiting.lane_budget import LaneBudget
 from tests.unit.broker.core.shards import START_MS, Rig
 
@@ -57,6 +60,64 @@ async def test_the_backlogs_of_many_queues_hold_no_more_together_than_their_budg
             assert held_bytes(rig) <= 2 * one_queue_bytes + spared_bytes
         assert found == list(range(1, DEEP + 1))
     assert rig.shard.lanes.held_bytes == held_bytes(rig) == 0
+
+
+async def test_buckets_of_few_messages_count_with_what_they_take_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a budget for two of forty queues, each of whose messages has a bucket of its own
+    count = 20
+    one_queue_bytes = count * (MESSAGE_BYTES + BUCKET_BYTES)
+    rig = await rig_with(2 * one_queue_bytes, monkeypatch)
+    for queue_id in QUEUES:
+        for number in range(1, count + 1):
+            await rig.route([number], queue_id=queue_id)
+            rig.commit()
+
+    # then no more is in memory than that, but for the lanes that are at work
+    lanes = [lane for queue_id in QUEUES for lane in rig.queue(queue_id).waiting.lanes()]
+    buckets = sum(len(lane.in_memory()) for lane in lanes)
+    assert buckets <= (2 + lane_budget.SPARED) * count
+
+
+async def test_what_is_read_before_the_first_commit_after_a_start_goes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = await rig_with(1 << 30, monkeypatch)
+    for queue_id in QUEUES:
+        await rig.route(range(1, 101), queue_id=queue_id)
+    rig.commit()
+    await rig.restart()
+    rig.shard.lanes = LaneBudget(0)
+
+    for queue_id in QUEUES:
+        look = partial(rig.queue(queue_id).peek, 1, list, rig.now_ms)
+        assert await rig.run(look) == [1]
+
+    held = [queue_id for queue_id in QUEUES if rig.queue(queue_id).waiting.lanes()[0].in_memory()]
+    assert held == QUEUES[-lane_budget.SPARED :]
+
+
+async def test_what_the_database_cannot_give_yet_is_not_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given messages of a queue that are durable, and others behind them that reads do not see yet
+    rig = await rig_with(0, monkeypatch)
+    await rig.route(range(1, 51), queue_id="q0")
+    rig.commit()
+    for late in (False, True):
+        for number, queue_id in enumerate(QUEUES):
+            if number or late:
+                first = 51 if late else 1
+                await rig.route(range(first, first + 50), queue_id=queue_id)
+        rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=late)
+
+    # when the commit before these is durable, and others use up the budget
+    rig.store.make_durable()
+    rig.shard.durable()
+
+    # then all come, in order
+    assert [one.message_id for one in await rig.claim(200, queue_id="q0")] == list(range(1, 101))
 
 
 async def test_what_was_taken_and_may_come_back_is_not_let_go_of(
