@@ -11,7 +11,8 @@ from services.broker.core import lease_table
 from services.broker.core.commands import Finish, Nack, Purge
 from services.broker.core.lease_table import GRACE_MS, LeaseGrace
 from services.broker.core.leases import Lease
-from tests.unit.broker.core.shards import START_MS, Rig
+from services.broker.core.queue import Choice
+from tests.unit.broker.core.shards import START_MS, Each, Rig
 
 AWAY_MS = 40_000
 LEASE_MS = 2_000
@@ -64,6 +65,22 @@ async def test_a_lease_that_reaches_beyond_the_grace_is_neither_moved_nor_writte
     rig.commit()
     await rig.restart()
     assert {lease.deadline_ms for lease in running(rig).values()} == ends
+
+
+@pytest.mark.parametrize("count", [3, 100])
+async def test_a_grace_that_moves_no_lease_writes_nothing(count: int) -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, count + 1))
+    take = Each(lambda item: Choice.TAKE)
+    rig.shard.leases.claim(rig.queue(), take, 500_000, "worker", rig.now_ms)
+    rig.commit()
+
+    grace = begin(rig)
+
+    assert grace.step() == []
+    assert grace.is_done
+    assert rig.commit() == 0
 
 
 async def test_no_step_looks_at_more_leases_than_its_bound_and_a_bucket() -> None:

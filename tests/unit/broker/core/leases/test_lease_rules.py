@@ -104,6 +104,51 @@ async def test_an_ack_is_taken_until_the_end_of_its_lease_was_carried_out() -> N
     assert await rig.expire() == []
 
 
+async def test_the_clock_ends_a_lease_that_was_extended_at_its_new_end() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    extended, other = await rig.claim(2, lease_ms=1000)
+    rig.shard.leases.extend([extended.token], 5000, rig.now_ms)
+
+    ended = {}
+    for rig.now_ms in (START_MS + 1000, START_MS + 4999, START_MS + 5000):
+        await rig.expire()
+        ended[rig.now_ms - START_MS] = 2 - rig.queue().leases.count
+
+    assert ended == {1000: 1, 4999: 1, 5000: 2}
+    assert rig.shard.leases.ack([other.token, extended.token], rig.now_ms) == [Finish.ENDED] * 2
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_leases_that_are_taken_back_end_and_their_messages_wait_uncounted(
+    restarted: bool,
+) -> None:
+    # Given three leases, of which a restart would forget where their messages lay
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3, 4])
+    tokens = [lease.token for lease in await rig.claim(3)]
+    rig.commit()
+    if restarted:
+        await rig.restart()
+
+    # When they are taken back, two at a time
+    left = []
+    while rig.queue().leases.count:
+        rig.shard.leases.take_back(rig.queue(), 2, rig.now_ms)
+        left.append(rig.queue().leases.count)
+
+    # Then their consumers cannot finish them, and others get all, each as at its first attempt
+    assert left == [1, 0]
+    assert rig.shard.leases.ack(tokens, rig.now_ms) == [Finish.ENDED] * 3
+    given = await rig.claim(10)
+    while more := await rig.claim(10):
+        given += more
+    assert [lease.message_id for lease in given] == ([4, 1, 2, 3] if restarted else [1, 2, 3, 4])
+    assert {lease.attempts for lease in given} == {1}
+
+
 async def test_released_messages_go_back_in_place_and_uncounted() -> None:
     rig = Rig()
     rig.create()

@@ -161,6 +161,38 @@ async def test_a_walk_that_reads_no_further_goes_on_there_the_next_time(parts: l
     assert walks > 10
 
 
+async def test_less_urgent_messages_wait_until_all_before_them_were_looked_at(
+    parts: list[int],
+) -> None:
+    rig = await many_down()
+    await rig.route([1007], priority=9)
+    rig.reads_on = partial(next, cycle([True, False]))
+
+    taken: list[int] = []
+    while len(taken) < 3:
+        taken += [one.message_id for one in await rig.take(1)]
+
+    assert taken == [1001, 1003, 1007]
+    assert len(parts) > 10
+
+
+@pytest.mark.usefixtures("small")
+async def test_more_buckets_than_are_pinned_come_of_one_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 40)
+    rig = Passed()
+    await rig.route(range(0, 300, 3))
+    behind = list(range(1001, 1061, 3))
+    for message_id in behind:
+        await rig.route([message_id])
+        rig.commit()
+    await rig.restart()
+    rig.down = {0}
+
+    assert [one.message_id for one in await rig.take_all()] == behind
+
+
 @pytest.mark.usefixtures("small")
 async def test_what_was_read_behind_others_and_not_taken_is_read_again() -> None:
     rig = Passed()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
+from services.broker.core.queue import Choice
 from services.broker.core.shard import Nack
 from services.broker.core.waiting import available
 from services.broker.core.waiting import lane as lanes
 from services.broker.core.waiting.bucket import Place
+from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.shard import loading
-from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.shards import START_MS, Each, Rig
 from tests.unit.broker.core.stored import stored_queue
 
 READY, TIMED = BucketKind.READY, BucketKind.TIMED
@@ -167,6 +171,115 @@ async def test_buckets_that_were_looked_at_for_nothing_do_not_pile_up(
     assert await rig.ids(100) == list(range(1, 21))
 
 
+async def test_commands_that_read_the_same_bucket_change_it_one_after_the_other() -> None:
+    due_ms = START_MS + 500
+    rig = Rig()
+    rig.create()
+    await rig.route([9], visible_at_ms=START_MS + 10)
+    await rig.route([1, 2, 3], visible_at_ms=due_ms)
+    await rig.route([4], visible_at_ms=due_ms + 1)
+    rig.commit()
+    await rig.restart()
+    several, single = [await place_of(rig, message_id) for message_id in (1, 4)]
+
+    # When each begins to read before any other has changed it
+    cancelled = await asyncio.gather(
+        *(cancel(rig, several, message_id) for message_id in (1, 2, 1)),
+        *(cancel(rig, single, 4) for _ in range(2)),
+    )
+    rig.commit()
+
+    assert cancelled == [True, True, False, True, False]
+    assert stored_ids(rig) == {3, 9}
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_what_stays_of_a_bucket_that_was_begun_is_delivered(cancels: bool) -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3, 4, 5])
+    rig.commit()
+    place = await place_of(rig, 4)
+    assert await rig.ids(2) == [1, 2]
+
+    if cancels:
+        assert await cancel(rig, place, 4)
+    else:
+        assert [one.message_id for one in await rig.claim(1, skip=[3])] == [4]
+
+    assert await rig.ids(10) == [3, 5]
+
+
+async def test_a_claim_that_stops_at_a_message_takes_none_behind_it() -> None:
+    # Given a message that a claim has no room for, and smaller ones in buckets behind it
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    rig.commit()
+    await rig.route([3])
+    await rig.route([4], priority=1)
+    rig.commit()
+    fits = Each(lambda item: Choice.STOP if item.message_id == 2 else Choice.TAKE)
+
+    claimed = rig.shard.leases.claim(rig.queue(), fits, 1000, "w", rig.now_ms)
+
+    assert [lease.message_id for lease in claimed.leases()] == [1]
+
+
+async def test_messages_routed_together_lie_in_buckets_that_a_claim_can_load() -> None:
+    rig = Rig()
+    count = 2 * READY_BUCKET_MAX + 1
+    rig.create().waiting.assign(range(count), (), range(START_MS + 1, START_MS + 1 + count), (), 0)
+
+    (lane,) = rig.queue().waiting.lanes()
+    buckets = lane.in_memory()
+    assert [bucket.count for bucket in buckets] == [READY_BUCKET_MAX, READY_BUCKET_MAX, 1]
+    items = [item for bucket in buckets for item in bucket.items]
+    assert [one.message_id for one in items] == list(range(count))
+    assert [one.retention_deadline_ms - START_MS for one in items] == list(range(1, count + 1))
+
+
+async def test_memory_that_a_read_keeps_is_dropped_once_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "CACHED_MAX", 4)
+    rig = Rig()
+    rig.create()
+    rig.create("other")
+    await rig.route([1, 2, 3])
+    rig.commit()
+    await rig.route([4, 5, 6])
+    (lane,) = rig.queue().waiting.lanes()
+    lane.begin_read(0, lane.tail)
+    rig.commit()
+    assert lane.cached_count == 6
+
+    lane.end_read(0, lane.tail)
+    await rig.route([1], queue_id="other")
+    rig.commit()
+
+    assert lane.cached_count == 3
+    assert await rig.all_ids(6) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_messages_come_back_to_their_place_in_a_lane_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "CACHED_MAX", 4)
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    await rig.route([4, 5, 6])
+    given = await rig.claim(1, skip=[1, 2, 3])
+    rig.commit()
+
+    rig.release(given)
+    rig.commit()
+
+    assert await rig.all_ids(6) == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("visible_at_ms", [0, START_MS + 500])
 async def test_a_lane_whose_memory_is_just_full_delivers_each_message_once(
     visible_at_ms: int, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +365,17 @@ async def test_counts_show_what_fell_due_without_a_claim_also_after_a_restart(
     assert rig.store.rows_read == reads, "what was counted is not read again"
     assert len(await rig.all_ids(40)) == 40, "of the most urgent ones"
     assert rig.queue().waiting.counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
+
+
+async def test_the_age_of_the_oldest_message_counts_from_when_it_could_be_claimed() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    waiting = rig.queue().waiting
+
+    assert waiting.counts(rig.now_ms).oldest_claimable_ms == 0
+    assert waiting.counts(rig.now_ms + 7).oldest_claimable_ms == 7
+    assert waiting.counts(rig.now_ms - 7).oldest_claimable_ms == 0, "the clock was set back"
 
 
 async def test_a_message_that_ends_before_its_delay_leaves_at_its_end_without_a_claim() -> None:
