@@ -269,6 +269,18 @@ def test_messages_are_let_go_of_when_the_last_route_does_not_want_them() -> None
     assert stored.reads_count == 1
 
 
+def test_messages_are_let_go_of_when_all_parts_of_their_entry_are_judged() -> None:
+    stored, route = ReadEntry(1, *"aaaaa"), Route()
+    route.offer(0, [stored.entry])
+
+    while route.can_judge(LIMITS._replace(messages_max=9)):
+        route.judge(rules(q=A_ONLY), 0, LIMITS._replace(messages_max=9))
+
+    assert stored.reads_count == 0
+    assert stored.entry.runs
+    assert stored.reads_count == 1
+
+
 def test_messages_that_were_let_go_of_are_judged_again_all_the_same() -> None:
     stored, route, known = ReadEntry(1, "a", "b"), Route(), rules(q=A_ONLY)
     route.offer(0, [stored.entry])
@@ -407,6 +419,49 @@ def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_again_in_i
     piece = route.send()
     assert [one.first for one in piece.entries] == [1, 2, 3]
     assert len(piece.columns["q"].message_ids) == 3
+
+
+def test_what_is_on_its_way_stays_there_when_the_rest_is_judged_again() -> None:
+    route, known = Route(), rules(q="true")
+    route.offer(0, [entry(1, "a"), entry(2, "a"), entry(3, "a")])
+    route.judge(known, 0, LIMITS)
+    sent = route.send()
+    route.judge(known, 0, LIMITS)
+
+    route.judge_again()
+
+    assert route.in_flight is sent
+    assert route.judged is None
+    route.answered(2)
+    route.judge(known, 0, LIMITS)
+    assert [one.first for one in route.send().entries] == [3]
+
+
+def test_what_waits_for_its_first_match_catches_up_with_a_change() -> None:
+    route, known = Route(), rules(q="false")
+    route.offer(0, [entry(1, "a"), entry(2, "a")])
+    route.judge(known, 0, LIMITS)
+    changed(known, q="true")
+
+    route.refresh_waiting(known, LIMITS)
+    route.judge(known, 0, LIMITS)
+
+    assert route.revision == 2
+    assert route.send().columns["q"].message_ids == [1, 2]
+
+
+@pytest.mark.parametrize("kinds", ["aa", "bbb"])
+def test_what_has_matches_or_is_much_catches_up_only_when_it_is_sent(kinds: str) -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [entry(1, *kinds)])
+    while route.can_judge(LIMITS):
+        route.judge(known, 0, LIMITS)
+    changed(known, q="true")
+
+    route.refresh_waiting(known, LIMITS)
+
+    assert not route.can_judge(LIMITS)
+    assert route.revision == 1
 
 
 def test_what_catches_up_names_the_revision_by_which_it_is_judged_not_the_newest() -> None:
