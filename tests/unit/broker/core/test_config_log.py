@@ -69,6 +69,8 @@ def test_a_judgement_is_wrong_if_a_queue_was_to_be_judged_otherwise_since() -> N
     ]
     log.add([ConfigChange("filtered", 10, None, 10)])
     assert not log.routes_differ(2)
+    log.add([change("seldom read", 12, 11)])
+    assert [log.routes_differ(revision) for revision in (10, 11)] == [True, False]
 
 
 # --- What the shard notes ---------------------------------------------------

@@ -94,6 +94,7 @@ async def test_each_command_does_what_it_says_in_one_commit() -> None:
     assert orders.held[4].lease_deadline_ms == rig.now_ms + 90_000
     assert (following.waiting[5].priority, following.waiting[5].attempts) == (7, 0)
     assert outbox_rows(rig) == [outbox_key(INGEST, 1)]
+    assert rig.queue().acked_count == 2
 
 
 REFUSED: list[tuple[str, Callable[[int], Command], type[SlateMQError], str]] = [

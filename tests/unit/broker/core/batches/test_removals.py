@@ -94,6 +94,23 @@ async def test_what_is_in_flight_again_keeps_the_history_of_what_was_done() -> N
     assert histories == [False, True]
 
 
+def test_a_done_list_is_pruned_up_to_the_middle_of_a_row() -> None:
+    rig = Rig()
+    queue = rig.create()
+    rows: list[DoneRow] = []
+    for ids in ((1, 2), (3, 4, 5)):
+        messages = [DoneMessage(message_id, START_MS + message_id, 1) for message_id in ids]
+        queue.done.add(messages)
+        rig.commit()
+        row = done_row(queue.orders.last - 1, messages, START_MS + 4, ())
+        assert row is not None
+        rows.append(row)
+
+    assert prune_done(rig.shard, queue, rows) == 3
+    assert stored(rig).done.keys() == {4, 5}
+    assert queue.done.count == 2
+
+
 def test_a_done_row_that_a_purge_left_behind_is_not_counted_again() -> None:
     rig = Rig()
     queue = rig.create()
