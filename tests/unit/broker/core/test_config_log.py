@@ -57,6 +57,15 @@ def test_a_reader_behind_forgotten_deletions_must_start_over() -> None:
         )
 
 
+def test_a_queue_that_was_made_again_stays_however_many_are_deleted_after_it() -> None:
+    log = ConfigLog([ConfigChange("again", 1, None, 1)], deleted_kept=1)
+    log.add([change("again", 2)])
+    log.add([ConfigChange(f"gone {number}", number, None, number) for number in (3, 4)])
+
+    assert queue_ids(log.after(0)) == ["again", "gone 4"]
+    assert log.forgotten_revision == 3
+
+
 def test_a_judgement_is_wrong_if_a_queue_was_to_be_judged_otherwise_since() -> None:
     log = ConfigLog([change("filtered", 3, 3), change("paused since", 9, 1)])
 

@@ -187,6 +187,20 @@ async def test_an_assign_with_a_hole_changes_nothing() -> None:
     assert await rig.ids(10) == [1]
 
 
+async def test_a_range_without_entries_changes_nothing() -> None:
+    rig = Rig()
+    rig.create()
+    assign_all(rig.shard, [Range(7, 0, 5, [])], rig.now_ms)
+    rig.commit()
+
+    for last in (4, 5):
+        piece = Range(7, 5, last, [Assignment("orders", [1])])
+        assert assign_all(rig.shard, [piece], rig.now_ms) == [False]
+
+    assert not rig.shard.has_changes
+    assert await rig.ids(10) == []
+
+
 async def test_of_two_routers_the_second_changes_nothing() -> None:
     rig = Rig()
     rig.create()

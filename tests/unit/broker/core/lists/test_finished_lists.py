@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from libs.storage.layout.keys import queue_state_key
 from libs.storage.records.queues import FailedMessage
-from libs.storage.records.states import OrderRange
+from libs.storage.records.states import (
+    OrderRange,
+    PurgesRecord,
+    QueueStateRecord,
+    decode_queue_state,
+)
 from services.broker.core.lists import finished_lists
 from services.broker.core.queue import Queue
 from tests.unit.broker.core.shards import START_MS, Rig
@@ -64,11 +70,36 @@ def test_of_what_was_added_each_is_seen_once_though_a_commit_or_a_purge_comes_be
     failed.add([dead_letter(2)])
     assert seen() == [2]
     rig.commit()
-    failed.add([dead_letter(3)])
-    assert seen() == [3]
+    failed.add([dead_letter(3), dead_letter(4)])
+    assert seen() == [3, 4]
     failed.purge()
-    failed.add([dead_letter(4)])
-    assert seen() == [4]
+    failed.add([dead_letter(5), dead_letter(6)])
+    assert seen() == [5, 6]
+
+
+def test_each_change_of_a_list_is_written_by_the_next_commit() -> None:
+    rig = Rig()
+    queue = rig.create()
+    rig.commit()
+
+    def committed() -> QueueStateRecord:
+        rig.commit()
+        return decode_queue_state(rig.store.rows[queue_state_key("orders")])
+
+    queue.failed.add([dead_letter(1), dead_letter(2)])
+    added = committed()
+    order = added.oldest_failed_order
+    assert (added.failed_count, order) == (2, queue.failed.oldest_order)
+    rig.shard.write_rows([queue.failed.rewrite(order, [dead_letter(2)], 1)])
+    assert committed().failed_count == 1
+    queue.failed.purge()
+    purged = committed()
+    assert (purged.failed_count, purged.purges) == (
+        0,
+        PurgesRecord(queue.epoch, garbage_failed=queue.failed.garbage),
+    )
+    queue.failed.note_swept(queue.failed.garbage.last)
+    assert committed().purges is None
 
 
 def test_a_list_counts_what_is_stored_apart_from_what_the_next_commit_writes(

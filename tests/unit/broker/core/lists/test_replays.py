@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.layout.own_keys import replay_key, routing_cursor_key
+from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.replay_records import OPEN_END, ReplayRange, decode_replay, encode_replay
 from services.broker.core.commands import Assignment, Range
 from services.broker.core.lists.replays import Counts, Replays, Starts, ranges_from
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
-from tests.unit.broker.core.applied import backfill_whole
+from tests.unit.broker.core.applied import assign_all, backfill_whole
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
 
@@ -230,3 +231,23 @@ def test_an_open_range_of_a_log_that_is_not_routed_here_ends_empty() -> None:
     replays.close("q", {0: 30})
 
     assert replays.of("q") == (ReplayRange(1, 0, 0, 0),)
+
+
+@pytest.mark.parametrize("departs", [False, True])
+def test_a_queue_that_is_gone_is_left_nothing_of_ranges_judged_before_it_came(
+    departs: bool,
+) -> None:
+    rig = Rig()
+    before = rig.shard.revision
+    assert assign_all(rig.shard, [Range(0, 0, 5, [])], rig.now_ms) == [True]
+    queue = late(rig, end=5)
+    if departs:
+        move = MoveRecord(MoveStage.LEAVING, number=1, shard=2)
+        rig.shard.depart(queue, move, rig.now_ms)
+    else:
+        rig.shard.delete_queue(queue)
+    left = rig.shard.replays.of("late")
+
+    assert assign_all(rig.shard, [Range(0, 5, 10, [], before)], rig.now_ms) == [True]
+
+    assert rig.shard.replays.of("late") == left
