@@ -67,6 +67,23 @@ async def test_a_lane_that_only_grows_stays_small_in_memory() -> None:
     assert rig.store.reads == 0
 
 
+async def test_a_lane_that_gets_as_much_as_leaves_it_stays_small_in_memory() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route(range(5000))
+    held = []
+
+    for first in range(5000, 50_000, 1000):
+        await rig.route(range(first, first + 1000))
+        taken = await rig.claim(1000)
+        rig.shard.leases.ack([lease.token for lease in taken], rig.now_ms)
+        rig.commit()
+        held.append(in_memory(rig))
+
+    assert rig.queue().waiting.ready_count == 5000
+    assert max(held) <= 5000 + 1000 * (lanes.EMPTIED_MAX + 1)
+
+
 async def test_delayed_messages_that_come_from_the_end_stay_few_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
