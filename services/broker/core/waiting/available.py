@@ -535,7 +535,6 @@ class Available:
             if gone := {*chosen.taken, *chosen.dropped}:
                 lane.remove(bucket, gone)
                 self._touch()
-                self._open_ready.pop(lane.priority, None)
             has_wanted, has_stopped = has_wanted or chosen.has_wanted, chosen.has_stopped
             if has_stopped:
                 break

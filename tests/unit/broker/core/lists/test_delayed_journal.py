@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.storage.layout.buckets import split_order
+from libs.storage.layout.buckets import order_of, split_order
 from libs.storage.layout.keys import RecordType, config_key
 from libs.storage.layout.own_keys import parse_delayed_key
 from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
@@ -136,7 +136,10 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     rows = journal(rig)
     assert ids(rows) == [[1], [3]]
     assert [split_order(order).epoch == queue.waiting.epoch for order in rows] == [False, True]
-    assert queue.waiting.delayed.last_in(queue.waiting.epoch) == max(rows)
+    delayed, epoch = queue.waiting.delayed, queue.waiting.epoch
+    assert delayed.last_in(epoch) == delayed.durable_in(epoch) == max(rows)
+    assert delayed.first_in(epoch) == order_of(epoch, 0, 0)
+    assert (delayed.last_in(epoch - 1), delayed.durable_in(epoch - 1)) == (0, 0)
 
 
 async def test_a_transfer_that_waits_is_reported_in_the_queue_that_it_comes_into() -> None:

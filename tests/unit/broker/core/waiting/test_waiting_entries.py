@@ -367,6 +367,27 @@ async def test_counts_show_what_fell_due_without_a_claim_also_after_a_restart(
     assert rig.queue().waiting.counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
 
 
+async def test_messages_due_together_in_many_buckets_are_counted_in_steps_and_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 2)
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 12), visible_at_ms=START_MS + 10)
+    await rig.route([20], visible_at_ms=START_MS + 11)
+    waiting = rig.queue().waiting
+    rig.now_ms += 10
+
+    counts, looked_at = [waiting.counts(rig.now_ms)], 0
+    while waiting.has_due(rig.now_ms):
+        looked_at += waiting.drop_expired(rig.now_ms, 1)
+        counts.append(waiting.counts(rig.now_ms))
+
+    assert len(counts) > 5
+    assert {(one.available, one.delayed) for one in counts} == {(11, 1)}
+    assert looked_at == 11
+
+
 async def test_the_age_of_the_oldest_message_counts_from_when_it_could_be_claimed() -> None:
     rig = Rig()
     rig.create()
@@ -397,6 +418,17 @@ async def test_a_message_that_ends_before_its_delay_leaves_at_its_end_without_a_
     assert stored_ids(rig) == {2, 3}
     assert rig.queue().waiting.expired_count == 1
     rig.now_ms += 5000
+    assert await rig.ids(10) == [2]
+
+
+async def test_a_message_that_comes_past_its_retention_is_counted_and_does_not_wait() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], deadline_ms=START_MS)
+    await rig.route([2], deadline_ms=START_MS + 1)
+
+    waiting = rig.queue().waiting
+    assert (waiting.expired_count, waiting.ready_count) == (1, 1)
     assert await rig.ids(10) == [2]
 
 
