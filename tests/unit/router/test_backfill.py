@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -238,7 +239,9 @@ async def test_a_replay_does_not_rest_for_the_time_in_which_it_waited_for_others
         patch.setattr(asyncio, "sleep", rest)
         with pytest.raises(PeerFailed):
             await backfills._take_turn(log, "q")
+        assert not backfills._waiting(7)
         await running[1]
+        assert backfills._waiting(7)
 
         # When its piece goes beside no other work, for which it waits
         log.answer(Tail(logged(1, 4)))
@@ -280,3 +283,67 @@ async def test_a_replay_into_a_broker_that_is_down_reads_nothing_until_it_is_bac
     # Then its log is read once the broker is back
     await running[0]
     assert was_read
+
+
+def replay_of(queue_id: str, *, quarantined: bool = False) -> list[queue_pb2.QueueChange]:
+    queue = queue_pb2.Queue(queue_id=queue_id, filter="true", revision=3)
+    queue.replay.ranges.add(ingest_shard=7, end_sequence=4)
+    if quarantined:
+        queue.quarantine.SetInParent()
+    return [queue_pb2.QueueChange(queue=queue)]
+
+
+async def test_a_queue_that_takes_too_long_in_its_replay_is_left_out_by_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def too_slow(*_: object) -> Judgement:
+        raise TooSlow("q", "took 9 ms")
+
+    async def quarantine(slow: TooSlow, revision: int) -> None:
+        asked.append((slow.queue_id, revision))
+        backfills.learn(replay_of("q", quarantined=True))
+
+    running: list[Any] = []
+    backfills = Backfills(
+        *(0, UNCONNECTED, unused, quarantine, UNUSED, is_live, running.append, LIMITS, UNUSED)
+    )
+    backfills.add_log(ReadLog(Tail(logged(1, 4))))
+    backfills.learn(replay_of("q"))
+    monkeypatch.setattr(BrokerRules, "judge", too_slow)
+
+    await running[0]
+
+    assert asked == [("q", 3)]
+
+
+async def test_a_replay_that_fails_is_tried_again_later_each_time_until_it_has_got_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = [PeerFailed("down"), PeerFailed("down"), None, PeerFailed("down"), None]
+    waits: list[float] = []
+
+    async def take_turn(log: Log, queue_id: str) -> None:
+        failure = turns.pop(0)
+        if not turns:
+            backfills.close()
+        if failure is not None:
+            raise failure
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    running: list[Any] = []
+    backfills = Backfills(
+        *(0, UNCONNECTED, unused, unused, UNUSED, is_live, running.append, LIMITS, UNUSED)
+    )
+    backfills.add_log(ReadLog(Tail()))
+    backfills.learn(replay_of("q"))
+    monkeypatch.setattr(backfills, "_take_turn", take_turn)
+    monkeypatch.setattr(random, "uniform", lambda least, most: most)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", note)
+        await running[0]
+
+    assert waits == [0.02, 0.04, 0.02]
