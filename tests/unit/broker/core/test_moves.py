@@ -259,6 +259,9 @@ def test_a_queue_that_came_is_routed_live_once_routing_is_as_far_as_it_was_elsew
     came = rig.shard.admit_moved("orders", *admitted)
 
     assert not rig.shard.settle(came)
+    with pytest.raises(Unavailable) as refused:
+        rig.shard.lift_quarantine(came, came.settings)
+    assert refused.value.reason == "QUEUE_MOVING"
     assert came.settings.quarantine == BEING_MOVED
     rig.shard.cursors[0] = 6
     assert rig.shard.settle(came)

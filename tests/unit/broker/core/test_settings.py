@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from libs.storage.errors import CorruptRecord
 from libs.storage.layout.partitions import Partition
 from services.broker.core.settings import Backoff, BackoffKind, QueueSettings
 
@@ -39,6 +40,18 @@ def test_every_setting_is_read_as_it_was_stored() -> None:
     )
 
     assert QueueSettings.from_record(changed.record()) == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("lease_ms", "soon"), ("backoff", "fixed 7"), ("partition", "1 3")]
+)
+def test_a_setting_that_cannot_be_read_is_an_error_of_the_stored_config(
+    name: str, text: str
+) -> None:
+    record = QueueSettings("true").record()
+
+    with pytest.raises(CorruptRecord, match="a setting is damaged"):
+        QueueSettings.from_record(replace(record, settings={**record.settings, name: text}))
 
 
 @pytest.mark.parametrize(
