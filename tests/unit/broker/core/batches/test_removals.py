@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from libs.storage.layout.buckets import BucketKind
 from libs.storage.layout.keys import attempts_key
 from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.queues import DoneMessage, FailedAttempt, FailedMessage
@@ -16,6 +17,7 @@ from services.broker.core.batches.remove import (
     done_before,
     done_row,
     drop_archived,
+    drop_waiting,
     judge_archived,
     prune_done,
     redrive_archived,
@@ -24,6 +26,7 @@ from services.broker.core.batches.remove import (
 from services.broker.core.commands import Purge
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.queue import Queue
+from services.broker.core.waiting.bucket import Place
 from slatemq.errors import ResourceExhausted
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import StoredQueue, stored_queue
@@ -36,6 +39,40 @@ def stored(rig: Rig) -> StoredQueue:
     found = stored_queue(rig.store.rows, "orders")
     assert found is not None
     return found
+
+
+# --- What waits -------------------------------------------------------------
+
+
+async def test_what_waits_is_dropped_where_its_retention_has_ended() -> None:
+    # Given messages of two priorities, not in memory any more, and a place without any
+    rig = Rig()
+    rig.create()
+    for message_id, deadline_ms in ((1, 0), (2, START_MS + 9), (3, START_MS + 10)):
+        await rig.route([message_id], deadline_ms=deadline_ms)
+    await rig.route([4], deadline_ms=START_MS + 11)
+    await rig.route([5], deadline_ms=START_MS + 1, priority=9)
+    rig.commit()
+    await rig.restart()
+    queue = rig.queue()
+    places = [Place(lane.priority, lane.kind, lane.head_order) for lane in stored(rig).state.lanes]
+    nowhere = Place(7, BucketKind.READY, places[0].order)
+    wanted = {nowhere: [1, 2], places[0]: [4, 3, 2, 2, 1], places[1]: [5]}
+
+    # When those are dropped that ended by some time
+    outcomes = await rig.run(lambda: drop_waiting(queue, wanted, START_MS + 10))
+
+    # Then the others stay
+    assert outcomes[nowhere] == [Outcome.GONE] * 2
+    assert outcomes[places[0]] == [
+        Outcome.NOT_EXPIRED,
+        Outcome.REMOVED,
+        Outcome.REMOVED,
+        Outcome.GONE,
+        Outcome.NOT_EXPIRED,
+    ]
+    assert outcomes[places[1]] == [Outcome.REMOVED]
+    assert stored(rig).waiting.keys() == {1, 4}
 
 
 # --- Done -------------------------------------------------------------------
