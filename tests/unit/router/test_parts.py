@@ -72,6 +72,17 @@ def test_a_cursor_inside_an_entry_leaves_the_rest_of_it() -> None:
         assert got == [4, 5, 6]
 
 
+def test_a_cursor_at_the_end_of_an_entry_leaves_the_next_one() -> None:
+    route, known = Route(), rules(q="true")
+    route.offer(0, [entry(1, *"aaaaa"), entry(6, "a")])
+
+    route.adopt(5)
+
+    assert (route.pending_count, route.pending_bytes, route.position) == (1, 100, 6)
+    [piece] = sent_through(route, known, LIMITS)
+    assert piece.columns["q"].message_ids == [6]
+
+
 def test_parts_of_an_entry_can_be_read_again() -> None:
     stored = ReadEntry(1, *"abcde")
     parts = stored.entry.parts(2)

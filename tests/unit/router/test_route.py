@@ -10,6 +10,7 @@ import pytest
 
 from libs.filters import Rest, TooSlow
 from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import NO_DELAY
 from services.router import routing
 from services.router.entries import LogEntry
 from services.router.pieces import THIN, Piece, PieceLimits, Seen
@@ -269,6 +270,20 @@ def test_messages_are_let_go_of_when_the_last_route_does_not_want_them() -> None
     assert stored.reads_count == 1
 
 
+def test_messages_stay_for_a_route_that_has_to_judge_them_again() -> None:
+    stored, first, second = ReadEntry(1, "a"), Route(), Route()
+    for route in (first, second):
+        route.offer(0, [stored.entry])
+
+    first.judge(rules(q=A_ONLY), 0, LIMITS)
+    first.send()
+    first.lost()
+    second.judge(rules(q=A_ONLY), 0, LIMITS)
+    first.judge(rules(q=A_ONLY), 0, LIMITS)
+
+    assert stored.reads_count == 0
+
+
 def test_messages_are_let_go_of_when_all_parts_of_their_entry_are_judged() -> None:
     stored, route = ReadEntry(1, *"aaaaa"), Route()
     route.offer(0, [stored.entry])
@@ -435,6 +450,23 @@ def test_what_is_on_its_way_stays_there_when_the_rest_is_judged_again() -> None:
     route.answered(2)
     route.judge(known, 0, LIMITS)
     assert [one.first for one in route.send().entries] == [3]
+
+
+def test_the_oldest_message_is_the_first_that_is_not_answered() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    seen = [route.oldest_received_ms]
+    runs = [((n, 0, 100 * n, 0, 0), {"kind": "a"}, NO_DELAY, (0,), "") for n in (1, 2, 3)]
+    route.offer(0, [LogEntry([run], 100) for run in runs])
+    one = LIMITS._replace(messages_max=1, step_max=1)
+    for _ in runs:
+        seen.append(route.oldest_received_ms)
+        route.judge(known, 0, one)
+        seen.append(route.oldest_received_ms)
+        sent = route.send()
+        seen.append(route.oldest_received_ms)
+        route.answered(sent.last)
+    seen.append(route.oldest_received_ms)
+    assert seen == [None, 100, 100, 100, 200, 200, 200, 300, 300, 300, None]
 
 
 def test_what_waits_for_its_first_match_catches_up_with_a_change() -> None:

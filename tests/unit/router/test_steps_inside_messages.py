@@ -137,3 +137,25 @@ def test_a_fallback_of_a_queue_that_took_too_long_is_not_looked_for_in_the_next_
     runs: list[LogRun] = [((2, 0, 0, 0, 0), {"a": "c"}, NO_DELAY, (1,), "")]
     rules.judge(LogEntry(runs, 10), columns)
     assert list(columns) == ["other"]
+
+
+def test_what_catches_up_goes_on_inside_its_entry() -> None:
+    clock, route = Clock(), Route()
+    rules = BrokerRules(Allowance(clock.look, lambda: clock.now_ns))
+    rules.change([QueueRule(f"q{n:03}", "false") for n in range(60)], 1)
+    rules.revision = 1
+    route.offer(0, [entry(5, 6, 7)])
+    assert route.judge(rules, 0, LIMITS) == 3
+    rules.change(evaluated(60), 2)
+    rules.revision = 2
+
+    route.catch_up(rules)
+    counts = []
+    while route.judging_revision(rules) and route.can_judge(LIMITS):
+        counts.append(route.judge(rules, 0, LIMITS))
+
+    assert len(counts) > 3, "it was judged in one step"
+    assert sum(counts) == 3
+    piece = route.send()
+    assert piece.matches_count == 3 * 60
+    assert {tuple(one.message_ids) for one in piece.columns.values()} == {(1, 2, 3)}
