@@ -518,7 +518,6 @@ class Lane:
         are ignored. `through` is COMPLETE if the read reached the lane's end. What was added
         during the read is in the overlay, and newer than the rows.
         """
-        self.loading = False
         if first != self.first_unknown:
             return
         found = {o: Bucket(o, items, stored=True) for o, items in rows if o not in self._gone}

@@ -440,6 +440,26 @@ async def test_a_bucket_that_waits_for_its_turn_and_gets_shorter_leases_comes_on
     assert rig.shard.leases.deadlines.next_ms() is None
 
 
+async def test_leases_that_wait_for_their_turn_end_though_those_behind_them_were_acked() -> None:
+    # Given leases in three buckets that have all ended, of which one had its turn
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    leases = []
+    for _ in range(3):
+        leases += await rig.claim(1, lease_ms=1000)
+        rig.commit()
+    rig.now_ms += 1000
+    assert len(rig.shard.leases.deadlines.ended(rig.now_ms, 1)) == 1
+
+    # When the first and the last are acked
+    rig.shard.leases.ack([leases[0].token, leases[2].token], rig.now_ms)
+
+    # Then the one between them ends
+    assert rig.shard.leases.deadlines.next_ms() == 0
+    assert rig.shard.leases.deadlines.ended(rig.now_ms, 10) == [leases[1]]
+
+
 async def test_leases_end_in_time_also_after_most_of_the_others_were_given_back() -> None:
     # Given so many leases that ended before their deadlines that these are dropped
     rig = Rig()

@@ -142,6 +142,17 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     assert (delayed.last_in(epoch - 1), delayed.durable_in(epoch - 1)) == (0, 0)
 
 
+def test_where_nothing_was_written_yet_nothing_is_looked_for() -> None:
+    rig = Rig()
+    waiting = rig.create().waiting
+    known = [waiting.delayed.last_order > 0]
+
+    rig.queue().purge_available()
+    known.append(waiting.delayed.last_in(waiting.epoch) > 0)
+
+    assert known == [True, True]
+
+
 async def test_a_transfer_that_waits_is_reported_in_the_queue_that_it_comes_into() -> None:
     rig = Rig()
     for queue_id in ("orders", "next"):

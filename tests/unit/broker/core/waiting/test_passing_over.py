@@ -17,6 +17,7 @@ from services.broker.core.waiting.scan import Passing
 from services.broker.shard import loading
 from tests.parts_beyond import parts_beyond
 from tests.unit.broker.core.shards import Rig
+from tests.unit.broker.core.stored import stored_queue
 
 
 class UpTo(Selector):
@@ -174,6 +175,25 @@ async def test_less_urgent_messages_wait_until_all_before_them_were_looked_at(
 
     assert taken == [1001, 1003, 1007]
     assert len(parts) > 10
+
+
+@pytest.mark.usefixtures("small")
+async def test_what_expired_behind_others_leaves_the_store_with_the_next_commit() -> None:
+    rig = Passed()
+    await rig.route(range(0, 300, 3))
+    await rig.route([1001, 1004], deadline_ms=rig.now_ms + 10)
+    rig.commit()
+    await rig.restart()
+    rig.down = {0}
+    rig.now_ms += 10
+
+    assert await rig.take(5) == []
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert len(stored.waiting) == 100
+    assert rig.queue().waiting.expired_count == 2
 
 
 @pytest.mark.usefixtures("small")

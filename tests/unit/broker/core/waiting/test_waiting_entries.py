@@ -259,6 +259,7 @@ async def test_memory_that_a_read_keeps_is_dropped_once_that_has_ended(
     rig.commit()
 
     assert lane.cached_count == 3
+    assert not rig.shard._lingering
     assert await rig.all_ids(6) == [1, 2, 3, 4, 5, 6]
 
 
@@ -278,6 +279,28 @@ async def test_messages_come_back_to_their_place_in_a_lane_that_is_too_large(
     rig.commit()
 
     assert await rig.all_ids(6) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_messages_come_back_one_by_one_to_a_bucket_that_has_left_a_full_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a lane whose last bucket was taken, and whose first is all that memory may hold
+    monkeypatch.setattr(lanes, "CACHED_MAX", 3)
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    head = await rig.claim(1)
+    await rig.route([4, 5])
+    first, second = await rig.claim(2, skip=[2, 3])
+    rig.release(head)
+    rig.commit()
+
+    for lease in (second, first):
+        rig.release([lease])
+        rig.commit()
+
+    assert await rig.all_ids(5) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("visible_at_ms", [0, START_MS + 500])
@@ -386,6 +409,21 @@ async def test_messages_due_together_in_many_buckets_are_counted_in_steps_and_ea
     assert len(counts) > 5
     assert {(one.available, one.delayed) for one in counts} == {(11, 1)}
     assert looked_at == 11
+
+
+async def test_a_look_at_what_is_due_has_one_bound_for_all_priorities() -> None:
+    rig = Rig()
+    rig.create()
+    for number in range(1, 41):  # one in each bucket
+        await rig.route([number], visible_at_ms=START_MS + number, priority=number % 4)
+    rig.now_ms += 100
+    waiting = rig.queue().waiting
+
+    looks = []
+    while waiting.has_due(rig.now_ms):
+        looks.append(waiting.drop_expired(rig.now_ms, 15))
+
+    assert looks == [15, 15, 10]
 
 
 async def test_the_age_of_the_oldest_message_counts_from_when_it_could_be_claimed() -> None:
