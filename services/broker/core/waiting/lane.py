@@ -48,8 +48,9 @@ READY_BUCKET_MAX = 1000
 CACHED_MAX = 20_000
 """Messages of a lane in memory at most (about 4 MB); the rest is read back when its turn comes."""
 
-EMPTIED_MAX = 8
-"""Emptied buckets before the head at most: their messages stay in memory as long as they do."""
+EMPTIED_PART = 256
+"""Emptied buckets at the front of a lane stay while they are no more than one in so many: dropping
+each at once could shift CACHED_MAX others, and each may still hold a thousand messages."""
 
 PINNED_MAX = 64
 """Buckets beyond the cached prefix that were read for a change that did not come, at most."""
@@ -351,7 +352,7 @@ class Lane:
             self._trim(bucket)
         self._front = end - len(left)
         cached[self._front : end] = left
-        if self._front == len(cached) or self._front > EMPTIED_MAX:
+        if EMPTIED_PART * self._front > len(cached):
             del cached[: self._front]
             self._front = 0
 
