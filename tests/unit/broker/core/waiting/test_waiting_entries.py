@@ -193,6 +193,26 @@ async def test_commands_that_read_the_same_bucket_change_it_one_after_the_other(
     assert stored_ids(rig) == {3, 9}
 
 
+@pytest.mark.parametrize("visible_at_ms", [0, START_MS + 500])
+async def test_what_lies_behind_a_memory_whose_messages_were_all_cancelled_comes(
+    visible_at_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "CACHED_MAX", 2)
+    rig = Rig()
+    rig.create()
+    for ids in ([1, 2], [3, 4]):
+        await rig.route(ids, visible_at_ms=visible_at_ms)
+        rig.commit()
+    place = await place_of(rig, 1)
+
+    assert [await cancel(rig, place, message_id) for message_id in (1, 2)] == [True, True]
+    rig.commit()
+    await rig.restart()
+
+    rig.now_ms += 1000
+    assert await rig.all_ids(4) == [3, 4]
+
+
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_what_stays_of_a_bucket_that_was_begun_is_delivered(cancels: bool) -> None:
     rig = Rig()
