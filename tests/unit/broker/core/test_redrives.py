@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from libs.storage.layout.own_keys import redrive_key
 from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, decode_redrive
+from services.broker.core.batches.remove import DeadLetter, StoredRow, take_dead_letters
+from services.broker.core.batches.settle import Action, Settlement, Settlements, settle
+from services.broker.core.queue import Queue
 from services.broker.core.redrives import (
     PRINCIPAL_RUNNING_MAX,
     RUNNING_MAX,
@@ -17,8 +21,10 @@ from services.broker.core.redrives import (
     is_its_queue,
     moved,
 )
+from services.broker.core.shard import Shard
 from slatemq.errors import ResourceExhausted
-from tests.unit.broker.core.shards import Rig
+from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.stored import stored_queue
 
 RUNNING, DONE, CANCELLED = RedriveState.RUNNING, RedriveState.DONE, RedriveState.CANCELLED
 HOUR_MS = 3_600_000
@@ -175,6 +181,38 @@ def test_a_redrive_within_a_row_keeps_its_position_as_others_empty_places(
     assert now is not None
     assert now.next_place == place
     assert redrives.has_changes == (place != fields["next_place"])
+
+
+def removed(shard: Shard, queue: Queue, order: int, row: list[FailedMessage]) -> None:
+    wanted = [DeadLetter(one.message_id, one.failed_at_ms) for one in row[1:3]]
+    take_dead_letters(shard, queue, [StoredRow(order, row, wanted)])
+
+
+def settled(shard: Shard, queue: Queue, order: int, row: list[FailedMessage]) -> None:
+    drops = [Settlement(one.message_id, order, Action.IS_DROPPED) for one in row[1:3]]
+    settle(shard, queue, Settlements(drops, {order: row}, {}, 0, "me"), START_MS)
+
+
+@pytest.mark.parametrize("taken", [removed, settled])
+def test_a_redrive_goes_on_with_the_dead_letter_that_is_next_as_those_before_it_leave(
+    taken: Callable[[Shard, Queue, int, list[FailedMessage]], None],
+) -> None:
+    rig = Rig()
+    queue = rig.create()
+    row = [FailedMessage(message_id, START_MS, 5, 0, 0, "no") for message_id in range(1, 6)]
+    queue.failed.add(row)
+    rig.commit()
+    order = queue.failed.oldest_order
+    number = rig.shard.redrives.start(record(next_order=order, next_place=3))
+
+    taken(rig.shard, queue, order, row)
+
+    now = rig.shard.redrives.get(number)
+    assert now is not None
+    rig.commit()
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert list(stored.failed)[now.next_place] == 4
 
 
 def test_every_redrive_of_a_row_learns_of_its_emptied_places() -> None:
