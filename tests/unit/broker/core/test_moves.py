@@ -187,6 +187,22 @@ async def test_a_queue_that_departs_moves_until_it_is_there_also_over_restarts()
         await rig.restart()
 
 
+@pytest.mark.parametrize("in_quarantine", [False, True])
+def test_a_queue_that_departs_leaves_the_logs_to_its_replay_from_where_it_was_routed(
+    in_quarantine: bool,
+) -> None:
+    rig = Rig()
+    orders = rig.create()
+    rig.shard.cursors[0] = 5
+    if in_quarantine:
+        rig.shard.quarantine(orders, "slow", START_MS)
+        rig.shard.cursors[0] = 9
+
+    rig.shard.depart(orders, LEAVING, START_MS)
+
+    assert rig.shard.replays.of("orders") == (ReplayRange(0, 5, 5, OPEN_END),)
+
+
 async def test_a_cancelled_arrival_is_a_deletion_that_routers_hear_of() -> None:
     rig = Rig()
     rig.shard.moves.expect("orders", COPYING)

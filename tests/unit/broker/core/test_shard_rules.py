@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -17,18 +17,24 @@ from libs.storage.layout.keys import (
 from libs.storage.layout.own_keys import (
     CONFIG_REVISION_KEY,
 )
+from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.queues import FailedAttempt
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from libs.storage.records.replay_records import ReplayRange
 from services.broker.core import lifecycle as queue_lifecycle
 from services.broker.core.changes import ShardEvents
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
-from services.broker.core.shard import Assignment, Finish, Nack, Range
+from services.broker.core.shard import Assignment, Finish, Nack, Range, Shard
 from services.broker.core.waiting import available
 from slatemq.errors import Unavailable
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_attempts, stored_queue
+
+REDRIVE = RedriveRecord(1, RedriveState.RUNNING, 0, 0, 0, 9, 0, 0, 4, 0, 9, "orders", "orders")
+
 
 # --- Queues -----------------------------------------------------------------
 
@@ -65,6 +71,30 @@ def test_a_queue_that_nothing_happens_to_is_not_written() -> None:
 
     assert written
     assert not any(b"idle" in key for key in written)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shard: shard.outbox.push(1, b"push", START_MS),
+        lambda shard: shard.executed.add("request", bytes(16)),
+        lambda shard: shard.replays.begin("orders", (ReplayRange(0, 0, 0, 9),)),
+        lambda shard: shard.redrives.put(1, REDRIVE),
+        lambda shard: shard.moves.expect("orders", MoveRecord(MoveStage.COPYING, 7, shard=1)),
+        lambda shard: shard.write_rows([(config_key("orders"), None)]),
+        lambda shard: shard.begin(Range(0, 0, 1, [])),
+    ],
+    ids=["push", "request ID", "replay", "redrive", "move", "row", "cursor"],
+)
+def test_each_kind_of_change_alone_is_committed(change: Callable[[Shard], object]) -> None:
+    rig = Rig()
+
+    change(rig.shard)
+
+    assert rig.shard.has_changes
+    assert rig.commit() > 0
+    unchanged = not rig.shard.has_changes
+    assert unchanged
 
 
 def test_queues_are_written_early_also_beside_one_that_was_deleted_meanwhile() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from libs.storage.layout.keys import RecordType, parse_failed_key
-from libs.storage.records.queues import FailedMessage
+from libs.storage.records.queues import AvailableMessage, FailedAttempt, FailedMessage
 from services.broker.core.batches.settle import Action, Settlement, Settlements, settle, was_done
+from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Purge
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+from services.broker.core.lists import executed
+from services.broker.core.lists.attempts import attempts_at
+from services.broker.core.queue import Queue
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tests.unit.broker.core.shards import START_MS, Rig
-from tests.unit.broker.core.stored import StoredQueue, stored_queue
+from tests.unit.broker.core.stored import StoredQueue, stored_attempts, stored_queue
 from tests.unit.storage.oracles import record_type_of
 
 DEADLINE_MS = START_MS + 60_000
@@ -51,7 +57,7 @@ async def test_each_dead_letter_goes_where_it_was_decided_and_the_others_stay() 
     await rig.restart()
 
     now = stored(rig)
-    assert set(now.waiting) == {1}
+    assert now.waiting == {1: AvailableMessage(1, 0, 0, DEADLINE_MS, 0)}
     assert {one.message_id: one.transferred_to for one in now.done.values()} == {2: "", 3: "orders"}
     assert set(now.failed) == {4, 5}
     assert rig.queue().failed.count == 2
@@ -99,6 +105,76 @@ async def test_what_no_consumer_would_get_does_not_come_back_and_may_be_dropped(
     drop = Settlement(1, order, Action.IS_DROPPED)
     settle(rig.shard, rig.queue(), decided(row, drop), DEADLINE_MS)
     assert rig.queue().failed.count == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "full"), [(Action.IS_REPLACED, "outbox"), (Action.IS_DROPPED, "request IDs")]
+)
+async def test_what_there_is_no_room_for_changes_nothing(
+    action: Action, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, order, row = await failed(1)
+    if full == "outbox":
+        rig.shard.outbox.rows_max = 1
+        rig.shard.outbox.push(0, b"other", rig.now_ms)
+    else:
+        monkeypatch.setattr(executed, "REQUEST_IDS_MAX", 1)
+        rig.shard.executed.add("other", CONTENT)
+    rig.commit()
+    wanted = decided(row, Settlement(1, order, action), request_id="r")
+
+    with pytest.raises(ResourceExhausted):
+        settle(rig.shard, rig.queue(), wanted, rig.now_ms)
+    assert not rig.shard.has_changes
+    assert rig.queue().failed.count == 1
+
+    # What needs none of it has room
+    drop = decided(row, Settlement(1, order, Action.IS_DROPPED))
+    settle(rig.shard, rig.queue(), drop, rig.now_ms)
+    assert rig.queue().failed.count == 0
+
+
+async def test_a_note_is_the_newest_of_the_messages_history() -> None:
+    rig, order, row = await failed(1)
+    key = attempts_at(rig.queue(), 1)
+    rig.shard.attempts.add(key, FailedAttempt("worker", START_MS, "boom"))
+    rig.commit()
+    await rig.restart()
+    rig.now_ms += 5
+    noted = decided(row, Settlement(1, order, Action.STAYS, note="look at it"))
+
+    await rig.run(lambda: settle(rig.shard, rig.queue(), noted, rig.now_ms))
+    rig.commit()
+
+    assert stored_attempts(rig.store.rows, "orders", 1) == (
+        FailedAttempt("worker", START_MS, "boom"),
+        FailedAttempt("me", START_MS + 5, "note: look at it"),
+    )
+
+
+async def test_what_consumers_get_again_is_reported_as_redriven_with_its_request() -> None:
+    class Redriven(ShardEvents):
+        def __init__(self) -> None:
+            self.calls: list[tuple[str, str, list[int], int, str]] = []
+
+        def redriven(
+            self,
+            queue: Queue,
+            target_id: str,
+            message_ids: Iterable[int],
+            now_ms: int,
+            request_id: str = "",
+        ) -> None:
+            self.calls.append((queue.queue_id, target_id, list(message_ids), now_ms, request_id))
+
+    rig, order, row = await failed(1, 2, 3, 4)
+    rig.shard.events = events = Redriven()
+    each = [Settlement(n, order, action) for n, action in enumerate(Action, 1)]
+
+    settle(rig.shard, rig.queue(), decided(row, *each, request_id="r"), rig.now_ms)
+
+    back = [one.message_id for one in each if one.action in (Action.COMES_BACK, Action.IS_REPLACED)]
+    assert events.calls == [("orders", "orders", back, rig.now_ms, "r")]
 
 
 async def test_a_repeat_is_known_also_after_a_restart_and_other_content_is_refused() -> None:
