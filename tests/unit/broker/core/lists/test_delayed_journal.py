@@ -140,6 +140,9 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     assert delayed.last_in(epoch) == delayed.durable_in(epoch) == max(rows)
     assert delayed.first_in(epoch) == order_of(epoch, 0, 0)
     assert (delayed.last_in(epoch - 1), delayed.durable_in(epoch - 1)) == (0, 0)
+    delayed.first_order = max(rows)
+    assert delayed.first_in(epoch) == max(rows)
+    assert delayed.first_in(epoch + 1) == order_of(epoch + 1, 0, 0)
 
 
 def test_where_nothing_was_written_yet_nothing_is_looked_for() -> None:
