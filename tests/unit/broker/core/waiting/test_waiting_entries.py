@@ -167,6 +167,13 @@ async def test_buckets_that_were_looked_at_for_nothing_do_not_pile_up(
         assert not await cancel(rig, await place_of(rig, number), 77)
 
     assert len(lane.in_memory()) == 3
+
+    for number in range(1, 21):  # buckets that do not exist
+        order = (await place_of(rig, number)).order + 1
+        assert not await cancel(rig, Place(0, TIMED, order), number)
+
+    assert len(lane._gone) == 3
+    assert not lane.in_memory()
     rig.now_ms += 2000
     assert await rig.ids(100) == list(range(1, 21))
 
@@ -408,6 +415,23 @@ async def test_counts_show_what_fell_due_without_a_claim_also_after_a_restart(
     assert rig.store.rows_read == reads, "what was counted is not read again"
     assert len(await rig.all_ids(40)) == 40, "of the most urgent ones"
     assert rig.queue().waiting.counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
+
+
+@pytest.mark.parametrize("visible_at_ms", [0, START_MS + 10])
+async def test_the_age_of_the_oldest_message_is_that_of_the_next_when_it_was_cancelled(
+    visible_at_ms: int,
+) -> None:
+    rig = Rig()
+    rig.create()
+    for message_id in (1, 2):
+        await rig.route([message_id], visible_at_ms=visible_at_ms and rig.now_ms + 10)
+        rig.commit()
+        rig.now_ms += 100
+
+    assert await cancel(rig, await place_of(rig, 1), 1)
+
+    oldest_ms = 90 if visible_at_ms else 100
+    assert rig.queue().waiting.counts(rig.now_ms).oldest_claimable_ms == oldest_ms
 
 
 async def test_messages_due_together_in_many_buckets_are_counted_in_steps_and_each_once(
