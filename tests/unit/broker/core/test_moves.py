@@ -8,6 +8,7 @@ from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import move_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
+from services.broker.core.commands import Range
 from services.broker.core.config_log import ConfigChange
 from services.broker.core.lifecycle import new_state
 from services.broker.core.moves import LISTED_MS, Moves
@@ -15,6 +16,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import BEING_MOVED
 from slatemq.errors import NotFound, Unavailable
+from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
 
@@ -265,6 +267,16 @@ def test_a_queue_that_comes_leaves_logs_that_its_former_shard_did_not_know_to_it
         ReplayRange(1, 0, 3, 6),
         ReplayRange(2, 0, 0, OPEN_END),
     )
+
+
+def test_a_log_that_only_the_former_shard_knew_is_replayed_from_where_it_was_routed_there() -> None:
+    rig = Rig()
+    ranges = (ReplayRange(1, 4, 6, OPEN_END),)
+    rig.shard.admit_moved("orders", QueueSettings("true"), new_state(None, 1), ranges, START_MS)
+
+    assert assign_all(rig.shard, [Range(1, 0, 9, [])], START_MS) == [True]
+
+    assert rig.shard.replays.of("orders") == ranges
 
 
 def test_a_queue_that_came_is_routed_live_once_routing_is_as_far_as_it_was_elsewhere() -> None:

@@ -132,6 +132,8 @@ async def test_dead_letters_are_reported_before_they_are_written() -> None:
 
 def test_a_shard_that_is_being_removed_gives_the_reason_that_an_ingest_gives() -> None:
     rig = Rig()
+    rig.shard.check_stays()
+    assert not rig.shard.is_draining
     rig.shard.is_leaving = True
 
     with pytest.raises(Unavailable) as refused:
@@ -198,6 +200,22 @@ def test_a_name_can_be_used_again_only_while_one_of_its_32_epochs_is_clean() -> 
 
     assert rig.shard.epoch_is_free("orders")
     assert rig.create().epoch == 0
+
+
+async def test_what_is_swept_of_former_queues_is_garbage_of_the_present_one_no_more() -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.shard.delete_queue(rig.create())
+    queue = rig.create()
+    rig.commit()
+    assert set(queue.garbage_epochs) == {0, 1, 2}
+
+    rig.shard.swept("orders", 1)
+
+    assert set(queue.garbage_epochs) == {0, 2}
+    rig.commit()
+    await rig.restart()
+    assert set(rig.queue().garbage_epochs) == {0, 2}
 
 
 # --- Routing ----------------------------------------------------------------

@@ -69,6 +69,27 @@ async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_a
     assert commits == COMMITS
 
 
+async def test_what_a_commit_wrote_may_be_reported_once_it_is_durable() -> None:
+    # Given two commits that are under way
+    rig = Rig()
+    delayed = rig.create().waiting.delayed
+    rig.commit()
+    written: list[int] = []
+    for message_id in (1, 2):
+        await rig.route([message_id], visible_at_ms=START_MS + 900)
+        rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms)
+        written.append(delayed.last_order)
+    assert list(journal(rig)) == written
+    assert delayed.durable_order < written[0]
+
+    # When one after the other is durable
+    for order in written:
+        rig.shard.durable()
+
+        # Then what it wrote may be reported, and no more
+        assert delayed.durable_order == order
+
+
 async def test_each_commit_writes_its_delayed_messages_under_an_order_of_its_own() -> None:
     rig = Rig()
     queue = rig.create()

@@ -195,14 +195,19 @@ def test_a_range_that_no_broker_could_read_is_not_written(unsound: ReplayRange) 
 
 async def test_a_log_that_is_gone_is_forgotten_with_its_cursor_and_its_part_of_replays() -> None:
     rig = Rig()
-    rig.shard.cursors.update({0: 10, 1: (1 << 48) + 10})
+    ends = {0: 10, 1: (1 << 48) + 10}
+    pieces = [Range(log, 0, last, []) for log, last in ends.items()]
+    assert assign_all(rig.shard, pieces, rig.now_ms) == [True, True]
     both = (ReplayRange(0, 0, 0, 10), ReplayRange(1, 1 << 48, 1 << 48, (1 << 48) + 10))
     rig.shard.create_queue("both", QueueSettings("true"), both)
     rig.shard.create_queue("one", QueueSettings("true"), both[1:])
     rig.shard.create_queue("other", QueueSettings("true"), both[:1])
     assert rig.shard.replays.logs == {0, 1}
     rig.commit()
+    assert routing_cursor_key(1) in rig.store.rows
 
+    rig.shard.forget_log(2)
+    assert not rig.shard.has_changes
     rig.shard.forget_log(1)
     rig.commit()
 
@@ -217,6 +222,16 @@ async def test_a_log_that_is_gone_is_forgotten_with_its_cursor_and_its_part_of_r
         await rig.restart()
 
 
+def test_a_log_may_be_gone_before_its_cursor_is_written() -> None:
+    rig = Rig()
+    assert assign_all(rig.shard, [Range(1, 0, 9, [])], rig.now_ms) == [True]
+
+    rig.shard.forget_log(1)
+    rig.commit()
+
+    assert routing_cursor_key(1) not in rig.store.rows
+
+
 def test_an_open_range_is_not_closed_while_its_log_is_not_routed_up_to_it() -> None:
     replays = Replays({"q": [ReplayRange(0, 0, 4, 9), ReplayRange(1, 0, 1, OPEN_END)]})
 
@@ -224,6 +239,8 @@ def test_an_open_range_is_not_closed_while_its_log_is_not_routed_up_to_it() -> N
     assert not replays.can_close("q", {0: 9, 1: 0})
     assert replays.can_close("q", {1: 1})
     assert replays.can_close("others", {})
+    replays.begin("from its beginning", (ReplayRange(1, 0, 0, OPEN_END),))
+    assert replays.can_close("from its beginning", {0: 9})
 
 
 def test_an_open_range_of_a_log_that_is_not_routed_here_ends_empty() -> None:
@@ -251,3 +268,11 @@ def test_a_queue_that_is_gone_is_left_nothing_of_ranges_judged_before_it_came(
     assert assign_all(rig.shard, [Range(0, 5, 10, [], before)], rig.now_ms) == [True]
 
     assert rig.shard.replays.of("late") == left
+
+
+def test_of_a_log_that_was_replayed_in_parts_the_last_one_says_how_far() -> None:
+    first, last = ReplayRange(0, 0, 3, 3), ReplayRange(0, 5, 9, 9)
+    replays = Replays({"q": [first, last, ReplayRange(1, 0, 0, 0)]})
+
+    assert replays.range_of("q", 0) == last
+    assert replays.range_of("q", 2) is None
