@@ -76,3 +76,9 @@ def test_a_message_moves_in_unless_its_header_might_belong_to_another_partition(
 def test_a_queue_without_partitions_has_none() -> None:
     assert QueueSettings("true").partitions_count == 0
     assert QueueSettings("true", partition=Partition(1, 3)).partitions_count == 3
+
+
+def test_without_a_backoff_a_message_waits_for_nothing() -> None:
+    assert QueueSettings("true").backoff_ms(3, 7) == 0
+    waiting = QueueSettings("true", backoff=Backoff(BackoffKind.LINEAR, 7))
+    assert waiting.backoff_ms(3, 7) == 21

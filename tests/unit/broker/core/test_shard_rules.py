@@ -24,6 +24,7 @@ from libs.storage.records.replay_records import ReplayRange
 from services.broker.core import lifecycle as queue_lifecycle
 from services.broker.core.changes import ShardEvents
 from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.lifecycle import new_state
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Range, Shard
@@ -416,6 +417,41 @@ async def test_queues_deleted_long_ago_are_forgotten_in_memory_and_on_disk(
     await rig.route([2], queue_id="q0")
     rig.commit()
     assert [one.message_id for one in await rig.claim(5, queue_id="q0")] == [2]
+
+
+def made_again(rig: Rig) -> None:
+    rig.create()
+
+
+def came_again(rig: Rig) -> None:
+    state = new_state(rig.shard.deleted["orders"], 1)
+    rig.shard.admit_moved("orders", QueueSettings("true"), state, (), rig.now_ms)
+
+
+@pytest.mark.parametrize("again", [made_again, came_again])
+async def test_a_queue_that_is_here_again_is_not_forgotten_with_those_deleted_long_ago(
+    again: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_lifecycle, "DELETED_KEPT", 1)
+    rig = Rig()
+    rig.shard.delete_queue(rig.create())
+    rig.shard.swept("orders", 0)
+    rig.commit()
+
+    again(rig)
+    rig.commit()
+    for name in ("first", "second"):
+        rig.shard.delete_queue(rig.create(name))
+        rig.shard.swept(name, 0)
+    rig.commit()
+
+    assert list(rig.shard.deleted) == ["second"]
+    assert stored_queue(rig.store.rows, "orders") is not None
+    await rig.restart()
+    assert list(rig.shard.queues) == ["orders"]
+    await rig.route([1])
+    rig.commit()
+    assert rig.queue().waiting.ready_count == 1
 
 
 def test_a_log_of_configs_forgets_deletions_and_says_up_to_where() -> None:

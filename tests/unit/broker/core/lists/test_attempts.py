@@ -124,6 +124,22 @@ def test_as_many_histories_stay_in_memory_as_stated(monkeypatch: pytest.MonkeyPa
     assert records.held_bytes == 417 + 200
 
 
+def test_of_many_histories_those_of_what_failed_last_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "BYTES_MAX", 1000)  # One of two attempts, and one of one.
+    records, queue = Attempts(), Rig().create()
+    keys = [attempts_at(queue, message_id) for message_id in (1, 2, 3)]
+    for number, key in enumerate((keys[0], keys[1], keys[2], keys[0])):
+        records.add(key, FailedAttempt("c", number))
+        list(records.drain())
+
+    records.shrink(frozenset())
+
+    assert [key in records for key in keys] == [True, False, False]
+    assert 0 < records.held_bytes <= 1000
+
+
 def test_what_is_being_read_stays_in_memory_until_its_last_reader_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,7 +56,7 @@ async def test_what_comes_during_a_quarantine_is_left_to_a_replay_up_to_its_end(
     assert assign(rig, 9, 12, 10, revision=rig.shard.revision)
     assert backfill(rig, 4, 9, 6)
     rig.commit()
-    assert not queue.settings.quarantine
+    assert (queue.settings.quarantine, queue.settings.quarantined_at_ms) == ("", 0)
     assert await waiting(rig) == [3, 4, 6, 10]
 
 

@@ -8,6 +8,7 @@ from libs.storage.layout.own_keys import replay_key, routing_cursor_key
 from libs.storage.records.move_records import MoveRecord, MoveStage
 from libs.storage.records.replay_records import OPEN_END, ReplayRange, decode_replay, encode_replay
 from services.broker.core.commands import Assignment, Range
+from services.broker.core.config_log import ConfigChange
 from services.broker.core.lists.replays import Counts, Replays, Starts, ranges_from
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
@@ -220,6 +221,19 @@ async def test_a_log_that_is_gone_is_forgotten_with_its_cursor_and_its_part_of_r
         assert routing_cursor_key(1) not in rig.store.rows
         assert replay_key("one") not in rig.store.rows
         await rig.restart()
+
+
+def test_routers_hear_of_a_replay_that_is_left_more_of_a_log() -> None:
+    rig = Rig()
+    before = rig.shard.revision
+    queue = late(rig, end=0)
+    rig.shard.take_config_changes()
+
+    assert assign_all(rig.shard, [Range(0, 0, 7, [], before)], rig.now_ms) == [True]
+
+    assert rig.shard.replays.of("late") == (ReplayRange(0, 0, 0, 7),)
+    assert rig.shard.revision == 2
+    assert rig.shard.take_config_changes() == [ConfigChange("late", 2, queue.settings, 1)]
 
 
 def test_a_log_may_be_gone_before_its_cursor_is_written() -> None:
