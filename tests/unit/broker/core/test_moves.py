@@ -238,6 +238,8 @@ def test_a_queue_that_comes_is_in_quarantine_and_keeps_the_reason_that_it_had(
 
 async def test_a_queue_that_comes_is_served_and_stored() -> None:
     rig = Rig()
+    rig.shard.moves.expect("orders", COPIED)
+    rig.commit()
     settings = QueueSettings("true", owner="me", filter_cost=3, revision=9)
 
     came = rig.shard.admit_moved("orders", settings, new_state(None, 1), (), START_MS)
@@ -249,7 +251,9 @@ async def test_a_queue_that_comes_is_served_and_stored() -> None:
     state = stored_queue(rig.store.rows, "orders")
     assert state is not None
     assert state.state.created_revision == 10
+    assert not rig.shard.moves.has("orders")
     await rig.restart()
+    assert not rig.shard.moves.has_record("orders")
     assert rig.queue().settings == came.settings
     assert rig.shard.revision == 10
 

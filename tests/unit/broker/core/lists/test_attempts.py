@@ -286,6 +286,22 @@ async def test_histories_of_messages_that_leave_for_ever_go_with_them() -> None:
     assert not any(stored_attempts(rig.store.rows, "orders", one) for one in (1, 2, 3))
 
 
+async def test_a_message_that_fails_past_its_retention_leaves_no_history() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], deadline_ms=rig.now_ms + 1_000)
+    await fail_once(rig, "first")
+    rig.commit()
+    assert outcomes(rig, "orders") == [("nack: first", "")]
+    [lease] = await rig.claim(1)
+
+    rig.now_ms += 1_000
+    await rig.nack(Nack(lease.token, "too late"))
+    rig.commit()
+
+    assert outcomes(rig, "orders") == []
+
+
 async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing() -> None:
     # Given a message that failed, whose attempts are being read for the next nack
     rig = Rig()
