@@ -67,14 +67,40 @@ async def test_a_lease_that_reaches_beyond_the_grace_is_neither_moved_nor_writte
     assert {lease.deadline_ms for lease in running(rig).values()} == ends
 
 
-@pytest.mark.parametrize("count", [3, 100])
-async def test_a_grace_that_moves_no_lease_writes_nothing(count: int) -> None:
+async def claimed_at_once(count: int, lease_ms: int) -> Rig:
+    """A queue whose messages are all leased; if they are many, no lease is an object yet."""
     rig = Rig()
     rig.create()
     await rig.route(range(1, count + 1))
     take = Each(lambda item: Choice.TAKE)
-    rig.shard.leases.claim(rig.queue(), take, 500_000, "worker", rig.now_ms)
+    rig.shard.leases.claim(rig.queue(), take, lease_ms, "worker", rig.now_ms)
     rig.commit()
+    return rig
+
+
+@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize(
+    ("lease_ms", "end_ms"),
+    [
+        (LEASE_MS, AWAY_MS + LEASE_MS),
+        (60_000, AWAY_MS + GRACE_MS),
+        (AWAY_MS + GRACE_MS - 1, AWAY_MS + GRACE_MS),
+    ],
+)
+async def test_leases_of_small_and_of_large_claims_have_the_same_grace(
+    count: int, lease_ms: int, end_ms: int
+) -> None:
+    rig = await claimed_at_once(count, lease_ms)
+
+    finish(begin(rig))
+
+    assert {lease.deadline_ms for lease in running(rig).values()} == {START_MS + end_ms}
+
+
+@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize("lease_ms", [AWAY_MS + GRACE_MS, 500_000])
+async def test_a_grace_that_moves_no_lease_writes_nothing(count: int, lease_ms: int) -> None:
+    rig = await claimed_at_once(count, lease_ms)
 
     grace = begin(rig)
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.broker.core.shard import Purge
 from services.broker.core.waiting import lane_budget
-from services.broker.core.waiting.lane import BUCKET_BYTES, MESSAGE_BYTES
+from services.broker.core.waiting.lane import BUCKET_BYTES, MESSAGE_BYTES, Lane
 from services.broker.core.waiting.lane_budget import LaneBudget
 from tests.unit.broker.core.shards import START_MS, Rig
 
@@ -136,6 +136,31 @@ async def test_what_was_taken_and_may_come_back_is_not_let_go_of(
     rig.commit()
 
     assert [one.message_id for one in await rig.claim(200, queue_id="q0")] == list(range(1, 101))
+
+
+async def test_lanes_that_cannot_let_go_are_not_all_looked_at_with_every_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given queues of which each has a head that may come back, over the budget
+    rig = await rig_with(0, monkeypatch)
+    for queue_id in QUEUES:
+        await rig.route(range(1, 101), queue_id=queue_id)
+        await rig.claim(1, queue_id=queue_id)
+    rig.commit()
+    looked_at: list[Lane] = []
+    evict = Lane.evict
+
+    def noting(lane: Lane, durable_generation: int) -> None:
+        looked_at.append(lane)
+        evict(lane, durable_generation)
+
+    monkeypatch.setattr(Lane, "evict", noting)
+
+    for message_id in range(101, 201):
+        await rig.route([message_id], queue_id="q0")
+        rig.commit()
+
+    assert len(looked_at) <= len(QUEUES)
 
 
 async def test_deleted_and_purged_queues_leave_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
