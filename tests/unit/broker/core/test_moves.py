@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.errors import CorruptRecord
-from libs.storage.layout.own_keys import move_key
+from libs.storage.layout.own_keys import move_key, replay_key
 from libs.storage.records.move_records import MoveRecord, MoveStage, decode_move
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from services.broker.core.commands import Range
@@ -203,6 +203,21 @@ def test_a_queue_that_departs_leaves_the_logs_to_its_replay_from_where_it_was_ro
     rig.shard.depart(orders, LEAVING, START_MS)
 
     assert rig.shard.replays.of("orders") == (ReplayRange(0, 5, 5, OPEN_END),)
+
+
+async def test_no_replay_stays_of_a_queue_that_has_left_for_ever() -> None:
+    rig = Rig()
+    rig.shard.cursors[0] = 5
+    rig.shard.depart(rig.create(), LEAVING, START_MS)
+    rig.commit()
+    assert replay_key("orders") in rig.store.rows
+
+    rig.shard.moves.arrived_elsewhere("orders", START_MS)
+    rig.shard.forget_departed("orders")
+    rig.commit()
+
+    assert rig.shard.replays.of("orders") == ()
+    assert replay_key("orders") not in rig.store.rows
 
 
 async def test_a_cancelled_arrival_is_a_deletion_that_routers_hear_of() -> None:

@@ -218,6 +218,14 @@ async def test_what_is_swept_of_former_queues_is_garbage_of_the_present_one_no_m
     await rig.restart()
     assert set(rig.queue().garbage_epochs) == {0, 2}
 
+    # Nor of one that is deleted
+    rig.shard.delete_queue(rig.queue())
+    rig.commit()
+    rig.shard.swept("orders", 0)
+    rig.commit()
+    await rig.restart()
+    assert set(rig.shard.deleted["orders"].garbage_epochs) == {2, 3}
+
 
 # --- Routing ----------------------------------------------------------------
 
