@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,8 +199,82 @@ def test_an_outdated_piece_catches_up_and_goes_again_with_the_answer_that_counts
 
     assert route.due_ms(LIMITS) == 0
     assert route.send() is sent
+    assert route.next_piece is None
     assert sent.columns["q"].message_ids == [1]
     assert route.seen_of(sent) == Seen(2, 2, 99)
+
+
+@pytest.mark.parametrize("back", [Route.judge_again, Route.lost, lambda route: route.answered(0)])
+def test_an_outdated_piece_that_comes_back_is_judged_and_sent_like_a_new_one(
+    back: Callable[[Route], None],
+) -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [entry(1, "a")])
+    route.judge(known, 0, LIMITS)
+    outdated = route.send()
+    changed(known, q="true")
+    route.outdated(known)
+
+    back(route)
+    route.judge(known, 0, LIMITS)
+
+    sent = route.send()
+    assert sent is not outdated
+    assert route.in_flight is sent
+    assert (route.judged, route.next_piece) == (None, None)
+
+
+def test_what_follows_an_outdated_piece_that_was_applied_is_sent_for_itself() -> None:
+    route, known = Route(), rules(q="true")
+    route.offer(0, [entry(1, "a")])
+    route.judge(known, 0, LIMITS)
+    route.send()
+    route.outdated(known)
+    route.answered(1)
+
+    route.offer(1, [entry(2, "a")])
+    route.judge(known, 0, LIMITS)
+
+    assert route.send() is route.in_flight
+    assert route.judged is None
+
+
+def test_a_piece_is_not_sent_before_it_has_caught_up() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    with pytest.raises(ValueError, match="nothing to send"):
+        route.send()
+    route.offer(0, [entry(1, "a")])
+    route.judge(known, 0, LIMITS)
+    changed(known, q="true")
+    route.catch_up(known)
+
+    with pytest.raises(ValueError, match="nothing to send, or not yet"):
+        route.send()
+    route.judge(known, 0, LIMITS)
+    assert route.send().revision == 2
+
+
+def test_what_was_caught_up_catches_up_again_before_it_is_sent_again() -> None:
+    route, known = Route(), rules(q=A_ONLY)
+    route.offer(0, [entry(1, "a")])
+    route.judge(known, 0, LIMITS)
+    piece = route.next_piece
+    assert piece is not None
+    seen = [piece.is_caught_up]
+    route.catch_up(known)
+    seen.append(piece.is_caught_up)
+    route.send()
+    seen.append(piece.is_caught_up)
+    assert seen == [False, True, False]
+
+
+def test_the_cursor_that_is_known_already_leaves_what_is_in_hand() -> None:
+    route = Route(5)
+    route.offer(5, [entry(6, "a")])
+
+    route.adopt(5)
+
+    assert (route.position, route.pending_count) == (6, 1)
 
 
 def test_a_refused_piece_is_sent_again() -> None:
@@ -366,6 +441,15 @@ def test_a_thin_piece_gathers_while_the_log_has_more() -> None:
 
 def test_a_thin_piece_waits_a_little_for_what_is_not_known_of_yet() -> None:
     assert thin_route(6, 6, GATHERS).due_ms(GATHERS) == 5_003
+
+
+def test_a_thin_piece_waits_from_when_its_last_messages_were_judged() -> None:
+    known = rules(1, **{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(20)})
+    route = Route()
+    route.offer(0, [entry(n, f"k{n}") for n in range(1, 7)])
+    for now_ms in range(5_000, 5_600, 100):
+        route.judge(known, now_ms, GATHERS)
+    assert route.due_ms(GATHERS) == 5_503
 
 
 def test_a_thin_piece_of_a_few_queues_goes_at_once() -> None:
