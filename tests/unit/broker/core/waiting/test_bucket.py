@@ -21,6 +21,7 @@ def test_what_joins_a_bucket_stays_behind_what_came_back_to_it_before() -> None:
 
     # When another joins, is taken, and comes back before the second that was taken with it
     bucket.append([message(16)])
+    assert len(bucket.places or ()) == bucket.count
     places = bucket.places_of(1, 3)
     bucket.remove({1, 2})
     bucket.insert([(places[1], message(16))])
