@@ -125,7 +125,7 @@ class Runs:
         else:
             if not is_alike:
                 # A copy: the caller may change one mapping for message after message.
-                self._last = (dict(last[0]), *last[1:]) if last[0] else last
+                self._last = (dict(last[0] or ()), *last[1:])
                 self._encoded = common
             if not self._count:
                 self._repeated_bytes = 0

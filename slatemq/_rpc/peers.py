@@ -286,7 +286,10 @@ class Peers:
         return f"{service} {shard} at {address}" if address else f"{service} {shard}"
 
     def _process_of(self, channel: grpc.aio.Channel) -> str:
-        """The process that a channel leads to, as errors name it; empty = the channel is closed."""
+        """The process that a channel leads to, as errors name it; empty = it leads there no more.
+
+        So do channels that were closed, and those of before certificates were renewed.
+        """
         of_channel = (at for at, opened in self._channels.items() if opened is channel)
         address = next(of_channel, "")
         known = self._topology.known

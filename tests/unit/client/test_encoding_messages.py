@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -238,3 +239,26 @@ def test_runs_repeat_no_more_headers_than_the_server_takes() -> None:
     common_bytes = longest.ByteSize() - len(longest.payloads) * 3
     assert 0 <= REPEATED_BYTES_MAX - common_bytes * (len(longest.payloads) - 1) < common_bytes
     assert {len(run.payloads) for run in others} == {1}
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_each_message_has_the_headers_of_its_time_though_all_share_one_mapping(
+    at_once: bool,
+) -> None:
+    def growing() -> Iterator[OutgoingMessage]:
+        headers: dict[str, str] = {}
+        for number in range(3):
+            yield OutgoingMessage(b"", headers)
+            headers[str(number)] = "x"
+
+    runs, each = Runs(), growing()
+    message = next(each, None)
+    while message is not None:
+        runs.add(message, "")
+        message = runs.add_alike(each, 9, 1000)[1] if at_once else next(each, None)
+
+    assert [dict(run.headers) for run in decoded(runs).runs] == [
+        {},
+        {"0": "x"},
+        {"0": "x", "1": "x"},
+    ]
