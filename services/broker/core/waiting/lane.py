@@ -370,6 +370,8 @@ class Lane:
 
     def reinsert(self, order: int, items: Sequence[tuple[int, AvailableMessage]]) -> None:
         """Returns messages that were removed from the bucket of this order: (place, message)."""
+        # Others of it may come back as well, to places that no read of the database knows.
+        self._removed_until = max(self._removed_until, order)
         bucket = self.find(order)
         if bucket is None:
             bucket = Bucket(order, [], stored=True)

@@ -138,6 +138,31 @@ async def test_what_was_taken_and_may_come_back_is_not_let_go_of(
     assert [one.message_id for one in await rig.claim(200, queue_id="q0")] == list(range(1, 101))
 
 
+async def test_what_comes_back_in_parts_to_an_emptied_lane_comes_to_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a lane that was emptied by a claim, of which half has come back since
+    rig = await rig_with(0, monkeypatch)
+    await rig.route(range(1, 101), queue_id="q0")
+    leases = await rig.claim(100, queue_id="q0")
+    rig.commit()
+    await rig.route(range(101, 111), queue_id="q0")
+    rig.commit()
+    rig.release(leases[1::2])
+    rig.commit()
+
+    # when others use up the budget before the other half comes
+    for queue_id in QUEUES[1:]:
+        await rig.route(range(1, 101), queue_id=queue_id)
+        rig.commit()
+    rig.release(leases[0::2])
+    rig.commit()
+
+    # then all are in order: those in memory, and those that have to be read
+    claims = [await rig.claim(200, queue_id="q0") for _ in range(2)]
+    assert [one.message_id for part in claims for one in part] == list(range(1, 111))
+
+
 async def test_lanes_that_cannot_let_go_are_not_all_looked_at_with_every_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
