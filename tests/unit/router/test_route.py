@@ -220,6 +220,7 @@ def test_an_outdated_piece_that_comes_back_is_judged_and_sent_like_a_new_one(
 
     sent = route.send()
     assert sent is not outdated
+    assert sent.columns["q"].message_ids == [1]
     assert route.in_flight is sent
     assert (route.judged, route.next_piece) == (None, None)
 
