@@ -297,6 +297,7 @@ REPEATED_BYTES_MAX: Final = 2 << 20
 twice as many headers."""
 
 _REPEATING_FROM: Final = 4
+"""Messages of a run after which a try to add more at once is likely to pay."""
 
 _FRAME_BYTES: Final = 12
 """At most, of what stands around a message and its payload."""

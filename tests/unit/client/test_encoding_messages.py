@@ -94,7 +94,7 @@ def test_neighbours_that_are_alike_are_one_run(messages: list[OutgoingMessage]) 
 def requests_of(
     messages: list[OutgoingMessage], count_max: int, bytes_max: int, *, at_once: bool
 ) -> list[tuple[bytes, int, int]]:
-    """The bytes, size and length of each request that takes so many of the messages."""
+    """The bytes, size and length of each request; none takes more messages or bytes than these."""
     requests = list[Runs]()
     each = iter(messages)
     message = next(each, None)

@@ -49,8 +49,8 @@ CACHED_MAX = 20_000
 """Messages of a lane in memory at most (about 4 MB); the rest is read back when its turn comes."""
 
 EMPTIED_PART = 256
-"""Emptied buckets at the front of a lane stay while they are no more than one in so many: dropping
-each at once could shift CACHED_MAX others, and each may still hold a thousand messages."""
+"""Emptied buckets at the front of a lane stay while they are no more than one in this many of all:
+dropping each at once could shift CACHED_MAX others, and each may still hold a thousand messages."""
 
 PINNED_MAX = 64
 """Buckets beyond the cached prefix that were read for a change that did not come, at most."""
